@@ -1,4 +1,4 @@
-"""The library with the operations of tokenizers, which OpenVINO itself does not have."""
+"""Converted tokenizers: the operations library, special tokens, and a ragged form without padding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# The library with the operations of tokenizers, which OpenVINO itself does not have
+# Operations library
 # ----------------------------------------------------------------------
 
 _PACKAGE: Final = "openvino_tokenizers"
@@ -41,12 +41,12 @@ _loaded: list[ctypes.CDLL] = []
 
 
 def load_tokenizer_operations() -> None:
-    """Let the process's core know the operations; once, from any thread.
+    """Register the tokenizer operations with the process's core; once, from any thread.
 
-    The package is not imported: that would change what every core of the process does.
+    The package is not imported, because that would patch every core of the process.
 
     Raises:
-        ConfigError: the package is not there, or not of this version of OpenVINO.
+        ConfigError: the package is missing, or built for another OpenVINO version.
     """
     with _lock:
         if _loaded:
@@ -54,10 +54,10 @@ def load_tokenizer_operations() -> None:
         path = _find()
         try:
             core().add_extension(str(path))
-            # Objects of the library may be the last that the process ends with, so that it must stay until then.
+            # Objects of the library may outlive all others at exit, so it must stay loaded.
             _loaded.append(ctypes.CDLL(str(path)))
         except (*OPENVINO_ERRORS, OSError) as error:
-            message = f"the tokenizers' operations do not fit this OpenVINO: {reason(error)}"
+            message = f"{_PACKAGE} does not match this OpenVINO version: {reason(error)}"
             raise ConfigError([_problem(message, path)]) from error
 
 
@@ -66,7 +66,7 @@ def _find() -> Path:
     for folder in package.submodule_search_locations or () if package is not None else ():
         for path in sorted((Path(folder) / "lib").glob(_LIBRARY)):
             return path
-    raise ConfigError([_problem(f"tokenizers need the package {_PACKAGE}, which is not there")])
+    raise ConfigError([_problem(f"tokenizers need the package {_PACKAGE}, which is not installed")])
 
 
 def _problem(message: str, path: Path | None = None) -> Problem:
@@ -74,7 +74,7 @@ def _problem(message: str, path: Path | None = None) -> Problem:
 
 
 # ----------------------------------------------------------------------
-# What stands around the tokens of a text, and between those of two
+# Special tokens
 # ----------------------------------------------------------------------
 
 COMBINE: Final = "CombineSegments"
@@ -85,9 +85,9 @@ _PAIR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Tokens before, between and behind texts, a place more than there are texts; ``types`` is the one of each text.
+    """Special tokens before, between and after texts, with one place more than texts.
 
-    ``mark_types`` has the types of the tokens at those places.
+    ``types`` are the token types of the texts, ``mark_types`` those of the special tokens.
     """
 
     marks: tuple[tuple[int, ...], ...]
@@ -96,33 +96,33 @@ class Template:
 
     @property
     def added(self) -> int:
-        """How many tokens come to those of the texts."""
+        """Number of special tokens."""
         return sum(map(len, self.marks))
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What is put around one text, and around two that belong together, None where that is not known."""
+    """Templates for one text and for a pair of texts; None if unknown."""
 
     single: Template
     pair: Template | None
 
 
 def read_special_tokens(model: ov.Model, combine: ov.Node | None) -> SpecialTokens:
-    """Read them out of a tokenizer as it was converted.
+    """Read special tokens from a converted tokenizer.
 
     Args:
         model: the tokenizer, whose ``rt_info`` may have templates.
-        combine: the operation that puts marks around a text; None in a tokenizer that has none.
+        combine: operation that adds special tokens to a text; None if there is none.
     """
     single = _of_operation(combine) if combine is not None else Template(((), ()), (0,), ((), ()))
     written = _templates(model)
-    pair = _of_template(written["pair"], _PAIR) if "pair" in written else _as_bert_does(single)
+    pair = _of_template(written["pair"], _PAIR) if "pair" in written else _repeat_end(single)
     return SpecialTokens(single, pair)
 
 
 def _of_operation(combine: ov.Node) -> Template:
-    """Read what the operation joins: parts of three inputs each, constants but for the text."""
+    """Read the parts that the operation joins: three inputs each, constants except for the text."""
     marks: list[list[int]] = [[]]
     types: list[list[int]] = [[]]
     of_text = 0
@@ -138,11 +138,11 @@ def _of_operation(combine: ov.Node) -> Template:
         added = ids.get_data().reshape(-1)[first:last].tolist()
         marks[-1] += added
         types[-1] += [int(segments[number])] * len(added)
-    return Template(_frozen(marks), (of_text,), _frozen(types))
+    return Template(_as_tuples(marks), (of_text,), _as_tuples(types))
 
 
 def _of_template(written: Mapping[str, Any], texts: int) -> Template | None:
-    """Read a list of tokens, those below 0 standing for texts; None if it is no such list."""
+    """Read a list of tokens in which negative ids stand for texts; None if the number of texts differs."""
     marks: list[list[int]] = [[]]
     types: list[list[int]] = [[]]
     of_texts = []
@@ -155,11 +155,11 @@ def _of_template(written: Mapping[str, Any], texts: int) -> Template | None:
         added = ids if isinstance(ids, list) else [ids]
         marks[-1] += added
         types[-1] += [int(kind)] * len(added)
-    return Template(_frozen(marks), tuple(of_texts), _frozen(types)) if len(of_texts) == texts else None
+    return Template(_as_tuples(marks), tuple(of_texts), _as_tuples(types)) if len(of_texts) == texts else None
 
 
-def _as_bert_does(single: Template) -> Template | None:
-    """Repeat behind the second text what stands behind the first."""
+def _repeat_end(single: Template) -> Template | None:
+    """Repeat the tokens after the first text after the second one, as BERT does."""
     before, behind = single.marks
     if not behind:
         return None
@@ -177,12 +177,12 @@ def _templates(model: ov.Model) -> Mapping[str, Any]:
     return written if isinstance(written, dict) else {}
 
 
-def _frozen(lists: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+def _as_tuples(lists: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each) for each in lists)
 
 
 # ----------------------------------------------------------------------
-# A tokenizer that was converted for OpenVINO, cut down to what every text needs: bytes in, tokens out
+# Ragged tokenizer
 # ----------------------------------------------------------------------
 
 _INPUTS: Final = (("begins", np.int32), ("ends", np.int32), ("letters", np.uint8))
@@ -194,10 +194,10 @@ _PAD_ID: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class RaggedTokenizer:
-    """A tokenizer's model, and what its caller has to add.
+    """Tokenizer model without special tokens and padding.
 
-    The model takes ``begins`` and ``ends`` INT32 [texts], between which lie the bytes of each text in ``letters`` UINT8
-    [-1], and gives ``token_begins`` and ``token_ends`` INT32 [texts] and ``tokens`` INT32 [1,-1] likewise.
+    The model takes ``begins`` and ``ends`` INT32 [texts], the byte ranges of the texts in ``letters`` UINT8 [-1], and
+    returns ``token_begins`` and ``token_ends`` INT32 [texts] and ``tokens`` INT32 [1,-1].
     """
 
     model: ov.Model
@@ -207,10 +207,10 @@ class RaggedTokenizer:
 
 
 def read_tokenizer(file: Path) -> RaggedTokenizer:
-    """Read ``openvino_tokenizer.xml``.  Blocks for as long as that takes.
+    """Read ``openvino_tokenizer.xml``. Blocks.
 
     Raises:
-        ConfigError: it cannot be read, or is not of the form that ``openvino_tokenizers`` gives tokenizers.
+        ConfigError: the file cannot be read, or does not have the structure that ``openvino_tokenizers`` writes.
     """
     load_tokenizer_operations()
     model = read_model(file)
@@ -219,18 +219,16 @@ def read_tokenizer(file: Path) -> RaggedTokenizer:
     if unpack is None or pad is None:
         found = ", ".join(sorted({node.get_type_name() for node in model.get_ops()}))
         expected = f"the operations StringTensorUnpack and {_PAD}"
-        raise ConfigError(
-            [Problem("the tokenizer has a form that is not known", file=str(file), expected=expected, found=found)]
-        )
-    combine, tokens = _tokens(pad)
+        raise ConfigError([Problem("unknown tokenizer structure", file=str(file), expected=expected, found=found)])
+    combine, tokens = _find_tokens(pad)
     special_tokens = read_special_tokens(model, combine)
     pad_id = int(pad.input_value(_PAD_ID).get_node().get_data().reshape(-1)[0])
     ragged = ov.Model(_named_results(tokens), _replace_inputs(unpack), "tokenizer")
     return RaggedTokenizer(ragged, special_tokens, pad_id, bool(pad.get_attributes().get("pad_right", True)))
 
 
-def _tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
-    """Find where a text's tokens come from, and what puts marks around them."""
+def _find_tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
+    """Return the operation that adds special tokens, and the outputs with a text's tokens before it."""
     combine = None
     parts = [pad.input_value(number) for number in range(3)]
     while True:
@@ -241,7 +239,7 @@ def _tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
         elif source.get_type_name() == _TRUNCATE:
             parts = [source.input_value(number) for number in range(3)]
         elif parts[0].get_node() != source and source.get_output_size() == len(parts):
-            # Converters of earlier versions cut texts off by moving where they begin or end.
+            # Earlier converters truncate by moving the begins or ends.
             return combine, source.outputs()
         else:
             return combine, parts
@@ -255,7 +253,7 @@ def _open_parts(combine: ov.Node) -> Iterator[list[ov.Output]]:
 
 
 def _replace_inputs(unpack: ov.Node) -> list[ov.Node]:
-    """Take what a tensor of strings would be unpacked to."""
+    """Replace the unpacked string tensor by inputs."""
     parameters = []
     for number, (name, dtype) in enumerate(_INPUTS):
         parameter = op.parameter(ov.PartialShape([-1]), dtype, name=name)
@@ -268,7 +266,7 @@ def _replace_inputs(unpack: ov.Node) -> list[ov.Node]:
 
 def _named_results(tokens: Sequence[ov.Output]) -> list[ov.Node]:
     results = []
-    # Texts may have no tokens at all, and an output of no more than that dimension would look like one of a failure.
+    # Texts may have no tokens, and an empty one-dimensional output would look like a failed run.
     row = op.unsqueeze(tokens[2], np.array([0]))
     for name, output in zip(_OUTPUTS, (*tokens[:2], row.output(0)), strict=True):
         output.set_names({name})

@@ -1,4 +1,4 @@
-"""Models that are not known to run: tried in worker processes, several side by side, until there is a verdict."""
+"""Crash probe: models not known to run are first loaded in worker processes, several at a time."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# The worker processes in which models are tried: lent to one trial at a time, and kept for a while after it
+# Worker processes
 # ----------------------------------------------------------------------
 
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
+# Signals that a process causes itself; others, such as the OOM killer's, come from outside.
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
-"""Signals that what runs in a process brings upon it; others are sent to it, as by who saves memory."""
+# How long a process is kept for the next model: it takes a second to start, and has much memory.
 _IDLE_SECONDS: Final = 3.0
-"""How long a process is kept for the next model: it has taken a second to start, and has much memory."""
-_SECONDS_TO_LEAVE: Final = 2.0
+_CLOSE_SECONDS: Final = 2.0
 
 
 class Crashed(Exception):
-    """The process that tried a model was ended by the signal of this name, while it did what it was asked."""
+    """The probing process ended with the signal ``name`` during the operation ``deed``."""
 
     def __init__(self, name: str, deed: str) -> None:
         super().__init__(name)
@@ -55,11 +55,7 @@ class Crashed(Exception):
 
 
 class TrialWorker:
-    """A worker process.
-
-    Attributes:
-        has_tried: whether it has been used before.
-    """
+    """Worker process; ``has_tried`` tells whether it was used before."""
 
     def __init__(self) -> None:
         self.worker = WorkerProcess(_PROGRAM)
@@ -67,13 +63,13 @@ class TrialWorker:
         self._taken = trio.Event()
 
     def put_back(self) -> trio.Event:
-        """Give the event that is set when it is taken again."""
+        """Mark the worker idle; return the event that is set when it is taken again."""
         self.has_tried = True
         self._taken = trio.Event()
         return self._taken
 
     async def take(self, nursery: trio.Nursery) -> None:
-        """Begin to use it, which starts it once.
+        """Take the worker, starting it at first use.
 
         Raises:
             NotReady: it cannot be started.
@@ -84,14 +80,14 @@ class TrialWorker:
         try:
             await self.worker.start(nursery, None)
         except (OSError, WorkerEnded) as error:
-            raise NotReady(f"models cannot be tried: no worker process can be started ({error})") from error
+            raise NotReady(f"crash probe worker not started: {error}") from error
 
     async def do(self, trial: Trial, deeds: Sequence[str]) -> None:
-        """Have it do one thing after the other with a model.
+        """Run several operations on a model.
 
         Raises:
             ConfigError: the model cannot be compiled.
-            Crashed, NotReady: as :meth:`ask`.
+            Crashed, NotReady: see :meth:`ask`.
         """
         for deed in deeds:
             problems = await self.ask(trial, deed)
@@ -99,11 +95,11 @@ class TrialWorker:
                 raise ConfigError([Problem(**problem) for problem in problems])
 
     async def ask(self, trial: Trial, deed: str, **details: Any) -> Any:
-        """Have it do something with a model, and give its answer.
+        """Run one operation on a model and return its answer.
 
         Raises:
-            Crashed: the process was ended by a signal of its own making.
-            NotReady: it was ended by anything else.
+            Crashed: the process ended with a signal that it caused.
+            NotReady: the process ended for another reason.
         """
         question = {**asdict(trial), "path": str(trial.path), "source": str(trial.source), **details, "deed": deed}
         try:
@@ -113,15 +109,11 @@ class TrialWorker:
             status = self.worker.status or 0
             if status < 0 and signal_name(-status) in _CRASHES:
                 raise Crashed(signal_name(-status), deed) from error
-            raise NotReady(f"the model {trial.name!r} could not be tried: the worker process {error.why}") from error
+            raise NotReady(f"crash probe of model {trial.name!r} failed: the worker process {error.why}") from error
 
 
 class TrialWorkers:
-    """Processes that have nothing to do at the moment, and new ones.
-
-    Args:
-        nursery: hosts them.
-    """
+    """Pool of idle worker processes, which starts new ones on demand."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -129,10 +121,10 @@ class TrialWorkers:
 
     @asynccontextmanager
     async def lend(self, *, is_new: bool = False) -> AsyncIterator[TrialWorker]:
-        """Lend a process, which is kept for the next model unless it has ended; one that has tried none on demand.
+        """Provide a worker, which is kept for the next model unless it has ended; an unused one if ``is_new``.
 
         Raises:
-            NotReady: none can be started.
+            NotReady: no worker can be started.
         """
         sound = [process for process in self._idle if not (is_new or process.worker.is_retired)]
         process = sound[-1] if sound else TrialWorker()
@@ -158,11 +150,11 @@ class TrialWorkers:
             await taken.wait()
         if not taken.is_set():
             self._idle.remove(process)
-            await process.worker.close(_SECONDS_TO_LEAVE)
+            await process.worker.close(_CLOSE_SECONDS)
 
 
 # ----------------------------------------------------------------------
-# Models that are not known to run: tried in worker processes, several side by side, until there is a verdict
+# Probing
 # ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
@@ -172,16 +164,15 @@ LAYER_SECONDS: Final = 30.0
 
 
 class TrialPool:
-    """Tries models that are not known to run.
+    """Probes models that are not known to run.
 
     Args:
         nursery: hosts the processes.
-        memory: what is known.
-        tries_again: whether models are tried that are known to crash, once.
+        tries_again: whether to probe known crashing models once more.
         layer_seconds: timeout of the search for the layer that crashes; after it no layer is reported.
 
     Attributes:
-        token: of the event loop, for threads.
+        token: token of the event loop, for threads.
     """
 
     def __init__(
@@ -194,19 +185,19 @@ class TrialPool:
     ) -> None:
         self.token = trio.lowlevel.current_trio_token()
         self._memory = memory
-        self._tries_again = tries_again
+        self._retries = tries_again
         self._layer_seconds = layer_seconds
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._workers = TrialWorkers(nursery)
         self._seen: set[str] = set()
-        self._under_way: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
     async def try_model(self, trial: Trial) -> Verdict:
-        """Return once a model has run, now or in an earlier trial.
+        """Return the verdict on a model, from this or an earlier probe.
 
         Raises:
-            ConfigError: OpenVINO crashes, now or in an earlier trial, or the model cannot be compiled.
-            NotReady: it could not be tried.
+            ConfigError: the model crashes OpenVINO, or cannot be compiled.
+            NotReady: the probe failed.
 
         Cancellation: at once; the process is killed.
         """
@@ -214,12 +205,12 @@ class TrialPool:
             key = await run_load(lambda: self._memory.key_of(trial))
         except OSError as error:
             raise ConfigError([Problem(f"cannot be read: {error.strerror}", file=str(error.filename))]) from error
-        lock = self._under_way.setdefault(key, trio.Lock())
+        lock = self._locks.setdefault(key, trio.Lock())
         async with lock:
-            verdict = await run_load(lambda: self._known(key))
+            verdict = await run_load(lambda: self._recall(key))
             remembered = verdict is not None
             if verdict is None:
-                verdict = await self._try(trial)
+                verdict = await self._probe(trial)
                 new = verdict
                 await run_load(lambda: self._memory.remember(key, new))
             self._seen.add(key)
@@ -229,48 +220,38 @@ class TrialPool:
             log.warning("model crashes on zeros", model=trial.name, reason=str(remark))
         return verdict
 
-    def _known(self, key: str) -> Verdict | None:
+    def _recall(self, key: str) -> Verdict | None:
         verdict = self._memory.recall(key)
-        if verdict is not None and verdict.crash and self._tries_again and key not in self._seen:
+        if verdict is not None and verdict.crash and self._retries and key not in self._seen:
             return None
         return verdict
 
-    async def _try(self, trial: Trial) -> Verdict:
-        """Have a model run on ones, then on zeros; the second must not crash it, but is told.
-
-        Raises:
-            ConfigError: it cannot be compiled.
-            NotReady: it could not be tried.
-        """
-        log.info("trying a model that was never seen to run here", model=trial.name, path=str(trial.source))
+    async def _probe(self, trial: Trial) -> Verdict:
+        """Run a model on ones, then on zeros; a crash on zeros is reported only."""
+        log.info("crash probe started", model=trial.name, path=str(trial.source))
         verdict = Verdict(day=datetime.now(UTC).date().isoformat())
         async with self._limiter:
             crashed = await self._crash_of(trial, "load", "zeros", "forget")
             if crashed is None:
                 return verdict
-            # Memory that is spoiled shows only when it is given back.
+            # Heap corruption shows only when memory is freed.
             on_ones = crashed if crashed.deed == "load" else await self._crash_of(trial, "load", "forget")
             if on_ones is not None:
                 return replace(verdict, crash=on_ones.name, layer=await self._layer(trial, 1))
             return replace(verdict, zeros_crash=crashed.name, zeros_layer=await self._layer(trial, 0))
 
     async def _crash_of(self, trial: Trial, *deeds: str) -> Crashed | None:
-        """Do several things with a model in one process, and give the crash if there was one.
-
-        Raises:
-            ConfigError: the model cannot be compiled.
-            NotReady: it could not be tried.
-        """
+        """Run several operations on a model in one process; return the crash, if any."""
         try:
             async with self._workers.lend() as process:
-                may_be_spoiled = process.has_tried
+                may_be_corrupted = process.has_tried
                 await process.do(trial, deeds)
         except Crashed as crash:
-            if not may_be_spoiled:
+            if not may_be_corrupted:
                 return crash
         else:
             return None
-        # What an earlier model has done to the memory of the process is no fault of this one.
+        # An earlier model may have corrupted this process, so repeat in a new one.
         try:
             async with self._workers.lend(is_new=True) as process:
                 await process.do(trial, deeds)
@@ -279,7 +260,7 @@ class TrialPool:
         return None
 
     async def _layer(self, trial: Trial, value: int) -> str:
-        """Tell which layer of a model crashes on inputs of a value: the last one of the shortest part that does."""
+        """Return the layer that crashes on inputs of a value: the last one of the shortest prefix that crashes."""
         with trio.move_on_after(self._layer_seconds):
             try:
                 async with self._workers.lend() as process:
@@ -308,13 +289,13 @@ class TrialPool:
 
 
 # ----------------------------------------------------------------------
-# The trials of the server that loads a model: whoever loads one asks here first
+# Current probe
 # ----------------------------------------------------------------------
 
 TrialMode = Literal["auto", "off", "again"]
-"""Whether models are tried that were never seen to run; ``again`` tries those, too, that crashed."""
+"""Whether to probe unknown models; ``again`` also probes models that crashed before."""
 
-# Code of users may load models as well, in threads that know of no server but by their context.
+# User code may load models too, in threads that reach the server through their context only.
 _current: Final[ContextVar[TrialPool | None]] = ContextVar("trials of models", default=None)
 
 
@@ -322,13 +303,11 @@ _current: Final[ContextVar[TrialPool | None]] = ContextVar("trials of models", d
 def trying_models(
     nursery: trio.Nursery, mode: TrialMode, folder: Path | None, *, layer_seconds: float = LAYER_SECONDS
 ) -> Iterator[None]:
-    """Have models tried that tasks load which start in the block.
+    """Probe models loaded by tasks that start in the block; their verdicts are stored in ``folder``.
 
-    Args:
-        nursery: hosts the processes, which end when it is cancelled.
-        mode: whether at all.
-        folder: where verdicts are remembered.
-        layer_seconds: timeout of the search for the layer that crashes.
+    ``nursery`` hosts the processes, which end when it is cancelled. ``layer_seconds`` limits the search for the layer
+    that
+    crashes.
     """
     if mode == "off":
         yield
@@ -342,24 +321,18 @@ def trying_models(
 
 
 async def try_model(trial: Trial) -> Verdict:
-    """Return once a model may be loaded; at once where none are tried.
+    """Return once a model may be loaded; at once if the probe is off.
 
     Raises:
-        ConfigError: OpenVINO crashes, or the model cannot be compiled.
-        NotReady: it could not be tried.
-
-    Cancellation: at once; the trial is given up.
+        ConfigError: the model crashes OpenVINO, or cannot be compiled.
+        NotReady: the probe failed.
     """
     pool = _current.get()
     return Verdict() if pool is None else await pool.try_model(trial)
 
 
 def try_model_from_thread(trial: Trial) -> None:
-    """Do as :func:`try_model`, from a thread that is not the event loop's; what loads on the loop is not tried.
-
-    Raises:
-        ConfigError, NotReady: as :func:`try_model`.
-    """
+    """Like :func:`try_model`, from a worker thread; loads on the event loop are not probed."""
     pool = _current.get()
     if pool is not None and not trio.lowlevel.in_trio_run():
         trio.from_thread.run(pool.try_model, trial, trio_token=pool.token)
