@@ -1,4 +1,4 @@
-"""What a configuration adds in front of a model: layouts, element types, colours, mean and scale."""
+"""Preprocessing steps of a configuration: layout, precision, colour format, mean and scale."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _COLORS: Final = {
 
 
 def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.Model:
-    """Apply the layouts, precisions, colour formats, mean and scale of ``spec``; gives the model changed.
+    """Add the layouts, precisions, colour formats, mean and scale of ``spec`` to a model, and return it.
 
     Raises:
-        ConfigError: a setting names no tensor, is no known value, or does not fit the model.
+        ConfigError: a setting names no tensor, is unknown, or does not fit the model.
     """
     if not (spec.layouts or spec.precisions or spec.color_formats or spec.mean or spec.scale):
         return model
@@ -108,7 +108,7 @@ def _convert_inputs(
 
 
 def _normalise(steps: Any, port: Any, spec: ModelSpec) -> None:
-    # Mean and scale are defined on floating point only; the type of the model is restored behind them.
+    # Mean and scale require floating point; OpenVINO converts back to the model's type afterwards.
     steps.convert_element_type(port.get_element_type() if port.get_element_type().is_real() else ov.Type.f32)
     if spec.mean:
         steps.mean(spec.mean[0] if len(spec.mean) == 1 else list(spec.mean))

@@ -1,4 +1,4 @@
-"""The library's pipeline for speech, a window of a recording at a time."""
+"""Speech recognition with OpenVINO GenAI's Whisper pipeline, one window of a recording at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ovmstrio.util.regular_files import read_regular_bytes
 __all__ = ["HeardWindow", "Hearing", "Wanted"]
 
 Span = tuple[float, float, str]
-"""Start and end in seconds from the window's beginning, and what was said."""
+"""Start and end in seconds from the start of the window, and the text."""
 
 _PREPROCESSOR: Final = "preprocessor_config.json"
 _WINDOW_SECONDS: Final = 30
+# Half of the decoder's context, less the start token.
 _PROMPT_TOKENS: Final = 223
-"""Of what was said before: half of what the decoder takes, less the mark in front of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How windows are heard; see :class:`ovmstrio.core.speech.TranscriptionRequest`."""
+    """Transcription options; see :class:`ovmstrio.core.speech.TranscriptionRequest`."""
 
     translates: bool = False
     language: str = ""
@@ -40,7 +40,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class HeardWindow:
-    """What was understood of a window, and how many samples of it that is."""
+    """Transcript of a window, and the number of its samples that it covers."""
 
     text: str
     samples: int
@@ -50,20 +50,19 @@ class HeardWindow:
 
 
 class Hearing:
-    """One model.
+    """Whisper model.
 
     Args:
-        folder: as Optimum exports Whisper.
-        device: where it runs.
-        properties: of the device.
-        tells_words: whether it can tell when words were spoken, which makes it slower.
+        folder: model as exported by Optimum.
+        properties: device properties.
+        tells_words: whether word timestamps are available, which makes it slower.
 
     Attributes:
-        window: how many samples it hears at once.
-        languages: that it knows, as ``en``; none if it knows English alone.
+        window: maximum number of samples per window.
+        languages: supported languages, such as ``en``; empty for English-only models.
 
     Raises:
-        RuntimeError: it cannot be loaded.
+        RuntimeError: the model cannot be loaded.
     """
 
     def __init__(self, folder: str, device: str, properties: dict[str, Any], *, tells_words: bool) -> None:
@@ -73,23 +72,24 @@ class Hearing:
         self._pipeline = self._make()
         config = self._pipeline.get_generation_config()
         self.languages = {name.strip("<|>"): name for name in config.lang_to_id} if config.is_multilingual else {}
-        self.window = _samples(Path(folder))
+        self.window = _window_samples(Path(folder))
 
     def hear(
         self, sound: Samples, wanted: Wanted, *, is_first: bool, is_last: bool, tell: Callable[[str], bool]
     ) -> HeardWindow:
-        """Write a window down.
+        """Transcribe a window.
 
         Args:
             sound: up to :attr:`window` samples.
-            wanted: how.
-            is_first: whether the recording begins with it.
-            is_last: whether the recording ends with it.
-            tell: gets text as it is made, of a window that is the whole recording and has no times; False from it ends
-                that.
+            wanted: options.
+            is_first: whether the recording starts with this window.
+            is_last: whether the recording ends with this window.
+            tell: receives text while it is generated, if the window is the full recording and no timestamps are
+                requested;
+                returns False to stop.
 
         Raises:
-            ModelFailure: the library failed; it is loaded again.
+            ModelFailure: the library failed; the model was reloaded.
         """
         is_timed = wanted.has_segments or wanted.has_words or not (is_first and is_last)
         try:
@@ -99,7 +99,7 @@ class Hearing:
                 return HeardWindow(made.texts[0], len(sound), made.language or "")
             return self._hear_timed(sound, config, is_last=is_last)
         except RuntimeError as error:
-            # What it was doing would stay in its state.
+            # The failed run would stay in the pipeline's state.
             self._pipeline = self._make()
             raise ModelFailure(f"the model failed: {reason_of(error)}") from error
 
@@ -112,15 +112,15 @@ class Hearing:
         if is_last:
             samples = len(sound)
         else:
-            spans = self._of_first_pass(spans, passes)
+            spans = self._first_pass(spans, passes)
             samples = round(spans[-1][1] * RATE) if spans else len(sound)
-            # A model that stands still would never come to the end.
+            # Always advance, or a model that reports no progress would loop forever.
             samples = min(samples, len(sound)) if samples >= RATE else len(sound)
         text = "".join(span[2] for span in spans)
         return HeardWindow(text, samples, made.language or "", spans, words)
 
-    def _of_first_pass(self, spans: list[Span], passes: _Passes) -> list[Span]:
-        """Give the segments of the first pass; what the library has heard of the rest belongs to the next window."""
+    def _first_pass(self, spans: list[Span], passes: _Passes) -> list[Span]:
+        """Return the segments of the first pass; the rest is transcribed again with the next window."""
         if len(passes.tokens) <= 1:
             return spans
         room = len(self._pipeline.get_tokenizer().decode(passes.tokens[0]))
@@ -144,37 +144,34 @@ class Hearing:
             config.do_sample = True
             config.temperature = wanted.temperature
         if wanted.prompt and is_first:
-            config.initial_prompt = self._cut(wanted.prompt)
+            config.initial_prompt = self._truncate_prompt(wanted.prompt)
         return config
 
-    def _cut(self, prompt: str) -> str:
-        """Give the end of a prompt that the decoder has room for."""
+    def _truncate_prompt(self, prompt: str) -> str:
+        """Return the end of a prompt that fits into the decoder's context."""
         tokenizer = self._pipeline.get_tokenizer()
         ids = tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
         return prompt if len(ids) <= _PROMPT_TOKENS else str(tokenizer.decode(ids[-_PROMPT_TOKENS:]))
 
     def check(self, wanted: Wanted) -> None:
-        """See that the model does what is wanted.
+        """Check that the model supports the options.
 
         Raises:
             InvalidField: it does not.
         """
         if wanted.translates and not self.languages:
-            raise InvalidField("this model knows English alone and translates nothing", field="model")
+            raise InvalidField("this English-only model cannot translate", field="model")
         known = self.languages or {"en": ""}
         if wanted.language and wanted.language not in known:
-            expected = (
-                f"one of {', '.join(sorted(known))}" if self.languages else "en, which is all that the model knows"
-            )
+            expected = f"one of {', '.join(sorted(known))}" if self.languages else "en (English-only model)"
             message = f"Invalid language code. Expected {expected}"
             raise InvalidField(message, field="language", got=repr(wanted.language[:40]))
 
 
 class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no types
-    """Hears of each pass over a window, of which the library makes one more for what the last one has left.
+    """Streamer that records each pass over a window and stops after ``ends_after``; None for no limit.
 
-    Args:
-        ends_after: this many; None for as many as there are.
+    The library makes another pass for the part of a window that the last one left.
     """
 
     def __init__(self, ends_after: int | None) -> None:
@@ -183,21 +180,21 @@ class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no t
         self._ends_after = ends_after
 
     def write(self, tokens: int | list[int]) -> Any:
-        """Take the tokens of a pass."""
+        """Record the tokens of a pass."""
         self.tokens.append([tokens] if isinstance(tokens, int) else list(tokens))
         return _status(goes_on=len(self.tokens) != self._ends_after)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Do nothing."""
 
 
 def _status(*, goes_on: bool) -> Any:
     return genai.StreamingStatus.RUNNING if goes_on else genai.StreamingStatus.CANCEL
 
 
-def _samples(folder: Path) -> int:
+def _window_samples(folder: Path) -> int:
     try:
-        told = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
+        samples = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
     except (OSError, ValueError, AttributeError):
-        told = None
-    return told if isinstance(told, int) and told > 0 else _WINDOW_SECONDS * RATE
+        samples = None
+    return samples if isinstance(samples, int) and samples > 0 else _WINDOW_SECONDS * RATE

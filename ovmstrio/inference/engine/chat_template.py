@@ -410,8 +410,7 @@ def read_template(folder: Path, source: str = "", *, bos_token: str = "", eos_to
 def read_template_source(
     folder: Path, source: str = "", *, bos_token: str = "", eos_token: str = ""
 ) -> TemplateSource | None:
-    """Read the template of a model's folder (``chat_template.jinja`` or ``tokenizer_config.json``); None if it has
-    none.
+    """Read the template of a model's folder; None if it has none.
 
     ``source``, ``bos_token`` and ``eos_token`` are used where the folder has none, such as the tokenizer's own.
 

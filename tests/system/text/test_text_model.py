@@ -490,7 +490,7 @@ def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_
 async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextModel) -> None:
     asked = _request(_saying("fine"))
     for messages, said in (
-        (({"role": "user", "content": "loop"},), "line 1: it loops for too long"),
+        (({"role": "user", "content": "loop"},), "line 1: too many loop iterations"),
         (_HELLO * 2, "line 2: one is enough"),
     ):
         with pytest.raises(InvalidRequest, match=said):
