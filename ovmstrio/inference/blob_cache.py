@@ -278,14 +278,11 @@ _ELF: Final = b"\x7fELF"
 
 
 def let_file_pages_go(folder: Path) -> int:
-    """Drop the pages of files below a folder that this process has mapped for reading; return their bytes.
+    """Drop the pages of files below a folder that this process has mapped read-only; return their bytes (0 if unknown).
 
     OpenVINO maps a model's weights for its lifetime, but runs on reordered copies. Pages used again are read from the
-    file,
-    so this is safe at any time, in any thread. Libraries are kept: relocations in their pages are not in the files.
-
-    Returns:
-    0 if the system does not list mappings.
+    file, so this is safe at any time, in any thread. Libraries are kept: relocations in their pages are not in the
+    files.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:

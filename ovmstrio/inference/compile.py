@@ -49,8 +49,7 @@ def take_batches(model: ov.Model, batching: BatchingSpec, mapping: TensorMapping
 
     Raises:
         ConfigError: a tensor has no batch dimension, the model rejects the shape, or an output has not one row per
-            input
-            row.
+            input row.
     """
     signature = read_signature(model, mapping, file)
     _raise_problems([_missing_batch("input", tensor, file) for tensor in signature.inputs if tensor.batch_axis is None])
@@ -188,11 +187,7 @@ class Again:
     is_for_loop: bool = False
 
     def __call__(self, at_once: int) -> Compiled:
-        """Compile and run the model for a concurrency. Blocks.
-
-        Raises:
-            ConfigError: the device cannot compile it.
-        """
+        """Compile and run the model for a concurrency; raise ConfigError if the device cannot compile it. Blocks."""
         if self.on_loop is None:
             return self.of(self._for_all_cores(at_once))
         loop = self.build(self.on_loop)
@@ -261,14 +256,12 @@ class ModelFile:
 def compile_model(source: ModelFile) -> Compiled:
     """Load and compile a model and time its first inferences. Blocks.
 
-    A small model without user-defined threads, streams or another hint than latency is first compiled for one thread.
-    It
-    stays so if its inferences are short enough for the event loop; otherwise it is compiled like a large one.
+    A small model without user-defined threads, streams or throughput hint is first compiled for one thread. It stays so
+    if its inferences are short enough for the event loop.
 
     Raises:
         ConfigError: the file cannot be read, a setting does not fit, or the device cannot compile the model; the
-            message
-            has the file and OpenVINO's reason.
+            message has the file and OpenVINO's reason.
     """
     return compile_read(read_model(source.file), source)
 
@@ -387,8 +380,7 @@ def _core_share() -> dict[str, str]:
     """Return the settings of a model that shares the cores; pinned models would all get the same ones.
 
     Unpinned threads run on any free core. OpenVINO limits a process to as many threads as cores (plus one per stream),
-    so
-    all models may request that many.
+    so all models may request that many.
     """
     threads = {} if CORES.processes == 1 else {"INFERENCE_NUM_THREADS": str(CORES.count)}
     return threads | ({PINNING: "NO"} if CORES.is_shared else {})

@@ -89,11 +89,9 @@ def warm_up(
     blocking: Blocking,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing | None:
-    """Time inferences on ones, with dynamic dimensions set to 1.
+    """Time inferences on ones, with dynamic dimensions 1; None if the model fails on them and must be discarded.
 
-    Returns None if the model fails on such inputs; the compiled model must then be discarded. The first run is not
-    counted,
-    because it allocates. A slow model runs twice only.
+    The first run is not counted, because it allocates. A slow model runs twice only.
     """
     arrays = [placeholder(spec) for spec in signature.inputs]
     times: list[float] = []
@@ -133,8 +131,7 @@ class Compiled:
         isolated: compiles as many models of one stream as this one has streams.
         nireq: number of requests in the pool, of which ``side_by_side`` run at once.
         may_fail: whether shapes inside are known at run time only, so that a valid request may fail and taint its
-            stream
-            until recovery (``docs/openvino_defects.md``).
+            stream until recovery (``docs/openvino_defects.md``).
         blocking: execution mode on the event loop.
         variables: state of a stateful model.
         weight_bytes: size of the constants.

@@ -45,8 +45,7 @@ class _CallingThread(threading.local):
         """Keep Python's state of the calling OpenVINO thread until the thread ends.
 
         Otherwise Python creates and frees that state, with memory from the system, for every callback. OpenVINO has few
-        such
-        threads and reuses them for later models.
+        such threads and reuses them for later models.
         """
         self.is_kept = True
         _ensure_gil_state()
@@ -224,8 +223,7 @@ def marks_of(signature: ModelSignature) -> list[tuple[int, ov.Shape]] | None:
     """Return by output port an empty shape that no successful run leaves; None if no such shape exists.
 
     OpenVINO sets the shapes of dynamic outputs after all operations have run. An output that legitimately has the
-    marked
-    shape is treated as a failure and computed again in queued mode.
+    marked shape is treated as a failure and computed again in queued mode.
     """
     marks = []
     for port, spec in zip(signature.output_ports, signature.outputs, strict=True):
@@ -370,8 +368,7 @@ class Slot:
         """Run small inputs of different shapes and return whether the stream works again.
 
         A failure leaves no trace once every operation has seen another shape; the next success also removes the failed
-        run
-        from the thread's queue.
+        run from the thread's queue.
         """
         self.broken = ""
         sound = not self._signature.has_fixed_inputs and [self._runs_on_ones(more) for more in (0, 1, 0)][1:] == [

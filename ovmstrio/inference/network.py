@@ -207,8 +207,7 @@ class Network:
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: a waiting call takes no request. A running inference is stopped if that affects no other call;
-        this
-            returns when it has ended. An inference on the event loop has at most one checkpoint, before it starts.
+            this returns when it has ended. An inference on the event loop has at most one checkpoint, before it starts.
         """
         begin, cuts = time.perf_counter(), NO_CUTS
         if self._buckets is not None:
@@ -250,8 +249,7 @@ class Network:
         """Recompile the model for the concurrency found by :meth:`wants_others`, pinned or not as :data:`CORES` says.
 
         Running inferences finish on the old model. If compilation fails, or a failed model was replaced meanwhile,
-        nothing
-        changes.
+        nothing changes.
 
         Cancellation: at once; the new model is dropped.
         """
@@ -422,8 +420,7 @@ class Network:
         """Record a loop inference that was not short, and block the loop for later ones if it was long.
 
         ``before`` is the thread's CPU time at the start. It is None after many short inferences, as reading that clock
-        costs
-        more than all other bookkeeping; such a run never blocks the loop.
+        costs more than all other bookkeeping; such a run never blocks the loop.
         """
         # CPU time excludes preemption by other processes. It is usable only if this thread does the work itself.
         worked = min(taken, time.thread_time() - before) if before is not None and self._works_inline else taken

@@ -91,8 +91,7 @@ def check_external_data(file: Path) -> bool:
 
     Raises:
         ConfigError: a location leads out of the folder or to no regular file, a tensor's file is too short, or a
-            ``.onnx``
-            file cannot be parsed.
+            ``.onnx`` file cannot be parsed.
         OSError: the file cannot be read.
     """
     tensors = _external_tensors(file)
@@ -399,11 +398,7 @@ def _with_parameters(program: Path) -> PaddleFiles:
 
 
 def load_program(files: PaddleFiles) -> PaddleProgram:
-    """Read the program of a model.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a program.
-    """
+    """Read the program of a model; raise ConfigError if the file cannot be read, or is not a program."""
     try:
         return read_program(read_regular_bytes(files.program, max_bytes=None))
     except OSError as error:
@@ -489,8 +484,7 @@ def read_onnx_content(file: Path) -> ov.Model | None:
 
     OpenVINO 2026.4 fails to read attributes of subgraphs by path ("get_attribute is not implemented for this FrontEnd
     class"), but converts the same bytes. A model with external data is read by path only: from bytes, OpenVINO would
-    look
-    for the data in the working directory.
+    look for the data in the working directory.
     """
     if file.suffix.lower() != _ONNX or check_files(file):
         return None

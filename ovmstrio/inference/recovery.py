@@ -1,8 +1,8 @@
 """Recovery after a failed inference: detection of tainted runs, model replacement and stream recovery.
 
 A failure leaves an OpenVINO stream in a state in which other requests fail or return wrong numbers
-(``docs/openvino_defects.md``). A result is therefore returned only if no run started before it has failed; tainted
-runs are repeated after recovery.
+(``docs/openvino_defects.md``). A result is therefore returned only if no run started before it has failed; tainted runs
+are repeated after recovery.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ class Runs:
             await self._recovered.wait()
 
     def start(self, slot: Slot) -> Run:
-        """Start an inference with the inputs bound to the slot.
-
-        Raises:
-            ModelFailure: OpenVINO refused to start it.
-        """
+        """Start an inference with the inputs bound to the slot; raise ModelFailure if OpenVINO refused to start it."""
         run = Run(slot, slot.start(self._ends), self._generation)
         self._running[run] = None
         return run
@@ -92,11 +88,7 @@ class Runs:
             self._ends.miss()
 
     def check(self, run: Run) -> None:
-        """Check that the result of a finished run is valid.
-
-        Raises:
-            SuspectRunError: an earlier run failed.
-        """
+        """Check that the result of a finished run is valid; raise SuspectRunError if an earlier run failed."""
         if not self._may_fail or run.culprit:
             return
         if run.generation != self._generation:

@@ -185,11 +185,7 @@ class StateChange:
         self.after: State = {}
 
     def enter(self, request: ov.InferRequest) -> None:
-        """Set the state of a request.
-
-        Raises:
-            ModelFailure: OpenVINO refuses the state.
-        """
+        """Set the state of a request; raise ModelFailure if OpenVINO refuses the state."""
         if not self._variables:
             return
         try:
@@ -203,11 +199,7 @@ class StateChange:
             raise ModelFailure(f"OpenVINO rejects the state of the sequence: {reason(error)}") from error
 
     def leave(self, request: ov.InferRequest) -> None:
-        """Copy the state of the request into ``after``.
-
-        Raises:
-            ModelFailure: OpenVINO does not return the state.
-        """
+        """Copy the state of the request into ``after``; raise ModelFailure if OpenVINO does not return the state."""
         if not self._variables or not self._keep:
             return
         try:

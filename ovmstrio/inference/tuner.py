@@ -1,9 +1,8 @@
 """Load-based choices per model: event loop or device queue, and number of concurrent inferences.
 
 On the event loop, an inference that takes all cores is cheap for a lone call. Under contention each call would also
-wait
-for the loop's other work, and the loop for cold caches after each inference; in the queue, inferences run back to back
-and the loop processes several completions at once.
+wait for the loop's other work, and the loop for cold caches after each inference; in the queue, inferences run back to
+back and the loop processes several completions at once.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ class Demand:
         """Return the desired concurrency from the calls since the last look, and reset the figures.
 
         More than 1 only if the device was busy; back to 1 after a minute of lone or no calls. 0 (one thread) while
-        short calls
-        take most of the time, and again after a minute of that.
+        short calls take most of the time, and again after a minute of that.
         """
         now = self._clock()
         passed, self._looked_at = now - self._looked_at, now

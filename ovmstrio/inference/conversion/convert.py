@@ -91,8 +91,7 @@ def new_folder(target: Path, *, force: bool = False, another: str = "--repositor
     """Provide a folder that becomes ``target`` when the block ends without error.
 
     A server that watches the repository never sees a partial folder. After an error, nothing is left, not even new
-    parent
-    folders.
+    parent folders.
 
     Raises:
         AlreadyExists: the target exists and ``force`` is not set; ``another`` is the option for another target.

@@ -74,8 +74,7 @@ def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
     """Find samples for all inputs, and check their file headers.
 
     Files of a single input are in ``folder`` or ``folder/<input>``, files of several inputs in ``folder/<input>``,
-    where
-    equal names form one sample. A file has the shape of its input, or several batches if the batch is fixed.
+    where equal names form one sample. A file has the shape of its input, or several batches if the batch is fixed.
 
     Raises:
         ConfigError: there are no files, or some do not fit; lists all that do not.

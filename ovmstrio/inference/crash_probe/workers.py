@@ -69,11 +69,7 @@ class TrialWorker:
         return self._taken
 
     async def take(self, nursery: trio.Nursery) -> None:
-        """Take the worker, starting it at first use.
-
-        Raises:
-            NotReady: it cannot be started.
-        """
+        """Take the worker, starting it at first use; raise NotReady if it cannot be started."""
         self._taken.set()
         if self.worker.pid is not None:
             return
@@ -306,8 +302,7 @@ def trying_models(
     """Probe models loaded by tasks that start in the block; their verdicts are stored in ``folder``.
 
     ``nursery`` hosts the processes, which end when it is cancelled. ``layer_seconds`` limits the search for the layer
-    that
-    crashes.
+    that crashes.
     """
     if mode == "off":
         yield

@@ -85,8 +85,7 @@ class Hearing:
             is_first: whether the recording starts with this window.
             is_last: whether the recording ends with this window.
             tell: receives text while it is generated, if the window is the full recording and no timestamps are
-                requested;
-                returns False to stop.
+                requested; returns False to stop.
 
         Raises:
             ModelFailure: the library failed; the model was reloaded.
@@ -154,11 +153,7 @@ class Hearing:
         return prompt if len(ids) <= _PROMPT_TOKENS else str(tokenizer.decode(ids[-_PROMPT_TOKENS:]))
 
     def check(self, wanted: Wanted) -> None:
-        """Check that the model supports the options.
-
-        Raises:
-            InvalidField: it does not.
-        """
+        """Check that the model supports the options; raise InvalidField if it does not."""
         if wanted.translates and not self.languages:
             raise InvalidField("this English-only model cannot translate", field="model")
         known = self.languages or {"en": ""}

@@ -149,8 +149,7 @@ def sound_writer(form: str, rate: int, *, is_streamed: bool) -> SoundWriter:
     """Create the encoder of a mono file of ``rate`` Hz.
 
     ``form`` is ``wav`` (32-bit floats), ``pcm`` (16-bit, 24 kHz, little-endian, no header), ``flac``, ``mp3`` or
-    ``opus``.
-    With ``is_streamed`` the header has no length; otherwise all bytes are returned at the end.
+    ``opus``. With ``is_streamed`` the header has no length; otherwise all bytes are returned at the end.
     """
     if form == "wav":
         return _Wave(rate, is_streamed=is_streamed)

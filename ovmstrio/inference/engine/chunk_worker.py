@@ -69,11 +69,7 @@ class TurnProgram(Generic[_OpenedT]):
 
     @abstractmethod
     def open(self, *asked: Any) -> _OpenedT:
-        """Start a request.
-
-        Raises:
-            ServerError: it is rejected.
-        """
+        """Start a request; raise ServerError if it is rejected."""
 
     @abstractmethod
     def make_part(self, number: int, opened: _OpenedT) -> dict[str, Any]:

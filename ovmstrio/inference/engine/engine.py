@@ -318,8 +318,7 @@ class Engine:
         """Generate the next token of each sequence; return [rows, failures, figures].
 
         Figures are: seconds, sequences in the step, sequences still running, queued requests, used fraction of the KV
-        cache,
-        rebuilds of the batch, and suspensions.
+        cache, rebuilds of the batch, and suspensions.
 
         Raises:
             RuntimeError: the model is lost.

@@ -1,7 +1,7 @@
 """Reader of GGUF headers, with a check that the file contains all tensor data.
 
-Libraries that load the file do not check this: a truncated file loads and produces wrong output.
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Libraries that load the file do not check this: a truncated file loads and produces wrong output. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ class FormCompiler:
     """Compiles grammars with a pipeline without weights that shares the batch's tokenizer.
 
     The library caches compiled grammars with the tokenizer, where the batch finds them. ``folder`` has the model; the
-    number
-    of its logits is read when the first grammar comes.
+    number of its logits is read when the first grammar comes.
     """
 
     def __init__(self, pipeline: Pipeline, folder: Path) -> None:

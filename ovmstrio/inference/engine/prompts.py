@@ -177,11 +177,7 @@ class Prompts:
         return end
 
     def check_length(self, tokens: Sequence[int], *, needs_answer: bool) -> None:
-        """Check that a prompt leaves room for an answer, if one is requested.
-
-        Raises:
-            ContextExceeded: it does not.
-        """
+        """Check that a prompt leaves room for an answer, if one is requested; raise ContextExceeded if it does not."""
         most = self._most - needs_answer
         if len(tokens) > most:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
