@@ -184,7 +184,6 @@ class CompiledFiles:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock against other processes."""
         descriptor = os.open(self._entries.parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -204,7 +203,6 @@ class CompiledFiles:
         Path(made.name).replace(self._entries / f"{key}.json")
 
     def _existing_files(self, key: str) -> dict[str, tuple[str, int, int]]:
-        """Return the entries of a model whose blobs still exist."""
         return {name: facts for name, facts in self._entry(key).items() if (self._blobs / facts[0]).exists()}
 
     def _entry(self, key: str) -> dict[str, tuple[str, int, int]]:
@@ -252,7 +250,6 @@ class LentFolder:
 
 
 def _flush_checksum(path: Path) -> int:
-    """Return the checksum of a file after flushing it to disk."""
     check = _checksum(path)
     with open_regular(path) as file:
         os.fsync(file.fileno())
@@ -266,10 +263,6 @@ def _checksum(path: Path) -> int:
             check = zlib.crc32(piece, check)
     return check
 
-
-# ----------------------------------------------------------------------
-# Page cache of mapped model files
-# ----------------------------------------------------------------------
 
 _MAPS: Final = Path("/proc/self/maps")
 _MADV_DONTNEED: Final = 4
@@ -308,7 +301,6 @@ def _mappings(prefix: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_data(path: str) -> bool:
-    """Return whether a file exists and is not a library."""
     try:
         with open_regular(path) as file:
             return file.read(len(_ELF)) != _ELF

@@ -331,7 +331,6 @@ def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, a
 
 
 def _unroll_loops(model: ov.Model, file: str) -> None:
-    """Unroll loops of one step and turn the state passed between steps into variables."""
     manager = Manager()
     manager.register_pass(LowLatency2())
     try:
@@ -471,7 +470,6 @@ def _build(
 
 
 def _requests_per_inference(signature: ModelSignature, timing: Timing | None, placement: Placement) -> int:
-    """Return the number of requests per inference that OpenVINO runs at once."""
     if timing is None or timing.least_seconds > _SHORT_SECONDS:
         return _REQUESTS_PER_INFERENCE
     is_inline = placement.limit is None and placement.is_inline(timing.input_bytes)
@@ -485,7 +483,6 @@ def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> 
 
 
 def _can_choose_concurrency(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
-    """Return whether the server may choose the concurrency because the user has not."""
     is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", CALLS_AT_ONCE}) & config.keys()
     return is_left and threads > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
 

@@ -59,10 +59,6 @@ def _plain(value: Any) -> str | int:
     return text if isinstance(text, int) else text.removeprefix("<Type: '").removesuffix("'>").rpartition(".")[2]
 
 
-# ----------------------------------------------------------------------
-# Warm-up
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 _TIMED_RUNS: Final = 15
@@ -112,11 +108,6 @@ def warm_up(
         log.info("warm-up skipped: the model does not run on ones", reason=error.message)
         return None
     return Timing(statistics.median(times), min(times), sum(array.nbytes for array in arrays))
-
-
-# ----------------------------------------------------------------------
-# Compiled models
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

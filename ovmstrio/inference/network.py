@@ -305,7 +305,6 @@ class Network:
         self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
 
     async def _resize_pool(self, compiled: Compiled) -> None:
-        """Resize the pool and attach its idle slots to the new model."""
         try:
             while self.pool.size > compiled.nireq:
                 self._slots.remove(await self._acquire())
@@ -353,7 +352,6 @@ class Network:
         )
 
     def _wake_waiting_calls(self) -> None:
-        """Wake calls that wait for the pool and no longer need to."""
         if not self._loop_may_share and not self._is_loop_free_soon():
             self._idle.set()
             self._idle = trio.Event()
@@ -506,12 +504,6 @@ class Network:
         return await trio.to_thread.run_sync(slot.outputs, call.most_bytes, call.cuts, limiter=self._threads)
 
     async def _run(self, slot: Slot) -> None:
-        """Run on OpenVINO's threads.
-
-        Raises:
-            ModelFailure: the run itself failed.
-            SuspectRunError: the run came after one that failed, and must be repeated.
-        """
         run = self._runs.start(slot)
         try:
             await self._wait(run)
@@ -602,7 +594,6 @@ class Network:
                 self._wake_waiting_calls()
 
     def _drop_streams(self) -> None:
-        """Fall back to one unpinned stream until nothing has failed for a while."""
         if self._streams > 1:
             seconds = self._stream_recovery.lose()
             log.warning("model reduced to one stream after a failure", seconds=seconds)

@@ -270,8 +270,6 @@ def following_outputs(
 
 
 class _Probes:
-    """Shape propagation through a scratch copy of a model."""
-
     def __init__(self, model: ov.Model, signature: ModelSignature, dimensions: Sequence[Dimension]) -> None:
         self._model = model
         self._signature = signature
@@ -567,7 +565,6 @@ def _pad_values(
 
 
 def _element(value: float, spec: TensorSpec) -> Any:
-    """Convert a padding value to an element of an input; raises OverflowError or ValueError if it does not fit."""
     dtype = spec.datatype.numpy
     if spec.datatype is BYTES:
         return b""

@@ -179,10 +179,6 @@ def _plain(value: Any) -> Any:
     return held if isinstance(held, (str, int, float, bool)) else str(held)
 
 
-# ----------------------------------------------------------------------
-# Settings by tensor name
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
 
 

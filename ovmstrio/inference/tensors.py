@@ -100,10 +100,6 @@ def set_inputs(request: ov.InferRequest, ports: Sequence[int], tensors: Sequence
         request.set_input_tensor(port, tensor)
 
 
-# ----------------------------------------------------------------------
-# Model state
-# ----------------------------------------------------------------------
-
 State = Mapping[str, Array]
 """Value of each variable by name; immutable."""
 

@@ -31,9 +31,6 @@ __all__ = [
     "score_pairs",
 ]
 
-# ----------------------------------------------------------------------
-# Output conversion
-# ----------------------------------------------------------------------
 
 Pooling = Literal["CLS", "LAST", "MEAN"]
 
@@ -142,10 +139,6 @@ def _scalar(value: int) -> ov.Node:
     return op.constant(np.int64(value))
 
 
-# ----------------------------------------------------------------------
-# Compilation
-# ----------------------------------------------------------------------
-
 # Embeddings are compared with those of other machines, which round differently in lower precision.
 _EXACT: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 _MOST_TOKENIZED_AT_ONCE: Final = 4
@@ -187,7 +180,6 @@ def compile_scorer(source: ModelFile) -> Compiled:
 
 
 def _with_defaults(source: ModelFile) -> ModelFile:
-    """Add default settings."""
     chosen = source.spec.plugin_config
     config = {**_EXACT, **({} if _HINTS & chosen.keys() else _THROUGHPUT), **chosen}
     return replace(source, spec=source.spec.model_copy(update={"plugin_config": config}))

@@ -29,9 +29,6 @@ __all__ = [
     "read_tokenizer",
 ]
 
-# ----------------------------------------------------------------------
-# Operations library
-# ----------------------------------------------------------------------
 
 _PACKAGE: Final = "openvino_tokenizers"
 _LIBRARY: Final = "libopenvino_tokenizers*.so*"
@@ -72,10 +69,6 @@ def _find() -> Path:
 def _problem(message: str, path: Path | None = None) -> Problem:
     return Problem(message, file="" if path is None else str(path), suggestion=way_to_install(Extra.LLM))
 
-
-# ----------------------------------------------------------------------
-# Special tokens
-# ----------------------------------------------------------------------
 
 COMBINE: Final = "CombineSegments"
 _TEMPLATES: Final = "processed_post_processor_template"
@@ -181,10 +174,6 @@ def _as_tuples(lists: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each) for each in lists)
 
 
-# ----------------------------------------------------------------------
-# Ragged tokenizer
-# ----------------------------------------------------------------------
-
 _INPUTS: Final = (("begins", np.int32), ("ends", np.int32), ("letters", np.uint8))
 _OUTPUTS: Final = ("token_begins", "token_ends", "tokens")
 _TRUNCATE: Final = "Truncate"
@@ -253,7 +242,6 @@ def _open_parts(combine: ov.Node) -> Iterator[list[ov.Output]]:
 
 
 def _replace_inputs(unpack: ov.Node) -> list[ov.Node]:
-    """Replace the unpacked string tensor by inputs."""
     parameters = []
     for number, (name, dtype) in enumerate(_INPUTS):
         parameter = op.parameter(ov.PartialShape([-1]), dtype, name=name)

@@ -94,12 +94,7 @@ class Demand:
     )
 
     def __init__(
-        self,
-        most: int,
-        clock: Callable[[], float] = perf_counter,
-        *,
-        cores: int = 1,
-        is_for_loop: bool = False,
+        self, most: int, clock: Callable[[], float] = perf_counter, *, cores: int = 1, is_for_loop: bool = False
     ) -> None:
         self.chosen = 0 if is_for_loop else 1
         self._is_for_loop = is_for_loop

@@ -58,7 +58,6 @@ def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
 
 
 def _ones(inputs: Sequence[TensorSpec], buckets: ShapeBuckets) -> list[Array]:
-    """Create the smallest inputs, of equal size in each bucketed dimension."""
     ones = [placeholder(spec) for spec in inputs]
     for dimension in buckets.dimensions:
         size = max(ones[place.tensor].shape[place.axis] for place in dimension.inputs)

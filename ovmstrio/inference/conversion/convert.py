@@ -28,9 +28,6 @@ from ovmstrio.inference.signature import own_specs, read_signature
 
 __all__ = ["Conversion", "Converted", "convert", "new_folder", "new_version", "read_source", "refuse_existing", "save"]
 
-# ----------------------------------------------------------------------
-# Reading
-# ----------------------------------------------------------------------
 
 _FRONTENDS: Final = {
     "OpenVINO IR": "ir",
@@ -75,11 +72,6 @@ def _read(source: Path, framework: str) -> ov.Model:
         raise refused(source, f"cannot be read as {framework}: {reason(error)}", "is the file complete?") from error
 
 
-# ----------------------------------------------------------------------
-# Atomically created folders
-# ----------------------------------------------------------------------
-
-
 def refuse_existing(target: Path, another: str, *, force: bool) -> None:
     """Raise AlreadyExists if ``target`` exists and ``force`` is not set; ``another`` is the option that avoids it."""
     if target.exists() and not force:
@@ -120,10 +112,6 @@ def new_version(repository: Path, name: str, version: int = 1, *, force: bool = 
     with new_folder(repository / name / str(version), force=force, another="--version") as made:
         yield made
 
-
-# ----------------------------------------------------------------------
-# Conversion
-# ----------------------------------------------------------------------
 
 _MODEL: Final = "model.xml"
 

@@ -21,9 +21,6 @@ from ovmstrio.inference.signature import port_names, to_partial_shape
 
 __all__ = ["InputForm", "describe_inputs", "detect_state", "make_stateful", "parse_input_form"]
 
-# ----------------------------------------------------------------------
-# Types and shapes
-# ----------------------------------------------------------------------
 
 _FORM: Final = re.compile(r"(?P<name>.+?)=(?P<type>[A-Za-z0-9]*)\s*[\[(](?P<dims>[^\])]*)[\])]")
 _EXAMPLE: Final = "NAME=TYPE[SIZES] such as image=FP32[-1,3,224,224], with -1 for any size"
@@ -102,10 +99,6 @@ def _refuse_formless(source: Path, names: Sequence[str], model: ov.Model) -> Non
         raise refused(source, f"the file has no type or no rank for {listed}", f"specify {options}")
 
 
-# ----------------------------------------------------------------------
-# State
-# ----------------------------------------------------------------------
-
 _STATE_WORDS: Final = re.compile(r"(?i)(^|[_./])(state|hidden|cell|cache|mem|memory|past|kv|h|c)")
 
 
@@ -142,7 +135,6 @@ def make_stateful(
 
 
 def _next_names(name: str) -> list[str]:
-    """Return the names that exporters use for the next value of a state."""
     names = [f"{name}{end}" for end in ("n", "N", "_n", "_next", "_new", "_out", ".1")]
     names += [f"{start}{name}" for start in ("next_", "new_", "out_", "present_")]
     names += [name.replace(old, new) for old, new in (("past", "present"), ("prev", "next")) if old in name]

@@ -26,9 +26,6 @@ from ovmstrio.util.truncation import text_of
 
 __all__ = ["MOST_SAMPLES", "Calibration", "CalibrationBatch", "quantize", "read_calibration"]
 
-# ----------------------------------------------------------------------
-# Calibration samples
-# ----------------------------------------------------------------------
 
 MOST_SAMPLES: Final = 300
 """Maximum number of samples, the first by name; more change little and take long."""
@@ -126,7 +123,6 @@ def _open(file: Path) -> np.ndarray[Any, Any]:
 
 
 def _batches(file: Path, spec: TensorSpec, problems: list[Problem]) -> list[CalibrationBatch]:
-    """Return the batches in a file; empty if it does not fit."""
     try:
         array = _open(file)
     except ConfigError as error:
@@ -155,10 +151,6 @@ def _fits(shape: Sequence[int], spec: TensorSpec) -> bool:
 def _problem(file: Path, message: str, spec: TensorSpec) -> Problem:
     return Problem(f"{message}; input {spec.name!r} is {spec}", str(file))
 
-
-# ----------------------------------------------------------------------
-# Quantization
-# ----------------------------------------------------------------------
 
 _QUANTIZED: Final = "FakeQuantize"
 

@@ -26,9 +26,6 @@ __all__ = [
     "was_traced",
 ]
 
-# ----------------------------------------------------------------------
-# PyTorch archives, inspected without torch
-# ----------------------------------------------------------------------
 
 EXPORT: Final = "PyTorch export"
 SCRIPT: Final = "TorchScript"
@@ -61,7 +58,6 @@ def was_traced(source: Path) -> bool:
 
 
 def _entries(source: Path) -> set[str]:
-    """Return the names of archive entries, with and without their common folder."""
     try:
         with zipfile.ZipFile(source) as archive:
             entries = archive.namelist()
@@ -70,10 +66,6 @@ def _entries(source: Path) -> set[str]:
         raise ConfigError([Problem(message, file=str(source), suggestion=_EXPORT_HINT)]) from error
     return {entry.partition("/")[2] for entry in entries} | set(entries)
 
-
-# ----------------------------------------------------------------------
-# Frameworks and folders
-# ----------------------------------------------------------------------
 
 _FRAMEWORK_BY_SUFFIX: Final = {
     ".xml": "OpenVINO IR",
@@ -227,5 +219,4 @@ def _folder_name(root: Path, path: Path) -> str:
 
 
 def _valid_name(name: str) -> str:
-    """Return a name that is valid as a model and folder name."""
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", name).lstrip(".+-") or "model"

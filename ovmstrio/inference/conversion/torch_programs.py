@@ -77,7 +77,6 @@ def _arguments(module: Any) -> dict[str, list[int] | None]:
 
 
 def _describe(model: ov.Model, inputs: Mapping[str, Sequence[int] | None]) -> None:
-    """Set names and shapes of the inputs, if their number matches."""
     if len(inputs) != len(model.inputs):
         return
     for port, (name, shape) in zip(model.inputs, inputs.items(), strict=True):
@@ -91,7 +90,6 @@ def _describe(model: ov.Model, inputs: Mapping[str, Sequence[int] | None]) -> No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress logs and warnings of torch and OpenVINO."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -81,10 +81,6 @@ def _at(layer: str) -> str:
     return f" in layer {layer}" if layer else ""
 
 
-# ----------------------------------------------------------------------
-# Configured models
-# ----------------------------------------------------------------------
-
 # Settings that do not affect what OpenVINO runs.
 _IGNORED_SETTINGS: Final = {
     "name",

@@ -28,9 +28,6 @@ from ovmstrio.telemetry.logs import configure_logs
 
 __all__ = ["layers_of", "main", "run_part"]
 
-# ----------------------------------------------------------------------
-# Partial models
-# ----------------------------------------------------------------------
 
 _NON_LAYER_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 _ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
@@ -78,17 +75,11 @@ def _filled(port: Any, value: int) -> ov.Tensor:
     return tensor
 
 
-# ----------------------------------------------------------------------
-# Program
-# ----------------------------------------------------------------------
-
 _RUNS: Final = 2
 _NICENESS: Final = 5  # niceness, as requests take precedence
 
 
 class _ProbedModel:
-    """The last probed model."""
-
     def __init__(self) -> None:
         self._compiled: Compiled | None = None
 
@@ -112,7 +103,6 @@ class _ProbedModel:
         return []
 
     def zeros(self, _: Mapping[str, Any]) -> None:
-        """Run the model on zeros."""
         if self._compiled is not None:
             _run(self._compiled, [placeholder(spec, value=0) for spec in self._compiled.signature.inputs])
 
@@ -122,11 +112,9 @@ class _ProbedModel:
         gc.collect()
 
     def layers(self, question: Mapping[str, Any]) -> list[str]:
-        """Return the layer names in execution order."""
         return layers_of(_function(question["read"])(Path(question["source"])))
 
     def part(self, question: Mapping[str, Any]) -> None:
-        """Run the first ``count`` layers on inputs of one value."""
         model = _function(question["read"])(Path(question["source"]))
         run_part(model, question["count"], question["value"], question["device"])
 

@@ -124,7 +124,6 @@ class TrialMemory:
 
 
 def _files(path: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the files of a model with size, time and inode, sorted."""
     found = [path, *path.parent.glob(f"{escape(path.stem)}.*")] if path.is_file() else path.rglob("*")
     for file in sorted(set(found)):
         if file.is_file():

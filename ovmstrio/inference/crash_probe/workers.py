@@ -33,9 +33,6 @@ __all__ = [
     "trying_models",
 ]
 
-# ----------------------------------------------------------------------
-# Worker processes
-# ----------------------------------------------------------------------
 
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
 # Signals that a process causes itself; others, such as the OOM killer's, come from outside.
@@ -149,10 +146,6 @@ class TrialWorkers:
             await process.worker.close(_CLOSE_SECONDS)
 
 
-# ----------------------------------------------------------------------
-# Probing
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 LAYER_SECONDS: Final = 30.0
@@ -237,7 +230,6 @@ class TrialPool:
             return replace(verdict, zeros_crash=crashed.name, zeros_layer=await self._layer(trial, 0))
 
     async def _crash_of(self, trial: Trial, *deeds: str) -> Crashed | None:
-        """Run several operations on a model in one process; return the crash, if any."""
         try:
             async with self._workers.lend() as process:
                 may_be_corrupted = process.has_tried
@@ -283,10 +275,6 @@ class TrialPool:
             return True
         return False
 
-
-# ----------------------------------------------------------------------
-# Current probe
-# ----------------------------------------------------------------------
 
 TrialMode = Literal["auto", "off", "again"]
 """Whether to probe unknown models; ``again`` also probes models that crashed before."""

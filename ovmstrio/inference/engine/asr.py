@@ -147,7 +147,6 @@ class Hearing:
         return config
 
     def _truncate_prompt(self, prompt: str) -> str:
-        """Return the end of a prompt that fits into the decoder's context."""
         tokenizer = self._pipeline.get_tokenizer()
         ids = tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
         return prompt if len(ids) <= _PROMPT_TOKENS else str(tokenizer.decode(ids[-_PROMPT_TOKENS:]))
@@ -175,7 +174,6 @@ class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no t
         self._ends_after = ends_after
 
     def write(self, tokens: int | list[int]) -> Any:
-        """Record the tokens of a pass."""
         self.tokens.append([tokens] if isinstance(tokens, int) else list(tokens))
         return _status(goes_on=len(self.tokens) != self._ends_after)
 

@@ -14,9 +14,6 @@ from ovmstrio.core.errors import InvalidField
 
 __all__ = ["RATE", "Recording", "Samples", "SoundWriter", "sound_writer"]
 
-# ----------------------------------------------------------------------
-# Reading
-# ----------------------------------------------------------------------
 
 RATE: Final = 16_000
 """Sample rate of speech models in Hz."""
@@ -38,7 +35,6 @@ class _SoundStream(soundfile.SoundFile):  # type: ignore[misc]  # the library ha
     """Sequential reader; the base class seeks after each block, which fails for files of unknown length."""
 
     def seekable(self) -> bool:
-        """Return False."""
         return False
 
 
@@ -114,10 +110,6 @@ class Recording:
 def _describe(data: bytes) -> str:
     return f"{len(data)} bytes, first {bytes(data[:8])!r}"
 
-
-# ----------------------------------------------------------------------
-# Writing
-# ----------------------------------------------------------------------
 
 # OpenAI's clients expect this rate for raw samples.
 _PCM_RATE: Final = 24_000
@@ -246,14 +238,12 @@ class _Sink:
         self._at = 0
 
     def take(self) -> bytes:
-        """Return the bytes written since the last call."""
         taken = bytes(self._rest)
         self._taken += len(taken)
         self._rest.clear()
         return taken
 
     def write(self, data: bytes) -> int:
-        """Write at the current position."""
         size, start = len(data), self._at - self._taken
         late = bytes(data)[max(0, -start) :]
         start = max(0, start)
@@ -262,15 +252,12 @@ class _Sink:
         return size
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Set the position."""
         self._at = offset + (0, self._at, self._taken + len(self._rest))[whence]
         return self._at
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return nothing."""
         del size
         return b""

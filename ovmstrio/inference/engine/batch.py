@@ -220,7 +220,6 @@ class Batch:
             self.cancel(asked)
 
     def _read_text(self, text: RunningText, outcome: StepOutcome) -> bool:
-        """Read the output of a sequence; return whether it is complete."""
         try:
             news = text.read()
         except (DifferentTextError, NoRoomError) as error:
@@ -279,10 +278,6 @@ class Batch:
             (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.was_restarted
         ]
 
-
-# ----------------------------------------------------------------------
-# Admission
-# ----------------------------------------------------------------------
 
 _INITIAL_ANSWER_TOKENS: Final = 512
 _AVERAGE_WEIGHT: Final = 0.05

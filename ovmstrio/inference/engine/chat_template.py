@@ -462,7 +462,6 @@ def _token(value: Any) -> str:
 
 
 def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with text content and with call arguments as objects."""
     prepared = {**message, "content": message.get("content") if message.get("content") is not None else ""}
     calls = prepared.pop("tool_calls", None)
     if calls:

@@ -66,8 +66,6 @@ class Limits(NamedTuple):
 
 
 class _AddedRequest(NamedTuple):
-    """Request whose prompt is not tokenized yet: number of its message, its own number, and the request."""
-
     message: int
     number: int
     request: GenerationRequest
@@ -209,7 +207,6 @@ class Engine:
         )
 
     def _take(self, asked: AskedTexts) -> None:
-        """Queue a request for admission; Overloaded if the queue is full."""
         texts = max(asked.request.n, asked.request.sampling.best_of)
         need = BlockNeed(len(asked.prompt), asked.most, texts, asked.is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
@@ -270,7 +267,6 @@ class Engine:
             asked.answer_to = 0
 
     def _finish_empty(self, asked: AskedTexts) -> None:
-        """Answer a request for no tokens."""
         ends = [NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(asked.request.n)]
         self._emit(ends)
 
@@ -353,7 +349,6 @@ class Engine:
         self._emit([new for new in outcome.news if new.asked.id in self._requests])
 
     def _take_scored(self, asked: AskedTexts, error: ServerError | None) -> None:
-        """Continue with a request whose prompt has been scored."""
         try:
             if error is not None:
                 raise error
@@ -376,10 +371,6 @@ class Engine:
             if not asked.left:
                 self._forget(asked, has_ended=True)
 
-
-# ----------------------------------------------------------------------
-# Tokenization requests
-# ----------------------------------------------------------------------
 
 # Tokenized within about 10 ms, during which running sequences wait.
 _CHARACTERS_AT_ONCE: Final = 2**15

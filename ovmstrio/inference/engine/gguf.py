@@ -53,16 +53,12 @@ class GgufError(ValueError):
 
 
 class _Tensor(NamedTuple):
-    """Name of a tensor, with its position and size in the data section."""
-
     name: str
     offset: int
     size: int
 
 
 class _Header:
-    """Parser of a header."""
-
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._position = 0
@@ -70,7 +66,6 @@ class _Header:
         self._text_bytes = 0
 
     def values(self) -> tuple[dict[str, Any], int]:
-        """Return the values by key, and the number of tensors that follow."""
         if self._take(len(_MAGIC)) != _MAGIC:
             raise GgufError("not a GGUF file")
         version, tensors, count = self._unpack("<IQQ")
@@ -87,7 +82,6 @@ class _Header:
         return values, tensors
 
     def tensors(self, count: int, alignment: int) -> tuple[list[_Tensor], int]:
-        """Return the tensors and the start of the data section."""
         tensors = [self._tensor(alignment) for _ in range(count)]
         return tensors, -(-self._position // alignment) * alignment
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompilesForms", "FormCompiler", "FormTrials"]
 
-# ----------------------------------------------------------------------
-# Compiler
-# ----------------------------------------------------------------------
 
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
@@ -112,10 +109,6 @@ def _input(name: str, rank: int, kind: Any) -> Any:
     parameter.output(0).set_names({name})
     return parameter
 
-
-# ----------------------------------------------------------------------
-# Queue
-# ----------------------------------------------------------------------
 
 _MAX_KNOWN: Final = 512
 _NICENESS_STEP: Final = 10

@@ -19,15 +19,7 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
 )
-from ovmstrio.core.generation import (
-    Conversation,
-    Finish,
-    GenerationRequest,
-    Grammar,
-    GrammarKind,
-    Prompt,
-    Sampling,
-)
+from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Prompt, Sampling
 from ovmstrio.util.truncation import encode_text
 
 __all__ = [
@@ -150,7 +142,6 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
 
 
 def _encode_prompt(prompt: Prompt) -> tuple[list[Any], list[str]]:
-    """Return the prompt without its texts, and the texts."""
     if isinstance(prompt, str):
         return [_TEXT], [prompt]
     if isinstance(prompt, tuple):

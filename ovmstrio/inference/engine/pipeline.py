@@ -198,10 +198,6 @@ class Pipeline:
         self._batch.step()
 
 
-# ----------------------------------------------------------------------
-# Errors
-# ----------------------------------------------------------------------
-
 _CHECK: Final = re.compile(r"(?s)^Check '(?P<check>.*?)' failed at \S+:\d+:\s*(?P<why>.*)$")
 _LOGGED: Final = re.compile(r"(?s)^\[[0-9:]+\] \S+:\d+: (?P<why>.*)$")
 _RAISED: Final = re.compile(r"(?s)^Exception from \S+:\d+:\s*(?P<why>.*)$")

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CachedPrefixes", "OpenBlocks", "PromptStarts", "block_keys"]
 
-# ----------------------------------------------------------------------
-# Cached prefixes
-# ----------------------------------------------------------------------
-
 
 def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield the end and the chained hash of each block of a sequence; the last block may be partial."""
@@ -85,11 +81,6 @@ class CachedPrefixes:
         self._known.clear()
 
 
-# ----------------------------------------------------------------------
-# Partial blocks
-# ----------------------------------------------------------------------
-
-
 class OpenBlocks:
     """Ends of finished sequences; ``most`` limits how many are remembered."""
 
@@ -136,10 +127,6 @@ class OpenBlocks:
         self._heads.clear()
 
 
-# ----------------------------------------------------------------------
-# Scheduler
-# ----------------------------------------------------------------------
-
 # Ends remembered beyond the number of blocks, as blocks are not evicted in the order in which sequences end.
 _EXTRA_ENDS: Final = 512
 
@@ -164,7 +151,6 @@ class PromptStarts:
         return not any(self._ends.find(begin)) and not any(text.ends_within(begin, self._block) for text in running)
 
     def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningText]) -> int:
-        """Return the longest prefix that a prompt shares with any of the sequences."""
         return max(
             (_common(tokens, each.read_first, self._block) for each in texts if each.handle is not None), default=0
         )
@@ -198,7 +184,6 @@ class PromptStarts:
 
 
 def _common(one: Sequence[int], other: Sequence[int], step: int) -> int:
-    """Return the length of the common prefix."""
     most = min(len(one), len(other))
     for start in range(0, most, step):
         if one[start : start + step] != other[start : start + step]:

@@ -64,7 +64,6 @@ class EngineProgram:
         return self._engine.is_busy or self._tokenizing.is_busy
 
     def _take_messages(self) -> bool:
-        """Process pending messages, waiting for some if idle; False once the channel is closed."""
         started = time.monotonic()
         while True:
             self._read_ahead()

@@ -183,7 +183,6 @@ class Prompts:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
 
     def _exceeded(self, why: str) -> ContextExceeded:
-        """Return the error with the words that clients match on."""
         most = f"This model's maximum context length is {self._most} tokens, its answer included"
         return ContextExceeded(f"{most}; {why}", field=_FIELD)
 
@@ -192,10 +191,6 @@ def _without_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON can carry and the library rejects."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
-
-# ----------------------------------------------------------------------
-# Rendering
-# ----------------------------------------------------------------------
 
 _LIBRARY: Final = "MINJA"
 _GENERATION_PROMPT: Final = "add_generation_prompt"
@@ -256,11 +251,6 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
         message = f"the chat template rejects the messages: {reason_of(error)}"
         raise InvalidField(message, field=_FIELD) from error
     return text
-
-
-# ----------------------------------------------------------------------
-# Prompt log-probabilities
-# ----------------------------------------------------------------------
 
 
 class PromptScores:

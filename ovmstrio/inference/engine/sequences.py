@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_TOP_K", "AskedTexts", "DifferentTextError", "NewTokens", "NoRoomError", "RunningText", "configure"]
 
-# ----------------------------------------------------------------------
-# Sampling configuration
-# ----------------------------------------------------------------------
 
 DEFAULT_TOP_K: Final = 40
 NO_TOP_K: Final = 2**64 - 1
@@ -96,10 +93,6 @@ def _set_draft(config: Any, sampling: Sampling) -> None:
         config.num_assistant_tokens = 0
         config.assistant_confidence_threshold = sampling.assistant_confidence_threshold
 
-
-# ----------------------------------------------------------------------
-# Sequences
-# ----------------------------------------------------------------------
 
 _FINISH_REASONS: Final = {
     GenerationFinishReason.STOP: Finish.STOP,

@@ -32,8 +32,6 @@ _MAX_BUFFERED_SECONDS: Final = 1800
 
 
 class _Synthesis:
-    """A text being spoken: remaining sentences and the output file."""
-
     __slots__ = ("form", "is_streamed", "language", "seconds", "sentences", "speed", "voice", "writer")
 
     def __init__(self, sentences: list[str], asked: dict[str, Any]) -> None:
@@ -47,7 +45,6 @@ class _Synthesis:
         self.seconds = 0.0
 
     def add_seconds(self, seconds: float) -> None:
-        """Add to the length; InvalidField if a file that is not streamed gets too long."""
         self.seconds += seconds
         if not self.is_streamed and self.seconds > _MAX_BUFFERED_SECONDS:
             limit = f"audio too long: limit {_MAX_BUFFERED_SECONDS // 60} minutes without streaming"

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TextRows", "TokenWindow"]
 
-# ----------------------------------------------------------------------
-# Incremental detokenization
-# ----------------------------------------------------------------------
 
 _MAX_WINDOW: Final = 24
 # Tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens.
@@ -65,11 +62,6 @@ def _stable_length(text: str) -> int:
     while length > least and text[length - 1] == _UNKNOWN:
         length -= 1
     return length
-
-
-# ----------------------------------------------------------------------
-# Rows
-# ----------------------------------------------------------------------
 
 
 class _Output:
@@ -127,7 +119,6 @@ class TextRows:
         return texts
 
     def _decode_single_tokens(self, news: Sequence[NewTokens]) -> None:
-        """Decode and cache single tokens for log-probabilities."""
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
             if new.asked.prompt_logprobs and self._output(new).echoes:

@@ -71,7 +71,6 @@ def _encode(answer: dict[str, str]) -> bytes:
 
 
 def _receive(end: socket.socket) -> dict[str, Any] | None:
-    """Return the next request, or a marker if it cannot be parsed; None at the end."""
     header = _receive_exactly(end, HEADER.size)
     if header is None:
         return None

@@ -29,8 +29,6 @@ _UNSOLICITED: Final = 0
 
 
 class _Opened:
-    """A recording in transcription, with the position of the next sample."""
-
     __slots__ = ("position", "recording", "wanted")
 
     def __init__(self, recording: Recording, wanted: Wanted) -> None:
@@ -66,7 +64,6 @@ class _Program(TurnProgram[_Opened]):
         return {**asdict(heard), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
 
     def _send_text(self, number: int, text: str) -> bool:
-        """Send text; return whether the request is still open."""
         if text:
             self.channel.send([_UNSOLICITED, [number, text]])
         return self.is_wanted(number)

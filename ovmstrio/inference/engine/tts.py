@@ -249,7 +249,6 @@ class PiperSpeaker:
         return "".join(said).rstrip()
 
     def _without_unknown(self, phonemes: str) -> str:
-        """Remove symbols that the voice has no id for, and its own control marks."""
         spoken = self._numbers.keys() - {_BEGIN, _PAD, _END}
         return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in spoken)
 
@@ -262,7 +261,6 @@ class PiperSpeaker:
 
 
 def _runs_of(phonemes: str, most: int) -> list[str]:
-    """Split phonemes that are too long for one run, between words where possible."""
     runs = []
     while len(phonemes) > most:
         at = phonemes.rfind(" ", most // 2, most) + 1 or most
@@ -368,7 +366,6 @@ def _split(text: str) -> list[str]:
 
 
 def _split_long(sentence: str) -> list[str]:
-    """Split a sentence that is too long: at pauses, else between words, else anywhere."""
     parts: list[str] = []
     while (most := _fitting(sentence)) < len(sentence):
         head = sentence[:most]
@@ -380,7 +377,6 @@ def _split_long(sentence: str) -> list[str]:
 
 
 def _fitting(sentence: str) -> int:
-    """Return the number of characters that fit into one run."""
     room = MOST_CHARACTERS
     for at, letter in enumerate(sentence):
         room -= _WIDE_CHARACTER_WEIGHT if unicodedata.east_asian_width(letter) in "WF" else 1
