@@ -174,17 +174,13 @@ class Again:
 
     Attributes:
         build: compiles the model with settings and runs it once, so that no request pays for the first run.
-        config: settings for all cores.
-        on_loop: settings of one thread, if the event loop has its own model.
-        may_share_out: whether the server may choose the concurrency.
-        is_for_loop: whether concurrency 0 means the one-thread model alone.
     """
 
     build: Callable[[Mapping[str, str]], Compiled]
-    config: Mapping[str, str]
-    on_loop: Mapping[str, str] | None = None
-    may_share_out: bool = False
-    is_for_loop: bool = False
+    config: Mapping[str, str]  # settings for all cores
+    on_loop: Mapping[str, str] | None = None  # settings of one thread, if the event loop has its own model
+    may_share_out: bool = False  # whether the server may choose the concurrency
+    is_for_loop: bool = False  # whether concurrency 0 means the one-thread model alone
 
     def __call__(self, at_once: int) -> Compiled:
         """Compile and run the model for a concurrency; raise ConfigError if the device cannot compile it. Blocks."""

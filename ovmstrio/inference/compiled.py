@@ -115,43 +115,33 @@ class Compiled:
     """A compiled model with its properties.
 
     Attributes:
-        compile_again: compiles a replacement, with one stream if the model may fail.
-        compile_timed: compiles a copy that reports layer times.
         chosen_anew: compiles and runs a copy for a concurrency, pinned or not as :data:`CORES` says; 0 means one
             thread, for models that are ``is_for_loop``.
         isolated: compiles as many models of one stream as this one has streams.
-        nireq: number of requests in the pool, of which ``side_by_side`` run at once.
         may_fail: whether shapes inside are known at run time only, so that a valid request may fail and taint its
             stream until recovery (``docs/openvino_defects.md``).
-        blocking: execution mode on the event loop.
-        variables: state of a stateful model.
-        weight_bytes: size of the constants.
-        is_pinned: whether its threads are pinned to cores; None where the server must not choose.
-        may_share_out: whether the server may choose the concurrency.
-        loop: copy of one thread for the event loop, if this model has several.
-        buckets: sizes that inputs are padded to.
     """
 
     model: ov.CompiledModel
-    compile_again: Callable[[], ov.CompiledModel]
-    compile_timed: Callable[[], ov.CompiledModel]
+    compile_again: Callable[[], ov.CompiledModel]  # compiles a replacement, with one stream if the model may fail
+    compile_timed: Callable[[], ov.CompiledModel]  # compiles a copy that reports layer times
     chosen_anew: Callable[[int], Compiled]
     isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
     timing: Timing | None
-    nireq: int
+    nireq: int  # number of requests in the pool, of which ``side_by_side`` run at once
     side_by_side: int
     streams: int
     may_fail: bool
-    blocking: Blocking
-    variables: tuple[TensorSpec, ...] = ()
-    weight_bytes: int = 0
-    is_pinned: bool | None = None
-    may_share_out: bool = False
+    blocking: Blocking  # execution mode on the event loop
+    variables: tuple[TensorSpec, ...] = ()  # state of a stateful model
+    weight_bytes: int = 0  # size of the constants
+    is_pinned: bool | None = None  # whether its threads are pinned to cores; None where the server must not choose
+    may_share_out: bool = False  # whether the server may choose the concurrency
     is_for_loop: bool = False
-    loop: Compiled | None = None
-    buckets: ShapeBuckets | None = None
+    loop: Compiled | None = None  # copy of one thread for the event loop, if this model has several
+    buckets: ShapeBuckets | None = None  # sizes that inputs are padded to
 
     def with_loop(self, loop: Compiled) -> Compiled:
         """Return a copy with a one-thread model on which the event loop runs short inferences."""

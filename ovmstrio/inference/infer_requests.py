@@ -65,11 +65,6 @@ class CompletionQueue:
     Args:
         side_by_side: number of inferences that the device runs at once.
         streams: number of streams of the model.
-
-    Attributes:
-        has_begun: whether the queue belongs to an event loop.
-        most_waiting: completions that may wait for another one before the loop is notified; 0 for none.
-        running: inferences started whose completion the loop has not processed.
     """
 
     __slots__ = (
@@ -87,10 +82,10 @@ class CompletionQueue:
         self._token: trio.lowlevel.TrioToken | None = None
         self._ended: deque[trio.Event] = deque()
         self._is_wakeup_pending = False
-        self.has_begun = False
+        self.has_begun = False  # whether the queue belongs to an event loop
         self.be_of(side_by_side, streams)
-        self.most_waiting = 0
-        self.running = 0
+        self.most_waiting = 0  # completions that may wait for another one before the loop is notified; 0 for none
+        self.running = 0  # inferences started whose completion the loop has not processed
 
     def begin(self) -> None:
         """Attach the queue to the running event loop; required before the first inference."""
@@ -156,7 +151,6 @@ class Completion:
     would leak both.
 
     Attributes:
-        done: set on the loop when the inference has succeeded.
         at: ``perf_counter`` time of success; 0 until then.
         free_at: time at which the stream finished the previous inference.
     """
@@ -164,7 +158,7 @@ class Completion:
     __slots__ = ("_queue", "at", "done", "free_at")
 
     def __init__(self) -> None:
-        self.done = trio.Event()
+        self.done = trio.Event()  # set on the loop when the inference has succeeded
         self.at = self.free_at = 0.0
         self._queue: CompletionQueue | None = None
 
@@ -242,7 +236,6 @@ class Slot:
     Attributes:
         request: OpenVINO's infer request.
         model: the compiled model of the request.
-        broken: reason why the model can no longer run; empty if healthy.
     """
 
     __slots__ = (
@@ -267,7 +260,7 @@ class Slot:
         self._blocking = blocking
         self._marks = marks_of(signature) if blocking is Blocking.MARKED else None
         self._is_stuck = False
-        self.broken = ""
+        self.broken = ""  # reason why the model can no longer run; empty if healthy
         self._signature = signature
         self._idle = [idle_tensor(spec) for spec in signature.inputs]
         self._arrays: Sequence[Array] = ()
@@ -491,16 +484,11 @@ class _Turn:
 
 
 class RequestPool:
-    """First-come, first-served pool of slots, at a third of the cost of a memory channel.
-
-    Attributes:
-        size: number of slots.
-        active: number of slots in use.
-    """
+    """First-come, first-served pool of slots, at a third of the cost of a memory channel."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self.size = len(slots)
-        self.active = 0
+        self.size = len(slots)  # number of slots
+        self.active = 0  # number of slots in use
         self._free = deque(slots)
         self._callers: dict[trio.lowlevel.Task, _Turn] = {}
 

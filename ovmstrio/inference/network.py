@@ -94,7 +94,6 @@ class Network:
     Attributes:
         side_by_side: number of inferences that OpenVINO runs at once; more wait in its queue.
         is_pinned: whether its threads are pinned to cores; None where the server must not choose.
-        weight_bytes: size of the weights.
     """
 
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, fills_cores: bool = True) -> None:
@@ -123,7 +122,7 @@ class Network:
         self._idle = trio.Event()
         self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
         self._runs = Runs(self._completions, may_fail=compiled.may_fail)
-        self.weight_bytes = compiled.weight_bytes
+        self.weight_bytes = compiled.weight_bytes  # size of the weights
         self._has_small_outputs = (
             compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _MAX_INLINE_COPY_BYTES
         )

@@ -87,7 +87,6 @@ class Fitted:
     """Inputs of one call with their padding.
 
     Attributes:
-        cuts: padding to remove from the outputs.
         given: number of elements of the inputs that have buckets.
         added: number of padding elements.
     """
@@ -98,7 +97,7 @@ class Fitted:
         self._arrays = arrays
         self._padded_axes = grown
         self.fit: Fit = "exact"
-        self.cuts: dict[int, list[Cut]] = {}
+        self.cuts: dict[int, list[Cut]] = {}  # padding to remove from the outputs
         self.given = self.added = 0
 
     @property

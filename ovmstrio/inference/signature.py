@@ -19,21 +19,15 @@ __all__ = ["ModelSignature", "dims_of", "for_ports", "own_specs", "port_names", 
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """Inputs and outputs sorted by name, each with the position of its port in the model.
-
-    Attributes:
-        extra: JSON-compatible ``rt_info`` of the model file.
-        unranked_outputs: positions of outputs of unknown rank.
-        labels: class names.
-    """
+    """Inputs and outputs sorted by name, each with the position of its port in the model."""
 
     inputs: tuple[TensorSpec, ...]
     input_ports: tuple[int, ...]
     outputs: tuple[TensorSpec, ...]
     output_ports: tuple[int, ...]
-    extra: dict[str, Any]
-    unranked_outputs: frozenset[int] = frozenset()
-    labels: tuple[str, ...] = ()
+    extra: dict[str, Any]  # JSON-compatible ``rt_info`` of the model file
+    unranked_outputs: frozenset[int] = frozenset()  # positions of outputs of unknown rank
+    labels: tuple[str, ...] = ()  # class names
 
     @property
     def has_fixed_inputs(self) -> bool:

@@ -21,16 +21,12 @@ _COOLDOWN_SECONDS: Final = 1.0
 
 
 class Crowd:
-    """Hysteresis switch that moves a model's calls off the event loop under contention.
-
-    Attributes:
-        is_there: whether calls leave the loop.
-    """
+    """Hysteresis switch that moves a model's calls off the event loop under contention."""
 
     __slots__ = ("_clock", "_cooldown_until", "_quiet_calls", "is_there")
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self.is_there = False
+        self.is_there = False  # whether calls leave the loop
         self._clock = clock
         self._cooldown_until = 0.0
         self._quiet_calls = 0

@@ -121,36 +121,27 @@ class Conversion:
     """Options of a conversion.
 
     Attributes:
-        fp16: store the weights in half precision.
-        stateful: turn state inputs into variables.
         state: input names to the outputs with their next value; empty to detect them by name and shape.
-        inputs: types and shapes of inputs.
-        calibration: folder of samples for int8 quantization.
     """
 
-    fp16: bool = False
-    stateful: bool = False
+    fp16: bool = False  # store the weights in half precision
+    stateful: bool = False  # turn state inputs into variables
     low_latency: bool = False
     state: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, InputForm] = field(default_factory=dict)
-    calibration: Path | None = None
+    inputs: Mapping[str, InputForm] = field(default_factory=dict)  # types and shapes of inputs
+    calibration: Path | None = None  # folder of samples for int8 quantization
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """Result of a conversion.
-
-    Attributes:
-        state: (input, output) pairs that became variables.
-        samples: number of samples used for quantization.
-    """
+    """Result of a conversion."""
 
     directory: Path
     framework: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    state: Mapping[str, str]
-    samples: int = 0
+    state: Mapping[str, str]  # (input, output) pairs that became variables
+    samples: int = 0  # number of samples used for quantization
 
 
 def save(model: ov.Model, directory: Path, *, fp16: bool = False) -> None:

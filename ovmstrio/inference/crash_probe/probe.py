@@ -18,45 +18,27 @@ __all__ = ["Trial", "Verdict", "compile_plain", "trial_of"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A model to probe.
+    """A model to probe."""
 
-    Attributes:
-        name: name for messages.
-        path: file or folder with all files of the model.
-        compile: ``module:function`` that returns a ``Compiled`` for ``argument``; blocking.
-        argument: plain data.
-        read: ``module:function`` that reads ``source``, for the search of the crashing layer.
-        source: file or folder that OpenVINO reads.
-        settings: plain data with everything besides the files that affects the result.
-    """
-
-    name: str
-    path: Path
-    compile: str
-    argument: Any
-    read: str
-    source: Path
+    name: str  # name for messages
+    path: Path  # file or folder with all files of the model
+    compile: str  # ``module:function`` that returns a ``Compiled`` for ``argument``; blocking
+    argument: Any  # plain data
+    read: str  # ``module:function`` that reads ``source``, for the search of the crashing layer
+    source: Path  # file or folder that OpenVINO reads
     device: str
-    settings: Any
+    settings: Any  # plain data with everything besides the files that affects the result
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes:
-        crash: signal that ended the process; empty if the model ran.
-        layer: first layer that crashes; empty if unknown.
-        zeros_crash: signal if all inputs are zeros; empty if there was none.
-        zeros_layer: layer that crashes on zeros.
-        day: date of the probe, ISO format.
-    """
-
-    crash: str = ""
-    layer: str = ""
-    zeros_crash: str = ""
-    zeros_layer: str = ""
-    day: str = ""
+    crash: str = ""  # signal that ended the process; empty if the model ran
+    layer: str = ""  # first layer that crashes; empty if unknown
+    zeros_crash: str = ""  # signal if all inputs are zeros; empty if there was none
+    zeros_layer: str = ""  # layer that crashes on zeros
+    day: str = ""  # date of the probe, ISO format
 
     def refusal(self, trial: Trial, remembered: Path | None) -> ConfigError:
         """Return the error of a model that crashed; ``remembered`` is the file of a stored verdict."""

@@ -159,9 +159,6 @@ class TrialPool:
         nursery: hosts the processes.
         tries_again: whether to probe known crashing models once more.
         layer_seconds: timeout of the search for the layer that crashes; after it no layer is reported.
-
-    Attributes:
-        token: token of the event loop, for threads.
     """
 
     def __init__(
@@ -172,7 +169,7 @@ class TrialPool:
         tries_again: bool = False,
         layer_seconds: float = LAYER_SECONDS,
     ) -> None:
-        self.token = trio.lowlevel.current_trio_token()
+        self.token = trio.lowlevel.current_trio_token()  # token of the event loop, for threads
         self._memory = memory
         self._retries = tries_again
         self._layer_seconds = layer_seconds

@@ -58,7 +58,6 @@ class Hearing:
         tells_words: whether word timestamps are available, which makes it slower.
 
     Attributes:
-        window: maximum number of samples per window.
         languages: supported languages, such as ``en``; empty for English-only models.
 
     Raises:
@@ -72,7 +71,7 @@ class Hearing:
         self._pipeline = self._make()
         config = self._pipeline.get_generation_config()
         self.languages = {name.strip("<|>"): name for name in config.lang_to_id} if config.is_multilingual else {}
-        self.window = _window_samples(Path(folder))
+        self.window = _window_samples(Path(folder))  # maximum number of samples per window
 
     def hear(
         self, sound: Samples, wanted: Wanted, *, is_first: bool, is_last: bool, tell: Callable[[str], bool]

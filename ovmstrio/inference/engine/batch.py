@@ -26,31 +26,25 @@ class StepOutcome:
     """Result of a step.
 
     Attributes:
-        proven: requests whose grammar is now known to work.
         left: requests cancelled during prefill that have now left the batch.
     """
 
     news: list[NewTokens] = field(default_factory=list)
     failed: list[tuple[AskedTexts, ServerError]] = field(default_factory=list)
-    proven: list[AskedTexts] = field(default_factory=list)
+    proven: list[AskedTexts] = field(default_factory=list)  # requests whose grammar is now known to work
     left: list[AskedTexts] = field(default_factory=list)
 
 
 class Batch:
-    """Running sequences of a pipeline.
-
-    Attributes:
-        rebuilds: number of times the pipeline was recreated.
-        suspensions: number of times a sequence was left out of a step because the KV cache was full.
-    """
+    """Running sequences of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._prefill = PromptStarts(pipeline)
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningText] = {}
-        self.rebuilds = 0
-        self.suspensions = 0
+        self.rebuilds = 0  # number of times the pipeline was recreated
+        self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
 
     @property
     def is_busy(self) -> bool:

@@ -48,21 +48,13 @@ _RENDER_SECONDS: Final = 0.02
 
 
 class Limits(NamedTuple):
-    """Request limits.
+    """Request limits."""
 
-    Attributes:
-        tokens: prompt and answer together.
-        answer: tokens of an answer; None for as many as fit.
-        texts: concurrent sequences.
-        waiting: requests in the queue.
-        overcommit: KV-cache overcommit factor; 1.0 admits a request only if its worst case fits.
-    """
-
-    tokens: int
-    answer: int | None = None
-    texts: int = 256
-    waiting: int = 256
-    overcommit: float = 1.0
+    tokens: int  # prompt and answer together
+    answer: int | None = None  # tokens of an answer; None for as many as fit
+    texts: int = 256  # concurrent sequences
+    waiting: int = 256  # requests in the queue
+    overcommit: float = 1.0  # KV-cache overcommit factor; 1.0 admits a request only if its worst case fits
 
 
 class _AddedRequest(NamedTuple):

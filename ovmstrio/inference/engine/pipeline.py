@@ -31,41 +31,23 @@ _WARMING_STEPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Options of a pipeline.
+    """Options of a pipeline."""
 
-    Attributes:
-        folder: model, tokenizer and generation settings.
-        properties: device properties.
-        cache_bytes: size of the KV cache.
-        batched_tokens: maximum tokens per step.
-        texts: maximum sequences per step.
-        splits_prompts: whether a step may process part of a prompt (chunked prefill).
-        caches_prefixes: whether the prefix cache is enabled.
-        draft_folder: draft model for speculative decoding; empty for none.
-        draft_device: device of the draft model.
-        looks_up: whether prompt lookup proposes tokens.
-    """
-
-    folder: str
+    folder: str  # model, tokenizer and generation settings
     device: str = "CPU"
-    properties: dict[str, Any] = field(default_factory=dict)
-    cache_bytes: int = GIB
-    batched_tokens: int = 256
-    texts: int = 256
-    splits_prompts: bool = True
-    caches_prefixes: bool = True
-    draft_folder: str = ""
-    draft_device: str = ""
-    looks_up: bool = False
+    properties: dict[str, Any] = field(default_factory=dict)  # device properties
+    cache_bytes: int = GIB  # size of the KV cache
+    batched_tokens: int = 256  # maximum tokens per step
+    texts: int = 256  # maximum sequences per step
+    splits_prompts: bool = True  # whether a step may process part of a prompt (chunked prefill)
+    caches_prefixes: bool = True  # whether the prefix cache is enabled
+    draft_folder: str = ""  # draft model for speculative decoding; empty for none
+    draft_device: str = ""  # device of the draft model
+    looks_up: bool = False  # whether prompt lookup proposes tokens
 
 
 class Pipeline:
     """Continuous-batching pipeline that can be rebuilt with the same settings.
-
-    Attributes:
-        tokenizer: the library's tokenizer.
-        blocks: number of KV-cache blocks.
-        block_tokens: tokens per block.
 
     Raises:
         RuntimeError: the model cannot be loaded.
@@ -73,11 +55,11 @@ class Pipeline:
 
     def __init__(self, options: PipelineOptions) -> None:
         self._options = options
-        self.tokenizer: Any = None
-        self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS
+        self.tokenizer: Any = None  # the library's tokenizer
+        self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self._batch = self._make()
         self.tokenizer = self._batch.get_tokenizer()
-        self.blocks = self._count_blocks()
+        self.blocks = self._count_blocks()  # number of KV-cache blocks
         whole = -(-options.cache_bytes // GIB) * GIB
         if whole != options.cache_bytes:
             # The library accepts a size in full gigabytes, or in blocks whose size only it knows.

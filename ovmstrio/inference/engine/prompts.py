@@ -200,13 +200,11 @@ class PromptRenderer(NamedTuple):
     """Renders conversations to prompts.
 
     Attributes:
-        render: renders synchronously or raises.
-        source: template source, from which output parsers are detected.
         process: process that renders in the background; None if rendering takes almost no time.
     """
 
-    render: Callable[[Conversation], str]
-    source: str
+    render: Callable[[Conversation], str]  # renders synchronously or raises
+    source: str  # template source, from which output parsers are detected
     process: TemplateProcess | None = None
 
 

@@ -121,29 +121,21 @@ class AskedTexts:
     """A request ready to run.
 
     Attributes:
-        id: the server's request number.
-        answer_to: number of the message to answer when the request runs; 0 once answered.
-        most: maximum tokens per sequence.
-        is_open: whether the user set no limit of tokens.
-        is_proven: whether its grammar, if any, is known to work.
         prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
-        left: number of sequences that have not ended.
-        generated: number of generated tokens.
-        cached: number of prompt tokens found in the prefix cache, as far as known.
     """
 
-    id: int
-    answer_to: int
+    id: int  # the server's request number
+    answer_to: int  # number of the message to answer when the request runs; 0 once answered
     request: GenerationRequest
     prompt: list[int]
-    most: int
+    most: int  # maximum tokens per sequence
     seed: int
-    is_open: bool = False
-    is_proven: bool = True
+    is_open: bool = False  # whether the user set no limit of tokens
+    is_proven: bool = True  # whether its grammar, if any, is known to work
     prompt_logprobs: list[float | None] = field(default_factory=list)
-    left: int = 0
-    generated: int = 0
-    cached: int = 0
+    left: int = 0  # number of sequences that have not ended
+    generated: int = 0  # number of generated tokens
+    cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +153,21 @@ class RunningText:
     """One sequence of a request, or all of them for beam search.
 
     Attributes:
-        handle: the library's handle, None before the start; dropping it ends the sequence.
-        is_new: started, no step since.
-        is_reading: in prefill.
         is_settled: has had two tokens since the start, so that the library has hashed its last block completely.
-        is_leaving: cancelled, but finishing its prefill.
-        is_suspect: was new, with others, in a step that failed, and has not run since.
-        was_restarted: restarted after a failed step.
-        is_first: received its first token in the last step.
-        was_suspended: left out of the last step, but not of the one before.
     """
 
     def __init__(self, asked: AskedTexts, index: int = 0) -> None:
         self.asked = asked
         self.index = index
-        self.handle: Any = None
-        self.is_new = False
-        self.is_reading = False
+        self.handle: Any = None  # the library's handle, None before the start; dropping it ends the sequence
+        self.is_new = False  # started, no step since
+        self.is_reading = False  # in prefill
         self.is_settled = False
-        self.is_leaving = False
-        self.is_suspect = False
-        self.was_restarted = False
-        self.is_first = False
-        self.was_suspended = False
+        self.is_leaving = False  # cancelled, but finishing its prefill
+        self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
+        self.was_restarted = False  # restarted after a failed step
+        self.is_first = False  # received its first token in the last step
+        self.was_suspended = False  # left out of the last step, but not of the one before
         self._is_suspended = False
         self._prompt_tokens_left = 0
         self._tokens: list[int] = []
