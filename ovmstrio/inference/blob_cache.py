@@ -174,7 +174,10 @@ class CompiledFiles:
         try:
             known = self._existing_files(key)
             found = {path: path.stat().st_size for path in place.glob("*.blob") if path.name not in known}
-            new = {path: (size, _flush_checksum(path)) for path, size in found.items() if size <= self._most_bytes}
+            new = {path: (size, _checksum(path)) for path, size in found.items() if size <= self._most_bytes}
+            for path in new:
+                with open_regular(path) as file:
+                    os.fsync(file.fileno())
             if new:
                 with self._locked():
                     self._add(key, new)
@@ -247,13 +250,6 @@ class LentFolder:
     def give_back(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.place, ignore_errors=True)
-
-
-def _flush_checksum(path: Path) -> int:
-    check = _checksum(path)
-    with open_regular(path) as file:
-        os.fsync(file.fileno())
-    return check
 
 
 def _checksum(path: Path) -> int:

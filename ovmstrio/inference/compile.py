@@ -421,7 +421,7 @@ def _build(
     may_fail = bool(model.is_dynamic())
     if may_fail and streams > 1:
         compile_again = partial(_compile, model, source, _one_stream(config, threads))
-    isolated = partial(_isolated, model, source, _one_stream(config, max(1, threads // max(1, streams))), streams)
+    alone_config = _one_stream(config, max(1, threads // max(1, streams)))
     blocking = Blocking.SYNCHRONOUS
     if may_fail and threads <= 1:
         is_told = source.spec.target_device == "CPU" and marks_of(signature) is not None
@@ -449,7 +449,7 @@ def _build(
         compile_again=compile_again,
         compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
         chosen_anew=Again(partial(_build, model, source, signature, variables), config, may_share_out=may_share_out),
-        isolated=isolated,
+        isolated=lambda: tuple(_compile(model, source, alone_config) for _ in range(streams)),
         signature=signature,
         placement=placement,
         timing=timing,
@@ -492,12 +492,6 @@ def _one_stream(config: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the settings for one unpinned stream; pinned models would share cores."""
     ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), PINNING: "NO"}
     return {name: value for name, value in config.items() if not name.startswith("PERFORMANCE_HINT")} | ours
-
-
-def _isolated(
-    model: ov.Model, source: ModelFile, config: Mapping[str, str], count: int
-) -> tuple[ov.CompiledModel, ...]:
-    return tuple(_compile(model, source, config) for _ in range(count))
 
 
 def _property(model: ov.CompiledModel, name: str, default: int) -> int:

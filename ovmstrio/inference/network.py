@@ -216,8 +216,10 @@ class Network:
             size += array.nbytes
         call = InferCall(begin, arrays, size, change, event, most_bytes, cuts)
         inline = self._placement.is_inline(size)
-        if inline and self._blocks_loop and self._avoids_loop():
-            return await self._infer_in_pool(call, short=False)
+        if inline and self._blocks_loop:
+            others = self.pool.active + self.pool.waiting
+            if self._contention.leaves(others, loop_is_full=self._loop_load.is_full):
+                return await self._infer_in_pool(call, short=False)
         may_wait = self._blocks_loop or self.pool.active
         if inline and (await self._loop_is_free() if may_wait else self._loop_may_run()):
             try:
@@ -279,7 +281,10 @@ class Network:
             # A model of one thread is never pinned.
             self.is_pinned = compiled.is_pinned
         if self.is_pinned is not None:
-            self._report_pinning(was_shared=was_shared)
+            is_bound = self._device.get(BOUND) == "yes"
+            self._hooks.bound(to_cores=is_bound, again=True)
+            # If OpenVINO does not pin this model by default, there is nothing to choose.
+            self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
         await self._resize_pool(compiled)
 
     def _switch_to(self, compiled: Compiled, *, is_other: bool) -> None:
@@ -296,12 +301,6 @@ class Network:
         self.side_by_side = compiled.side_by_side
         self._completions.be_of(compiled.side_by_side, compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
-
-    def _report_pinning(self, *, was_shared: bool) -> None:
-        is_bound = self._device.get(BOUND) == "yes"
-        self._hooks.bound(to_cores=is_bound, again=True)
-        # If OpenVINO does not pin this model by default, there is nothing to choose.
-        self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
 
     async def _resize_pool(self, compiled: Compiled) -> None:
         try:
@@ -362,10 +361,6 @@ class Network:
         while not self._loop_may_share and self._is_loop_free_soon():
             await self._idle.wait()
         return self._loop_may_run()
-
-    def _avoids_loop(self) -> bool:
-        others = self.pool.active + self.pool.waiting
-        return self._contention.leaves(others, loop_is_full=self._loop_load.is_full)
 
     def _loop_may_run(self) -> bool:
         """Return whether the event loop may infer now.

@@ -8,7 +8,7 @@ import openvino as ov
 from openvino.preprocess import ColorFormat, PrePostProcessor
 
 from ovmstrio.config.mapping import TensorMapping
-from ovmstrio.config.specs import LayoutSpec, ModelSpec
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
@@ -50,7 +50,8 @@ def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.M
         for index, layout in {**layouts, **positions}.items():
             at_input = index < len(inputs)
             port = processor.input(index) if at_input else processor.output(index - len(inputs))
-            _declare(port, layout)
+            port.tensor().set_layout(ov.Layout(layout.tensor))
+            port.model().set_layout(ov.Layout(layout.model or layout.tensor))
         _convert_inputs(processor, model, spec, inputs, aliases)
         return processor.build()
     except OPENVINO_ERRORS as error:
@@ -81,11 +82,6 @@ def _check_values(spec: ModelSpec) -> None:
             raise _problem(
                 spec, f"{option.removesuffix('s')} needs a layout", "layout", "set layout, such as NHWC:NCHW"
             )
-
-
-def _declare(port: Any, layout: LayoutSpec) -> None:
-    port.tensor().set_layout(ov.Layout(layout.tensor))
-    port.model().set_layout(ov.Layout(layout.model or layout.tensor))
 
 
 def _convert_inputs(

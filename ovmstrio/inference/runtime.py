@@ -39,11 +39,7 @@ _POSITION: Final = re.compile(r"(Caught exception: )?(Exception from \S+:\d+:|Ch
 _MAX_CHARACTERS: Final = 600
 
 _lock = threading.Lock()
-
-
-@cache
-def _make_core() -> ov.Core:
-    return ov.Core()
+_make_core = cache(ov.Core)
 
 
 def core() -> ov.Core:

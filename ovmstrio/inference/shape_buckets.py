@@ -259,7 +259,8 @@ def following_outputs(
             if dimension.name in settled:
                 found.append(dimension)
                 continue
-            closed = {} if _is_bounded(shapes) else probes.by_size(dimension, closed=True)
+            is_bounded = all(dim.high != -1 for each in shapes.values() for dims in each for dim in dims)
+            closed = {} if is_bounded else probes.by_size(dimension, closed=True)
             found.append(replace(dimension, outputs=_follows(path, signature, shapes, closed)))
         except ConfigError as error:
             problems += error.problems
@@ -364,10 +365,6 @@ def _is_beyond(dim: Dim, size: int) -> bool:
 
 def _beyond(dim: Dim, size: int) -> Dim:
     return Dim(size + 1, size + _MAX_DIM if dim.high == -1 else dim.high) if _is_beyond(dim, size) else _bounded(dim)
-
-
-def _is_bounded(shapes: Mapping[int, _Shapes]) -> bool:
-    return all(dim.high != -1 for each in shapes.values() for dims in each for dim in dims)
 
 
 def _follows(

@@ -103,7 +103,9 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelS
     if problems:
         raise ConfigError(problems)
     unranked = frozenset(index for index, port in enumerate(model.outputs) if port.get_partial_shape().rank.is_dynamic)
-    return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model), unranked)
+    key = "model_info"
+    extra = {"rt_info": {key: _plain(model.get_rt_info(key))}} if model.has_rt_info(key) else {}
+    return ModelSignature(inputs, input_ports, outputs, output_ports, extra, unranked)
 
 
 def own_specs(ports: Sequence[Any], *, is_input: bool) -> tuple[TensorSpec, ...]:
@@ -156,12 +158,6 @@ def _batch_axis(layout: str, rank: int) -> int | None:
     if dots and "N" in after:
         return rank - len(after) + after.index("N")
     return None
-
-
-def _extra(model: ov.Model) -> dict[str, Any]:
-    if not model.has_rt_info("model_info"):
-        return {}
-    return {"rt_info": {"model_info": _plain(model.get_rt_info("model_info"))}}
 
 
 def _plain(value: Any) -> Any:

@@ -163,7 +163,10 @@ def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
         ConfigError: the file cannot be read, or does not have the structure that ``openvino_tokenizers`` writes.
     """
     read = read_tokenizer(file)
-    spec = ModelSpec(name=name, base_path=file.parent, plugin_config=_one_thread_each())
+    # A few texts in parallel, each on one thread: no tokenizer operation uses more.
+    count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))
+    config = {"NUM_STREAMS": count, "INFERENCE_NUM_THREADS": count, "ENABLE_CPU_PINNING": "NO"}
+    spec = ModelSpec(name=name, base_path=file.parent, plugin_config=config)
     compiled = compile_read(read.model, ModelFile(file, spec))
     return CompiledTokenizer(replace(compiled, placement=Placement.away(), loop=None), read.special_tokens, read.pad_id)
 
@@ -183,9 +186,3 @@ def _with_defaults(source: ModelFile) -> ModelFile:
     chosen = source.spec.plugin_config
     config = {**_EXACT, **({} if _HINTS & chosen.keys() else _THROUGHPUT), **chosen}
     return replace(source, spec=source.spec.model_copy(update={"plugin_config": config}))
-
-
-def _one_thread_each() -> dict[str, str]:
-    """Return settings to tokenize a few texts in parallel, each on one thread: no tokenizer operation uses more."""
-    count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))
-    return {"NUM_STREAMS": count, "INFERENCE_NUM_THREADS": count, "ENABLE_CPU_PINNING": "NO"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -192,7 +192,6 @@ class RaggedTokenizer:
     model: ov.Model
     special_tokens: SpecialTokens
     pad_id: int
-    pads_right: bool
 
 
 def read_tokenizer(file: Path) -> RaggedTokenizer:
@@ -213,7 +212,7 @@ def read_tokenizer(file: Path) -> RaggedTokenizer:
     special_tokens = read_special_tokens(model, combine)
     pad_id = int(pad.input_value(_PAD_ID).get_node().get_data().reshape(-1)[0])
     ragged = ov.Model(_named_results(tokens), _replace_inputs(unpack), "tokenizer")
-    return RaggedTokenizer(ragged, special_tokens, pad_id, bool(pad.get_attributes().get("pad_right", True)))
+    return RaggedTokenizer(ragged, special_tokens, pad_id)
 
 
 def _find_tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
@@ -224,7 +223,10 @@ def _find_tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
         source = parts[2].get_node()
         if source.get_type_name() == COMBINE:
             combine = source
-            parts = next(_open_parts(source))
+            groups = (
+                [source.input_value(at + each) for each in range(3)] for at in range(0, source.get_input_size() - 1, 3)
+            )
+            parts = next(group for group in groups if group[2].get_node().get_type_name() != "Constant")
         elif source.get_type_name() == _TRUNCATE:
             parts = [source.input_value(number) for number in range(3)]
         elif parts[0].get_node() != source and source.get_output_size() == len(parts):
@@ -232,13 +234,6 @@ def _find_tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
             return combine, source.outputs()
         else:
             return combine, parts
-
-
-def _open_parts(combine: ov.Node) -> Iterator[list[ov.Output]]:
-    for number in range(0, combine.get_input_size() - 1, 3):
-        parts = [combine.input_value(number + each) for each in range(3)]
-        if parts[2].get_node().get_type_name() != "Constant":
-            yield parts
 
 
 def _replace_inputs(unpack: ov.Node) -> list[ov.Node]:

@@ -179,13 +179,8 @@ def convert(
     inputs, outputs = own_specs(model.inputs, is_input=True), own_specs(model.outputs, is_input=False)
     with new_version(repository, name, version, force=force) as directory:
         save(model, directory, fp16=wanted.fp16)
-        _load(source, directory, name)
+        try:
+            compile_model(ModelFile(directory / _MODEL, ModelSpec(name=name, base_path=directory.parent)))
+        except ConfigError as error:
+            raise ConfigError([replace(problem, file=str(source)) for problem in error.problems]) from error
     return Converted(target, framework, inputs, outputs, state, samples)
-
-
-def _load(source: Path, directory: Path, name: str) -> None:
-    spec = ModelSpec(name=name, base_path=directory.parent)
-    try:
-        compile_model(ModelFile(directory / _MODEL, spec))
-    except ConfigError as error:
-        raise ConfigError([replace(problem, file=str(source)) for problem in error.problems]) from error

@@ -188,7 +188,10 @@ def _is_model_file(file: Path) -> bool:
 
 def _names(root: Path, paths: Sequence[Path]) -> list[str]:
     short = [
-        _valid_name(path.stem if path.is_file() and _has_own_name(path) else _folder_name(root, path)) for path in paths
+        _valid_name(
+            path.stem if path.is_file() and path.stem.lower() not in _GENERIC_NAMES else _folder_name(root, path)
+        )
+        for path in paths
     ]
     counts = Counter(short)
     names = [
@@ -204,10 +207,6 @@ def _names(root: Path, paths: Sequence[Path]) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return names
-
-
-def _has_own_name(path: Path) -> bool:
-    return path.is_file() and path.stem.lower() not in _GENERIC_NAMES
 
 
 def _folder_name(root: Path, path: Path) -> str:

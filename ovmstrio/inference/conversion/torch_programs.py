@@ -43,7 +43,10 @@ def read_torch(source: Path, framework: str) -> ov.Model:
             model: ov.Model = ov.convert_model(program)
         except OPENVINO_ERRORS as error:
             raise refused(source, f"OpenVINO cannot convert the model: {reason(error)}") from error
-        _describe(model, _sizes(program) if framework == EXPORT else _arguments(program))
+        if framework == EXPORT:
+            _describe(model, _sizes(program))
+        else:
+            _describe(model, {str(argument.name): None for argument in program.forward.schema.arguments[1:]})
     return model
 
 
@@ -69,11 +72,6 @@ def _sizes(program: Any) -> dict[str, list[int] | None]:
         shape = getattr(value, "shape", None)
         shapes[str(name)] = None if shape is None else [size if isinstance(size, int) else -1 for size in shape]
     return shapes
-
-
-def _arguments(module: Any) -> dict[str, list[int] | None]:
-    _, *arguments = module.forward.schema.arguments
-    return {str(argument.name): None for argument in arguments}
 
 
 def _describe(model: ov.Model, inputs: Mapping[str, Sequence[int] | None]) -> None:

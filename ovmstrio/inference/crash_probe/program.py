@@ -19,7 +19,7 @@ import openvino.opset13 as op
 import trio
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
-from ovmstrio.core.tensor import BYTES, Array, TensorSpec
+from ovmstrio.core.tensor import BYTES
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core
 from ovmstrio.inference.tensors import placeholder
@@ -96,7 +96,9 @@ class _ProbedModel:
         _run(compiled, [placeholder(spec) for spec in specs])
         if any(spec.datatype is BYTES for spec in specs):
             # Short strings are stored inline, long ones on the heap.
-            _run(compiled, [_longer(placeholder(spec), spec) for spec in specs])
+            long = np.array(_LONG_STRING_BYTES * b"1", dtype=object)
+            ones = [placeholder(spec) for spec in specs]
+            _run(compiled, [np.full(one.shape, long) if one.dtype.hasobject else one for one in ones])
         if compiled.may_fail:
             # A server verifies a model this way after a failed request.
             _run(compiled, [placeholder(spec, 1) for spec in specs])
@@ -117,10 +119,6 @@ class _ProbedModel:
     def part(self, question: Mapping[str, Any]) -> None:
         model = _function(question["read"])(Path(question["source"]))
         run_part(model, question["count"], question["value"], question["device"])
-
-
-def _longer(array: Array, spec: TensorSpec) -> Array:
-    return np.full(array.shape, _LONG_STRING_BYTES * b"1", dtype=object) if spec.datatype is BYTES else array
 
 
 def _run(compiled: Compiled, inputs: Sequence[Any]) -> None:

@@ -57,7 +57,11 @@ class TrialMemory:
             OSError: a file cannot be read.
         """
         content = self._content_of(trial.path)
-        facts = [_PROCEDURE, content, trial.compile, trial.settings, trial.device, _openvino(), _processor()]
+        try:
+            openvino = version("openvino")
+        except PackageNotFoundError:
+            openvino = ""
+        facts = [_PROCEDURE, content, trial.compile, trial.settings, trial.device, openvino, _processor()]
         return _digest(json.dumps(facts, sort_keys=True, default=str))
 
     def recall(self, key: str) -> Verdict | None:
@@ -142,13 +146,6 @@ def _remove_oldest(folder: Path) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=20).hexdigest()
-
-
-def _openvino() -> str:
-    try:
-        return version("openvino")
-    except PackageNotFoundError:
-        return ""
 
 
 @cache

@@ -193,7 +193,9 @@ class TrialPool:
             raise ConfigError([Problem(f"cannot be read: {error.strerror}", file=str(error.filename))]) from error
         lock = self._locks.setdefault(key, trio.Lock())
         async with lock:
-            verdict = await run_load(lambda: self._recall(key))
+            verdict = await run_load(lambda: self._memory.recall(key))
+            if verdict is not None and verdict.crash and self._retries and key not in self._seen:
+                verdict = None
             remembered = verdict is not None
             if verdict is None:
                 verdict = await self._probe(trial)
@@ -204,12 +206,6 @@ class TrialPool:
             raise verdict.refusal(trial, self._memory.path_of(key) if remembered else None)
         if (remark := verdict.remark(trial)) is not None:
             log.warning("model crashes on zeros", model=trial.name, reason=str(remark))
-        return verdict
-
-    def _recall(self, key: str) -> Verdict | None:
-        verdict = self._memory.recall(key)
-        if verdict is not None and verdict.crash and self._retries and key not in self._seen:
-            return None
         return verdict
 
     async def _probe(self, trial: Trial) -> Verdict:

@@ -52,7 +52,8 @@ class Recording:
             self._file = _SoundStream(io.BytesIO(data))
         except (soundfile.SoundFileError, RuntimeError, TypeError) as error:
             message = f"Received input file is not a valid audio file; expected {_FORMATS}"
-            raise InvalidField(message, field=_FIELD, got=_describe(data)) from error
+            got = f"{len(data)} bytes, first {bytes(data[:8])!r}"
+            raise InvalidField(message, field=_FIELD, got=got) from error
         rate, channels = self._file.samplerate, self._file.channels
         if rate not in _RATES:
             message = f"sample rate out of range: expected {_RATES.start} to {_RATES.stop - 1} Hz"
@@ -105,10 +106,6 @@ class Recording:
         mono: Samples = block.mean(axis=1, dtype=np.float32)
         mono = np.clip(np.nan_to_num(mono), -1, 1)
         return mono if self._resampler is None else self._resampler.resample_chunk(mono, last=self._is_complete)
-
-
-def _describe(data: bytes) -> str:
-    return f"{len(data)} bytes, first {bytes(data[:8])!r}"
 
 
 # OpenAI's clients expect this rate for raw samples.

@@ -51,14 +51,14 @@ class TurnProgram(Generic[_OpenedT]):
                 self._opened.pop(request, None)
                 continue
             try:
-                answer = self._open(request, *rest) if kind == "open" else self._make_part(request)
+                if kind == "open":
+                    self._opened[request] = self.open(*rest)
+                    answer = [ACCEPTED]
+                else:
+                    answer = self._make_part(request)
             except ServerError as error:
                 answer = [REFUSED, encode_failure(error)]
             self.channel.send([number, answer])
-
-    def _open(self, request: int, *asked: Any) -> list[Any]:
-        self._opened[request] = self.open(*asked)
-        return [ACCEPTED]
 
     def _make_part(self, request: int) -> list[Any]:
         opened = self._opened.get(request)

@@ -126,8 +126,6 @@ class Engine:
         """Seconds after which :attr:`is_busy` may change without a message or a descriptor."""
         return None if self._renderings is None else self._renderings.seconds_left
 
-    # Requests
-
     def add(self, message: int, number: int, plain: dict[str, Any]) -> None:
         """Queue a request; its message is answered when the request runs or is rejected."""
         try:
@@ -248,7 +246,7 @@ class Engine:
         elif asked.most:
             self._batch.begin(asked)
         else:
-            self._finish_empty(asked)
+            self._emit([NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(request.n)])
         if asked.is_proven:
             self._accept(asked)
 
@@ -257,10 +255,6 @@ class Engine:
             end = self._prompts.end_of(asked.request.prompt, asked.prompt)
             self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt), end, asked.cached])
             asked.answer_to = 0
-
-    def _finish_empty(self, asked: AskedTexts) -> None:
-        ends = [NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(asked.request.n)]
-        self._emit(ends)
 
     def cancel(self, number: int) -> None:
         """Cancel a request in any state; ignored if it has ended."""
@@ -299,8 +293,6 @@ class Engine:
             asked.answer_to = 0
         else:
             self._failures.append([asked.id, encode_failure(error)])
-
-    # Steps
 
     def step(self) -> list[Any]:
         """Generate the next token of each sequence; return [rows, failures, figures].

@@ -183,10 +183,8 @@ class FormTrials:
             self._current = _Compilation(asked, form, None)
         elif may_compile:
             self._waiting.popleft()
-            self._compile_for(asked, form)
-
-    def _compile_for(self, asked: AskedTexts, form: bytes) -> None:
-        self._current = _Compilation(asked, form, self._thread.submit(self._compile, self._compiler.ask(asked.request)))
+            done = self._thread.submit(self._compile, self._compiler.ask(asked.request))
+            self._current = _Compilation(asked, form, done)
 
     def _compile(self, config: Any) -> None:
         try:
@@ -207,17 +205,14 @@ class FormTrials:
             why = f"response format rejected: {reason_of(error)}"
             return None if asked is None else (asked, InvalidField(why, field="response_format"))
         if error is None:
-            self._remember(form)
+            self._known[form] = None
+            self._known.move_to_end(form)
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
         if asked is None:
             return None
         asked.is_proven = error is None
         return asked, None
-
-    def _remember(self, form: bytes) -> None:
-        self._known[form] = None
-        self._known.move_to_end(form)
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
 
 
 def _lower_priority() -> None:

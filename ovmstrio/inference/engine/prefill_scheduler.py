@@ -102,12 +102,10 @@ class OpenBlocks:
         self._ends[end] = None
         self._ends.move_to_end(end)
         if len(self._ends) > self._most:
-            self._forget(*self._ends.popitem(last=False)[0])
-
-    def _forget(self, head: int, _: tuple[int, ...]) -> None:
-        self._heads[head] -= 1
-        if not self._heads[head]:
-            del self._heads[head]
+            (head, _), _ = self._ends.popitem(last=False)
+            self._heads[head] -= 1
+            if not self._heads[head]:
+                del self._heads[head]
 
     def find(self, tokens: Sequence[int]) -> Iterator[int]:
         """Yield the positions in a prompt at which an earlier sequence ended."""

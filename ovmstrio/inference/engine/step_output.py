@@ -138,17 +138,14 @@ class TextRows:
         logprobs = self._logprobs(_output_tokens(new), new.logprobs) if request.logprobs else None
         if output.echoes:
             output.echoes = False
-            text = self._prompt_text(new.asked) + text
+            prompt = request.prompt
+            if not isinstance(prompt, str):
+                prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
+            text = prompt + text
             if new.asked.prompt_logprobs:
                 logprobs = self._logprobs(new.asked.prompt, new.asked.prompt_logprobs) + (logprobs or [])
         position = None if finish is None else FINISHES.index(finish)
         return [new.asked.id, new.index, text, len(new.tokens), logprobs, position]
-
-    def _prompt_text(self, asked: AskedTexts) -> str:
-        prompt = asked.request.prompt
-        if isinstance(prompt, str):
-            return prompt
-        return self._decode([asked.prompt], asked.request.skips_special_tokens)[0]
 
     def _logprobs(self, tokens: Sequence[int], values: Sequence[float | None]) -> list[list[Any]]:
         return [[self._token_texts[token], value, token] for token, value in zip(tokens, values, strict=False)]

@@ -44,7 +44,8 @@ def main() -> None:
             template = _compile(request["template"])
             answer = b""
         else:
-            answer = _encode({"unusable": template} if isinstance(template, str) else _render(template, request))
+            result = {"unusable": template} if isinstance(template, str) else _render(template, request)
+            answer = json.dumps(result).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         if answer:
             end.sendall(HEADER.pack(len(answer)) + answer)
@@ -64,10 +65,6 @@ def _render(template: ChatTemplate, request: dict[str, Any]) -> dict[str, str]:
         return {"text": template.render(request["messages"], request["tools"], options=request["options"])}
     except TemplateFailure as error:
         return {"failed": str(error)}
-
-
-def _encode(answer: dict[str, str]) -> bytes:
-    return json.dumps(answer).encode()
 
 
 def _receive(end: socket.socket) -> dict[str, Any] | None:
