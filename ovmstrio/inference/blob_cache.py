@@ -66,10 +66,7 @@ def compiled_files() -> CompiledFiles | None:
 
 @contextmanager
 def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
-    """Enable the cache for models loaded by tasks that start in the block, if the folder is usable.
-
-    Blocks for some milliseconds at either end.
-    """
+    """Enable the cache, if ``folder`` is usable, for models loaded by tasks that start in the block."""
     own = None if most_bytes <= 0 else _create_run_folder(folder)
     if own is None:
         yield
@@ -126,13 +123,7 @@ def _remove_stale_runs(folder: Path) -> None:
 
 
 class CompiledFiles:
-    """Cache of one process; all methods block for disk access.
-
-    Args:
-        folder: the cache folder.
-        place: folder for the links of this process, which the caller removes.
-        most_bytes: size limit.
-    """
+    """Cache of one process, with its links in ``place``, which the caller removes; methods block for disk access."""
 
     def __init__(self, folder: Path, place: Path, most_bytes: int) -> None:
         self._blobs, self._entries = folder / "blobs", folder / "entries"
@@ -140,11 +131,9 @@ class CompiledFiles:
         self._most_bytes = most_bytes
 
     def lend(self, key: str, least_bytes: int = 0) -> LentFolder | None:
-        """Return a folder for OpenVINO with the intact cached files of a model; None if a model cannot be cached.
+        """Return a folder with the intact cached files of a model; None if it cannot be cached or exceeds the limit.
 
-        Args:
-            key: hash of the model, its settings and the machine.
-            least_bytes: minimum size of the model's file, to skip models that exceed the limit.
+        ``key`` is a hash of the model, its settings and the machine; ``least_bytes`` is the minimum size of its file.
         """
         if least_bytes > self._most_bytes:
             return None

@@ -48,8 +48,7 @@ def take_batches(model: ov.Model, batching: BatchingSpec, mapping: TensorMapping
     """Reshape the batch dimension of each input to 1..``max_batch_size``, unless it already accepts that range.
 
     Raises:
-        ConfigError: a tensor has no batch dimension, the model rejects the shape, or an output has not one row per
-            input row.
+        ConfigError: a tensor has no batch dimension, the model rejects the shape, or output and input rows differ.
     """
     signature = read_signature(model, mapping, file)
     _raise_problems([_missing_batch("input", tensor, file) for tensor in signature.inputs if tensor.batch_axis is None])
@@ -309,10 +308,7 @@ def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, 
 
 
 def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
-    """Add a one-thread model for the event loop to a small model of several streams.
-
-    Handing a short inference over to a stream's thread would take longer than running it on the loop.
-    """
+    """Add a one-thread model for the event loop: handing a short inference to another thread would take longer."""
     is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
     if not is_left or compiled.timing is None or again.on_loop is None or not _is_small(model):
         return compiled

@@ -58,13 +58,8 @@ class CompletionQueue:
     """Completions of one model's inferences that the event loop has not processed.
 
     OpenVINO's threads only append; the first one to append to an empty queue wakes the loop. A callback that waits for
-    the GIL would delay the device's next callback.
-
-    While the device has enough work, completions are delivered in batches: each wake-up costs the loop its warm caches.
-
-    Args:
-        side_by_side: number of inferences that the device runs at once.
-        streams: number of streams of the model.
+    the GIL would delay the device's next callback. While the device has enough work, completions are delivered in
+    batches: each wake-up costs the loop its warm caches.
     """
 
     __slots__ = (
@@ -332,11 +327,7 @@ class Slot:
         self._arrays = ()
 
     def infer(self) -> None:
-        """Run the inference on the calling thread, with the GIL released.
-
-        Raises:
-            ModelFailure: the inference failed.
-        """
+        """Run the inference on the calling thread, with the GIL released; raise ModelFailure if it fails."""
         request, self._results = self.request, ()
         try:
             if self._blocking is Blocking.QUEUED:
@@ -380,14 +371,7 @@ class Slot:
         return True
 
     def start(self, ends: CompletionQueue) -> trio.Event:
-        """Start an inference on OpenVINO's threads; return the event set on success only.
-
-        Args:
-            ends: queue that receives the completion, if the run succeeds.
-
-        Raises:
-            ModelFailure: the inference could not be started.
-        """
+        """Start an inference on OpenVINO's threads; return the event that is set on success only."""
         done, self._results = self._completion.expect(ends), ()
         try:
             _start(self.request, _NO_INPUTS, None)

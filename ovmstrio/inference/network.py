@@ -428,11 +428,7 @@ class Network:
             self._hooks.placed(inline=self._placement.is_inline(call.nbytes), moved=True)
 
     async def _acquire(self) -> Slot:
-        """Acquire a slot of a healthy model.
-
-        Raises:
-            ModelFailure: OpenVINO cannot create a request of the recompiled model; the next caller retries.
-        """
+        """Acquire a slot of a healthy model; ModelFailure if OpenVINO cannot create its request again."""
         while True:
             await self._runs.wait_sound()
             slot = await self.pool.acquire()
@@ -559,7 +555,7 @@ class Network:
     async def _recover(self, slot: Slot | None, run: Run | None = None, *, is_stopped: bool = False) -> None:
         """Recover the model after a failure, once nothing runs on it; ``slot`` is the one that the caller holds.
 
-        ``is_stopped`` tells that a cancellation caused the failure, which does not delay stream recovery.
+        With ``is_stopped`` a cancellation caused the failure, which does not delay stream recovery.
 
         Cancellation: shielded; takes as long as the running inferences and the verification or reload.
         """
@@ -618,11 +614,7 @@ class BlockingNetwork:
             self._idle.put(slot)
 
     def infer(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run one inference on ``arrays`` (signature order), after waiting for an idle request.
-
-        Raises:
-            ModelFailure: OpenVINO failed on these inputs.
-        """
+        """Run one inference on ``arrays`` (signature order), waiting for an idle request; ModelFailure if it fails."""
         slot = self._idle.get()
         try:
             slot.bind(arrays)

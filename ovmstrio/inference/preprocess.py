@@ -30,11 +30,7 @@ _COLORS: Final = {
 
 
 def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.Model:
-    """Add the layouts, precisions, colour formats, mean and scale of ``spec`` to a model, and return it.
-
-    Raises:
-        ConfigError: a setting names no tensor, is unknown, or does not fit the model.
-    """
+    """Add the preprocessing of ``spec`` to a model and return it; raise ConfigError if a setting does not fit."""
     if not (spec.layouts or spec.precisions or spec.color_formats or spec.mean or spec.scale):
         return model
     _check_values(spec)

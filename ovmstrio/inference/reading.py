@@ -292,11 +292,7 @@ _LOD_OPERATIONS: Final = ("sequence_", "lod_", "im2sequence", "gru", "lstm")
 
 
 def read_paddle(source: Path) -> ov.Model:
-    """Read the Paddle model of a folder, in any of its three layouts, or of a program file.
-
-    Raises:
-        ConfigError: there is no model, or OpenVINO cannot convert it; the message gives the reason.
-    """
+    """Read a Paddle model from a folder (any of three layouts) or program file; raise ConfigError if that fails."""
     files = find_paddle_files(source)
     program = load_program(files)
     frontend = FrontEndManager().load_by_framework("paddle")
@@ -319,10 +315,7 @@ def _cannot_convert(file: Path, program: PaddleProgram, error: BaseException) ->
 
 
 def _mul(node: NodeContext) -> dict[str, list[ov.Output]]:
-    """Convert ``mul``, Paddle's product of matrices for fully connected layers.
-
-    Each side is flattened to a matrix at a position given by an attribute.
-    """
+    """Convert ``mul``, Paddle's product of inputs flattened to matrices at an axis given by an attribute."""
     left, right = node.get_input("X"), node.get_input("Y")
     left_rows, right_rows = (int(node.get_attribute(f"{side}_num_col_dims", 1)) for side in "xy")
     product = op.matmul(_matrix(left, left_rows), _matrix(right, right_rows), False, False)
@@ -368,11 +361,7 @@ def _error(folder: Path, message: str, suggestion: str = "") -> ConfigError:
 
 
 def find_paddle_files(source: Path) -> PaddleFiles:
-    """Find the files of a ``*.pdmodel``, or of the first one by name in a folder.
-
-    Raises:
-        ConfigError: there is no model, or its parameters are missing.
-    """
+    """Find the files of a ``*.pdmodel``, or of the first one in a folder; raise ConfigError if some are missing."""
     if source.suffix == _PADDLE_SUFFIX and source.is_file():
         return _with_parameters(source)
     folder = source.parent if source.name == PROGRAM and source.is_file() else source
@@ -449,11 +438,7 @@ _PADDLE: Final = ".pdmodel"
 
 
 def read_model(file: Path) -> ov.Model:
-    """Read a model of any framework. Blocks.
-
-    Raises:
-        ConfigError: OpenVINO cannot read it, or its external data is invalid; the message has the file and reason.
-    """
+    """Read a model of any framework; raise ConfigError with OpenVINO's reason if that fails. Blocks."""
     if file.suffix.lower() == _PADDLE:
         return read_paddle(file)
     check_files(file)
@@ -468,11 +453,7 @@ def read_model(file: Path) -> ov.Model:
 
 
 def check_files(file: Path) -> bool:
-    """Check that a model's file is regular and its external data valid; return whether it has external data. Blocks.
-
-    Raises:
-        ConfigError: a file is missing or invalid.
-    """
+    """Check that a model's file is regular and its external data valid; return whether it has external data. Blocks."""
     try:
         return not file.is_dir() and check_external_data(file)
     except OSError as error:

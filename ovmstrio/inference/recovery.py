@@ -33,10 +33,7 @@ class SuspectRunError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One inference on the device.
-
-    ``culprit`` marks a failure on a healthy model; the task that started the run must recover the model.
-    """
+    """One inference; ``culprit`` marks a failure on a healthy model, which the task that started it must recover."""
 
     slot: Slot
     done: trio.Event
@@ -45,12 +42,7 @@ class Run:
 
 
 class Runs:
-    """Inferences on the device, in start order; used on the event loop only.
-
-    Args:
-        ends: queue of their completions.
-        may_fail: whether a valid request may fail.
-    """
+    """Inferences on the device, in start order; used on the event loop only."""
 
     def __init__(self, ends: CompletionQueue, *, may_fail: bool) -> None:
         self._ends = ends

@@ -166,10 +166,7 @@ class ShapeBuckets:
         return fitted
 
     def all_sizes(self) -> list[tuple[int, ...]]:
-        """Return all size combinations for warm-up, small ones first.
-
-        A dimension without warm-up has its smallest size in each.
-        """
+        """Return size combinations for warm-up, small ones first; a dimension without warm-up has its smallest size."""
         every = [each.sizes if each.warm_up else each.sizes[:1] for each in self.dimensions]
         return sorted(product(*every), key=prod) if any(each.warm_up for each in self.dimensions) else []
 
@@ -210,11 +207,7 @@ class ShapeBuckets:
 
 
 def cut_view(array: Array, cuts: Sequence[Cut], name: str) -> Array:
-    """Return a view of an output without its padding.
-
-    Raises:
-        ModelFailure: the output does not have the expected padded size.
-    """
+    """Return a view of an output without its padding; raise ModelFailure if it does not have the padded size."""
     kept = [slice(None)] * array.ndim
     for axis, size, padded in cuts:
         if array.ndim <= axis or array.shape[axis] != padded:
@@ -280,11 +273,7 @@ class _Probes:
         }
 
     def by_size(self, dimension: Dimension, *, closed: bool = False) -> dict[int, _Shapes]:
-        """Return output shapes for a few sizes of a dimension; if ``closed``, with all other dimensions fixed.
-
-        Raises:
-            ConfigError: the model rejects a bucket, or accepts too few sizes to compare.
-        """
+        """Return output shapes for a few sizes of a dimension; if ``closed``, with all other dimensions fixed."""
         found: dict[int, _Shapes] = {}
         others = _fixed_dim if closed else _bounded
         for size in self._sizes(dimension):
@@ -418,11 +407,7 @@ _TRUTH: Final = (0, 1)
 
 
 def plan_buckets(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: str) -> ShapeBuckets | None:
-    """Apply the configured buckets to a model's tensors; None if there are none. The model is not changed.
-
-    Raises:
-        ConfigError: with all reasons why the model cannot have them.
-    """
+    """Apply the configured buckets to a model; None if there are none. ConfigError lists all problems."""
     if not spec.shape_buckets:
         return None
     signature = read_signature(model, mapping, file)

@@ -183,13 +183,8 @@ def for_ports(
 ) -> dict[int, _T]:
     """Map settings by tensor name to tensor positions.
 
-    Args:
-        option: option name for messages.
-        settings: settings by tensor name; the name ``""`` is for the only tensor.
-        names: tensor names as clients see them, by position.
-        aliases: alias by the name in the model's file.
-        origin: file of the settings, for messages.
-        anonymous_everywhere: whether a setting without a name applies to all tensors.
+    The name ``""`` is for the only tensor, or with ``anonymous_everywhere`` for all. ``names`` are tensor names by
+    position, ``aliases`` the alias by the name in the model's file, ``option`` and ``origin`` are for messages.
 
     Raises:
         ConfigError: a name is unknown or replaced by an alias, or a setting without a name is ambiguous.

@@ -108,11 +108,7 @@ _MAX_COPIED_BYTES: Final = 16 * 1024
 
 
 def read_variables(model: ov.Model, file: str) -> tuple[TensorSpec, ...]:
-    """Return the specs of a model's variables, sorted by name.
-
-    Raises:
-        ConfigError: a variable has an unsupported element type.
-    """
+    """Return the specs of a model's variables, sorted by name; ConfigError if an element type is not supported."""
     variables = [_variable(variable.info, file) for variable in model.get_variables()]
     return tuple(sorted(variables, key=lambda variable: variable.name))
 
@@ -163,13 +159,7 @@ def _look_up(handle: Any, spec: TensorSpec) -> _Variable:
 
 
 class StateChange:
-    """State before and after one inference, on any infer request.
-
-    Args:
-        variables: specs of the model's variables by name.
-        before: state to start from; None for the initial state.
-        keep: whether to save the state after the run.
-    """
+    """State of a model before one inference (None for the initial one), and after it if ``keep`` is set."""
 
     __slots__ = ("_before", "_entered", "_keep", "_variables", "after")
 

@@ -45,15 +45,10 @@ _EXPECTED_INPUTS: Final = "input_ids, attention_mask and, if any, token_type_ids
 
 
 def pool_embeddings(model: ov.Model, pooling: Pooling, *, normalize: bool, file: str) -> ov.Model:
-    """Return the model with a single output ``embeddings``, f32 [texts, dimensions].
+    """Return the model with a single output ``embeddings``, f32 [texts, dimensions], of length 1 if ``normalize``.
 
-    An existing output ``sentence_embedding`` (Optimum's name for pooled embeddings) is used as is.
-
-    Args:
-        model: model with inputs [texts, tokens] and an output per token or text.
-        pooling: token that represents the text, or the mean of all tokens without padding.
-        normalize: whether to scale each embedding to length 1.
-        file: model file for messages.
+    An existing output ``sentence_embedding`` (Optimum's name for pooled embeddings) is used as is. MEAN excludes
+    padding.
 
     Raises:
         ConfigError: inputs or outputs are not those of an embedding model.
@@ -157,11 +152,7 @@ class CompiledTokenizer:
 
 
 def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
-    """Read and compile a tokenizer, which never runs on the event loop: texts may have any length. Blocks.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not have the structure that ``openvino_tokenizers`` writes.
-    """
+    """Read and compile a tokenizer, which never runs on the event loop: texts may have any length. Blocks."""
     read = read_tokenizer(file)
     # A few texts in parallel, each on one thread: no tokenizer operation uses more.
     count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))

@@ -102,12 +102,7 @@ class SpecialTokens:
 
 
 def read_special_tokens(model: ov.Model, combine: ov.Node | None) -> SpecialTokens:
-    """Read special tokens from a converted tokenizer.
-
-    Args:
-        model: the tokenizer, whose ``rt_info`` may have templates.
-        combine: operation that adds special tokens to a text; None if there is none.
-    """
+    """Read special tokens from a converted tokenizer; ``combine`` is the operation that adds them, if any."""
     single = _of_operation(combine) if combine is not None else Template(((), ()), (0,), ((), ()))
     written = _templates(model)
     pair = _of_template(written["pair"], _PAIR) if "pair" in written else _repeat_end(single)
@@ -153,11 +148,11 @@ def _of_template(written: Mapping[str, Any], texts: int) -> Template | None:
 
 def _repeat_end(single: Template) -> Template | None:
     """Repeat the tokens after the first text after the second one, as BERT does."""
-    before, behind = single.marks
-    if not behind:
+    before, after = single.marks
+    if not after:
         return None
-    types = (tuple(0 for _ in before), tuple(0 for _ in behind), tuple(1 for _ in behind))
-    return Template((before, behind, behind), (0, 1), types)
+    types = (tuple(0 for _ in before), tuple(0 for _ in after), tuple(1 for _ in after))
+    return Template((before, after, after), (0, 1), types)
 
 
 def _templates(model: ov.Model) -> Mapping[str, Any]:
@@ -195,11 +190,7 @@ class RaggedTokenizer:
 
 
 def read_tokenizer(file: Path) -> RaggedTokenizer:
-    """Read ``openvino_tokenizer.xml``. Blocks.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not have the structure that ``openvino_tokenizers`` writes.
-    """
+    """Read ``openvino_tokenizer.xml``; raise ConfigError if it does not have the expected structure. Blocks."""
     load_tokenizer_operations()
     model = read_model(file)
     unpack = next((node for node in model.get_ordered_ops() if node.get_type_name() == "StringTensorUnpack"), None)

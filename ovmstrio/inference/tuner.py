@@ -32,12 +32,7 @@ class Crowd:
         self._quiet_calls = 0
 
     def leaves(self, others: int, *, loop_is_full: bool) -> bool:
-        """Return whether a call leaves the loop.
-
-        Args:
-            others: number of unanswered calls that have left the loop.
-            loop_is_full: whether the loop had almost no idle time lately.
-        """
+        """Return whether a call leaves the loop; ``others`` is the number of unanswered calls that have left it."""
         if not self.is_there:
             if loop_is_full and self._clock() >= self._cooldown_until:
                 self.is_there, self._quiet_calls = True, 0

@@ -39,12 +39,12 @@ _FRONTENDS: Final = {
 
 
 def read_source(source: Path, framework: str) -> ov.Model:
-    """Read a model; ``framework`` is the result of :func:`~.sources.framework_of`.
+    """Read a model with the frontend of ``framework``, see :func:`~.sources.framework_of`.
 
     OpenVINO's own detection would try all frontends, and fail with the messages of all.
 
     Raises:
-        ConfigError: the model cannot be read or converted; the message gives the reason.
+        ConfigError: the model cannot be read or converted.
     """
     if framework == "PaddlePaddle":
         model = read_paddle(source)

@@ -48,11 +48,7 @@ def parse_input_form(text: str) -> tuple[str, InputForm]:
 
 
 def describe_inputs(source: Path, model: ov.Model, forms: Mapping[str, InputForm]) -> None:
-    """Set types and shapes of inputs; afterwards every input must have both.
-
-    Raises:
-        ConfigError: an input is unknown, cannot have that form, or has none yet.
-    """
+    """Set types and shapes of inputs; raise ConfigError if an input is unknown, incompatible or incomplete."""
     names = port_names(model.inputs, {}, is_input=True)
     _refuse_unknown(source, names, list(forms))
     for name, port in zip(names, model.inputs, strict=True):
@@ -107,11 +103,8 @@ def make_stateful(
 ) -> dict[str, str]:
     """Turn state inputs into variables; return the (input, output) pairs.
 
-    Args:
-        source: model file for messages.
-        model: modified in place.
-        pairs: inputs to the outputs with their next value; empty to detect them, None for no variables.
-        low_latency: whether to keep the state of loops.
+    ``pairs`` maps inputs to the outputs with their next value; empty to detect them, None for no variables.
+    ``low_latency`` keeps the state of loops.
 
     Raises:
         ConfigError: there is no state, or it cannot become a variable.

@@ -44,11 +44,7 @@ class CalibrationBatch:
     end: int | None = None
 
     def read(self, spec: TensorSpec) -> Array:
-        """Read the batch with the type of its input.
-
-        Raises:
-            ConfigError: the file cannot be read, or holds non-finite numbers.
-        """
+        """Read the batch; raise ConfigError if the file cannot be read or has non-finite numbers."""
         rows = np.array(_open(self.file)[self.start : self.end] if self.end else _open(self.file))
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             raise ConfigError([_problem(self.file, "has non-finite numbers", spec)])

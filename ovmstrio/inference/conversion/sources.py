@@ -38,11 +38,7 @@ _TRACED: Final = "traced_inputs.pkl"
 
 
 def torch_framework_of(source: Path) -> str:
-    """Return whether a file is a ``torch.export`` or TorchScript program, whatever its suffix.
-
-    Raises:
-        ConfigError: the file has pickled objects such as weights, but no program, or is not a PyTorch file.
-    """
+    """Return the kind of a PyTorch file by its content; raise ConfigError if it has weights but no program."""
     inner = _entries(source)
     if inner & {*_EXPORT_ENTRIES}:
         return EXPORT
@@ -104,11 +100,7 @@ def refused(source: Path, message: str, suggestion: str = "") -> ConfigError:
 
 
 def framework_of(source: Path) -> str:
-    """Return the framework of a file, by suffix, or of a folder, by its content.
-
-    Raises:
-        ConfigError: the source does not exist or is not supported.
-    """
+    """Return the framework of a file (by suffix) or folder (by content); raise ConfigError if it is not supported."""
     if not source.exists():
         raise refused(source, "no such file or folder")
     if source.is_dir():

@@ -39,10 +39,7 @@ def trials_folder(cache: Path | None = None) -> Path:
 
 
 class TrialMemory:
-    """Verdicts by model, settings and machine; methods block for disk access.
-
-    Without a writable ``folder`` verdicts last as long as this object.
-    """
+    """Verdicts by model, settings and machine; kept in memory without a writable ``folder``. Blocks for disk access."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

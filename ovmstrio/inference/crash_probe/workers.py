@@ -52,7 +52,7 @@ class Crashed(Exception):
 
 
 class TrialWorker:
-    """Worker process; ``has_tried`` tells whether it was used before."""
+    """Worker process; ``has_tried`` is True after its first use."""
 
     def __init__(self) -> None:
         self.worker = WorkerProcess(_PROGRAM)
@@ -76,12 +76,7 @@ class TrialWorker:
             raise NotReady(f"crash probe worker not started: {error}") from error
 
     async def do(self, trial: Trial, deeds: Sequence[str]) -> None:
-        """Run several operations on a model.
-
-        Raises:
-            ConfigError: the model cannot be compiled.
-            Crashed, NotReady: see :meth:`ask`.
-        """
+        """Run several operations on a model; raise ConfigError if it cannot be compiled. See :meth:`ask`."""
         for deed in deeds:
             problems = await self.ask(trial, deed)
             if problems:
@@ -114,11 +109,7 @@ class TrialWorkers:
 
     @asynccontextmanager
     async def lend(self, *, is_new: bool = False) -> AsyncIterator[TrialWorker]:
-        """Provide a worker, which is kept for the next model unless it has ended; an unused one if ``is_new``.
-
-        Raises:
-            NotReady: no worker can be started.
-        """
+        """Provide a worker, an unused one if ``is_new``, and keep it for the next model unless it has ended."""
         sound = [process for process in self._idle if not (is_new or process.worker.is_retired)]
         process = sound[-1] if sound else TrialWorker()
         if sound:
@@ -184,8 +175,6 @@ class TrialPool:
         Raises:
             ConfigError: the model crashes OpenVINO, or cannot be compiled.
             NotReady: the probe failed.
-
-        Cancellation: at once; the process is killed.
         """
         try:
             key = await run_load(lambda: self._memory.key_of(trial))
@@ -280,11 +269,7 @@ _current: Final[ContextVar[TrialPool | None]] = ContextVar("trials of models", d
 def trying_models(
     nursery: trio.Nursery, mode: TrialMode, folder: Path | None, *, layer_seconds: float = LAYER_SECONDS
 ) -> Iterator[None]:
-    """Probe models loaded by tasks that start in the block; their verdicts are stored in ``folder``.
-
-    ``nursery`` hosts the processes, which end when it is cancelled. ``layer_seconds`` limits the search for the layer
-    that crashes.
-    """
+    """Probe models loaded by tasks that start in the block; ``folder`` stores verdicts, ``nursery`` hosts workers."""
     if mode == "off":
         yield
         return

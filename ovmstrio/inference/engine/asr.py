@@ -50,19 +50,7 @@ class HeardWindow:
 
 
 class Hearing:
-    """Whisper model.
-
-    Args:
-        folder: model as exported by Optimum.
-        properties: device properties.
-        tells_words: whether word timestamps are available, which makes it slower.
-
-    Attributes:
-        languages: supported languages, such as ``en``; empty for English-only models.
-
-    Raises:
-        RuntimeError: the model cannot be loaded.
-    """
+    """Whisper model as exported by Optimum; ``tells_words`` enables word timestamps, which are slower."""
 
     def __init__(self, folder: str, device: str, properties: dict[str, Any], *, tells_words: bool) -> None:
         self._make: Callable[[], Any] = lambda: genai.WhisperPipeline(
@@ -76,15 +64,10 @@ class Hearing:
     def hear(
         self, sound: Samples, wanted: Wanted, *, is_first: bool, is_last: bool, tell: Callable[[str], bool]
     ) -> HeardWindow:
-        """Transcribe a window.
+        """Transcribe up to :attr:`window` samples.
 
-        Args:
-            sound: up to :attr:`window` samples.
-            wanted: options.
-            is_first: whether the recording starts with this window.
-            is_last: whether the recording ends with this window.
-            tell: receives text while it is generated, if the window is the full recording and no timestamps are
-                requested; returns False to stop.
+        ``is_first`` and ``is_last`` tell whether the recording starts or ends with this window. For a complete
+        recording without timestamps, ``tell`` receives text while it is generated and returns False to stop.
 
         Raises:
             ModelFailure: the library failed; the model was reloaded.
@@ -162,10 +145,7 @@ class Hearing:
 
 
 class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no types
-    """Streamer that records each pass over a window and stops after ``ends_after``; None for no limit.
-
-    The library makes another pass for the part of a window that the last one left.
-    """
+    """Streamer that records each pass over a window (one more for the rest of it), and stops after ``ends_after``."""
 
     def __init__(self, ends_after: int | None) -> None:
         super().__init__()

@@ -70,11 +70,7 @@ class Recording:
             raise InvalidField(message, field=_FIELD)
 
     def window(self, start: int, length: int) -> Samples:
-        """Return up to ``length`` samples from ``start`` (16 kHz, mono) and discard earlier ones.
-
-        Raises:
-            InvalidField: the file is damaged.
-        """
+        """Return up to ``length`` 16 kHz mono samples from ``start``; raise InvalidField if the file is damaged."""
         self._ready = self._ready[start - self._start :]
         self._start = start
         parts, have = [self._ready], len(self._ready)

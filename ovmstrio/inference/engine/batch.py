@@ -69,10 +69,10 @@ class Batch:
             for text in self._texts.values()
         )
 
-    def takes(self, asked: AskedTexts) -> bool:
+    def takes(self, queued: AskedTexts) -> bool:
         """Return whether a request that begins now is in the next step; otherwise it must wait."""
         texts = self._texts.values()
-        return all(text.handle is not None for text in texts) and self._prefill.may_start(asked.prompt, texts)
+        return all(text.handle is not None for text in texts) and self._prefill.may_start(queued.prompt, texts)
 
     @property
     def used(self) -> float:
@@ -80,20 +80,16 @@ class Batch:
         block = self._pipeline.block_tokens
         return min(1.0, sum(-(-text.length // block) for text in self._texts.values()) / self._pipeline.blocks)
 
-    def begin(self, asked: AskedTexts) -> None:
-        """Add the sequences of a request, from the next step or when the prefill scheduler allows.
-
-        Raises:
-            InvalidRequest: the library rejects the parameters.
-        """
-        first = RunningText(asked)
-        texts = [first, *(RunningText(asked, index) for index in range(1, 1 if first.has_beams else asked.request.n))]
-        asked.left = asked.request.n
+    def begin(self, queued: AskedTexts) -> None:
+        """Add the sequences of a request, once prefill allows; raise InvalidRequest if the parameters are rejected."""
+        first = RunningText(queued)
+        texts = [first, *(RunningText(queued, index) for index in range(1, 1 if first.has_beams else queued.request.n))]
+        queued.left = queued.request.n
         try:
             for text in texts:
                 self._start(text)
         except (RuntimeError, TypeError, ValueError) as error:
-            self.cancel(asked)
+            self.cancel(queued)
             raise InvalidRequest(f"generation parameters rejected: {reason_of(error)}") from error
 
     def _start(self, text: RunningText) -> None:
@@ -127,18 +123,14 @@ class Batch:
                 self._fail(text.asked, InvalidRequest(f"generation parameters rejected: {reason_of(error)}"), outcome)
                 self.cancel(text.asked)
 
-    def cancel(self, asked: AskedTexts) -> bool:
-        """Remove the sequences of a request at the next step, or after their prefill.
+    def cancel(self, queued: AskedTexts) -> bool:
+        """Remove the sequences of a request; return whether some must finish prefill, see :attr:`StepOutcome.left`."""
+        self._drop(number for number, text in self._texts.items() if text.asked is queued)
+        return any(text.asked is queued for text in self._texts.values())
 
-        Returns:
-            Whether some are still in prefill; :attr:`StepOutcome.left` reports when they have left.
-        """
-        self._drop(number for number, text in self._texts.items() if text.asked is asked)
-        return any(text.asked is asked for text in self._texts.values())
-
-    def end(self, asked: AskedTexts, index: int) -> None:
+    def end(self, queued: AskedTexts, index: int) -> None:
         """Remove one sequence at the next step, if it has not ended."""
-        self._drop(number for number, text in self._texts.items() if text.asked is asked and text.index == index)
+        self._drop(number for number, text in self._texts.items() if text.asked is queued and text.index == index)
 
     def _drop(self, numbers: Iterable[int]) -> None:
         for number in list(numbers):
@@ -157,11 +149,7 @@ class Batch:
         return text
 
     def step(self) -> StepOutcome:
-        """Generate the next token of each sequence.
-
-        Raises:
-            RuntimeError: the step failed, and the pipeline could not be recreated.
-        """
+        """Generate the next token of each sequence; raise RuntimeError if a failed pipeline cannot be recreated."""
         outcome = StepOutcome()
         reason = ""
         self._start_queued(outcome)
@@ -176,7 +164,7 @@ class Batch:
         if reason:
             self._recover(reason, outcome)
             return outcome
-        failed = {id(asked) for asked, _ in outcome.failed}
+        failed = {id(queued) for queued, _ in outcome.failed}
         for text in stepped:
             text.is_new = text.is_suspect = False
             if not text.asked.is_proven and id(text.asked) not in failed:
@@ -210,8 +198,8 @@ class Batch:
             if text.is_leaving:
                 text.cancel()
                 outcome.left.append(text.asked)
-        for asked, _ in outcome.failed:
-            self.cancel(asked)
+        for queued, _ in outcome.failed:
+            self.cancel(queued)
 
     def _read_text(self, text: RunningText, outcome: StepOutcome) -> bool:
         try:
@@ -228,9 +216,9 @@ class Batch:
         outcome.news += news
         return bool(news) and news[-1].finish is not None
 
-    def _fail(self, asked: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
-        if all(each is not asked for each, _ in outcome.failed):
-            outcome.failed.append((asked, error))
+    def _fail(self, queued: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
+        if all(each is not queued for each, _ in outcome.failed):
+            outcome.failed.append((queued, error))
 
     def _recover(self, reason: str, outcome: StepOutcome) -> None:
         """Recreate the pipeline and restart all sequences except the culprits; RuntimeError if that fails."""
@@ -239,9 +227,9 @@ class Batch:
         texts = list(self._texts.values())
         newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.was_restarted}
         culprits = self._culprits(texts, list(newcomers.values()), reason)
-        for asked, error in culprits:
-            self._fail(asked, error, outcome)
-        blamed = [asked for asked, _ in outcome.failed]
+        for queued, error in culprits:
+            self._fail(queued, error, outcome)
+        blamed = [queued for queued, _ in outcome.failed]
         for text in texts:
             text.cancel()
         self._texts.clear()
@@ -250,7 +238,7 @@ class Batch:
         for text in texts:
             if text.is_leaving:
                 outcome.left.append(text.asked)
-            elif all(asked is not text.asked for asked in blamed):
+            elif all(queued is not text.asked for queued in blamed):
                 text.is_suspect = text.is_suspect or (not culprits and id(text.asked) in newcomers)
                 text.was_restarted = not text.is_suspect
                 self._start(text)
@@ -267,7 +255,7 @@ class Batch:
             return [(unproven[0], InvalidField(f"response format rejected: {reason}", field="response_format"))]
         if newcomers:
             blamed = newcomers if len(newcomers) == 1 else []
-            return [(asked, ModelFailure(f"the model failed on this request: {reason}")) for asked in blamed]
+            return [(queued, ModelFailure(f"the model failed on this request: {reason}")) for queued in blamed]
         return [
             (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.was_restarted
         ]
@@ -298,10 +286,7 @@ class BlockRoom:
 
 @dataclass(frozen=True, slots=True)
 class BlockNeed:
-    """Demand of a request: ``texts`` sequences with a prompt and up to ``most`` tokens each.
-
-    ``is_open`` tells that the user set no limit of tokens.
-    """
+    """``texts`` sequences with a prompt and up to ``most`` tokens each; ``is_open`` without a user limit."""
 
     prompt: int
     most: int
@@ -312,8 +297,7 @@ class BlockNeed:
 class BlockAdmission(Generic[T]):
     """FIFO admission by reserved KV-cache blocks.
 
-    Answers without a user limit reserve the recent average length times a margin, not the maximum: the library suspends
-    sequences if that was too little.
+    Without a user limit, an answer reserves a margin over the recent average; the library suspends sequences if needed.
     """
 
     def __init__(self, room: BlockRoom, most_waiting: int) -> None:

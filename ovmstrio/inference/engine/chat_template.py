@@ -54,23 +54,18 @@ class TooMuchWork(Exception):
 
 
 class Work:
-    """Remaining budget of one rendering.
+    """Budget of one rendering, for ``values`` nested values with texts of ``characters`` characters."""
 
-    Args:
-        values: number of values in the conversation and its tools, nested ones included.
-        letters: total length of their texts.
-    """
-
-    def __init__(self, values: int, letters: int) -> None:
+    def __init__(self, values: int, characters: int) -> None:
         self._steps = _STEPS + _STEPS_PER_VALUE * values
-        self._characters = _CHARACTERS + _CHARACTERS_PER_CHARACTER * letters + _CHARACTERS_PER_VALUE * values
+        self._characters = _CHARACTERS + _CHARACTERS_PER_CHARACTER * characters + _CHARACTERS_PER_VALUE * values
 
-    def step(self, letters: int) -> str:
-        """Count a loop iteration or macro call whose own text has ``letters`` characters."""
+    def step(self, characters: int) -> str:
+        """Count a loop iteration or macro call whose own text has ``characters`` characters."""
         self._steps -= 1
         if self._steps < 0:
             raise TooMuchWork("too many loop iterations")
-        self.room(letters)
+        self.room(characters)
         return ""
 
     def room(self, size: int) -> None:
@@ -157,10 +152,10 @@ class _StepCounter(NodeTransformer):
         return nodes.Call(nodes.EnvironmentAttribute("joined"), node.nodes, [], None, None, lineno=node.lineno)
 
     def _counted(self, node: Any) -> nodes.Node:
-        letters = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        characters = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
         counter = nodes.EnvironmentAttribute("step")
-        call = nodes.Call(counter, [nodes.Const(letters)], [], None, None, lineno=node.lineno)
+        call = nodes.Call(counter, [nodes.Const(characters)], [], None, None, lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node  # type: ignore[no-any-return]
 
@@ -168,10 +163,7 @@ class _StepCounter(NodeTransformer):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja2 environment that charges all work to ``work``, which each rendering replaces.
-
-    ``now`` returns the time for ``strftime_now``.
-    """
+    """Jinja2 environment that charges all work to ``work``, which each rendering replaces."""
 
     intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
 
@@ -212,8 +204,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.work.operator(operator, left, right)
         return self.work.made(super().call_binop(context, operator, left, right))
 
-    def _step(self, letters: int) -> str:
-        return self.work.step(letters)
+    def _step(self, characters: int) -> str:
+        return self.work.step(characters)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         parsed: nodes.Template = _StepCounter().visit(super()._parse(source, name, filename))
@@ -315,16 +307,13 @@ class TemplateFailure(Exception):
 
 
 class ChatTemplate:
-    """Renders conversations to prompts; not thread-safe.
+    """Renders conversations to prompts; not thread-safe. TemplateFailure if a source is invalid.
 
     Args:
         source: Jinja2 source, as in Hugging Face's tokenizers.
         extras: more variables, such as ``pad_token``.
         tool_source: separate template for conversations with tools; empty if there is none.
         now: returns the time for templates that write the date.
-
-    Raises:
-        TemplateFailure: a source is not a valid template.
     """
 
     def __init__(
@@ -483,18 +472,18 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _counted(value: Any) -> tuple[int, int]:
     """Return the number of nested values and the total length of their texts."""
-    values, letters, left = 0, 0, [value]
+    values, characters, left = 0, 0, [value]
     while left:
         one = left.pop()
         values += 1
         if isinstance(one, str):
-            letters += len(one)
+            characters += len(one)
         elif isinstance(one, dict):
             left.extend(one.values())
-            letters += sum(len(key) for key in one if isinstance(key, str))
+            characters += sum(len(key) for key in one if isinstance(key, str))
         elif isinstance(one, list | tuple):
             left.extend(one)
-    return values, letters
+    return values, characters
 
 
 def _failure(error: Exception) -> TemplateFailure:

@@ -45,6 +45,7 @@ class TurnProgram(Generic[_OpenedT]):
 
     def run(self) -> None:
         """Serve until the server closes its side."""
+        answer: list[Any]
         while (message := self._waiting.popleft() if self._waiting else self.channel.receive()) is not None:
             number, (kind, request, *rest) = message.value
             if kind == "close":
@@ -68,16 +69,12 @@ class TurnProgram(Generic[_OpenedT]):
         return [PART, self.make_part(request, opened)]
 
     @abstractmethod
-    def open(self, *asked: Any) -> _OpenedT:
+    def open(self, *arguments: Any) -> _OpenedT:
         """Start a request; raise ServerError if it is rejected."""
 
     @abstractmethod
     def make_part(self, number: int, opened: _OpenedT) -> dict[str, Any]:
-        """Return the next part of a request; ``is_last`` marks the last one.
-
-        Raises:
-            ServerError: the request failed.
-        """
+        """Return the next part of a request, with ``is_last`` for the last one; raise ServerError if it failed."""
 
     def is_wanted(self, number: int) -> bool:
         """Return whether a request is still open, after reading pending messages."""
@@ -87,10 +84,7 @@ class TurnProgram(Generic[_OpenedT]):
 
 
 def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
-    """Serve on the socket of ``argv[1]``, then end the process.
-
-    ``serve`` gets the channel, and the number and value of the first message.
-    """
+    """Pass the first message of the socket ``argv[1]`` to ``serve``, then end the process."""
     end, lifeline = map(int, sys.argv[1:3])
     watch_lifeline(lifeline)
     for server_signal in (signal.SIGINT, signal.SIGTERM):

@@ -160,12 +160,12 @@ class Engine:
                 self._answer(added.message, [REFUSED, encode_failure(error)])
 
     def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
-        asked = self._prepare(added, tokens)
-        if asked.is_proven:
-            self._take(asked)
+        queued = self._prepare(added, tokens)
+        if queued.is_proven:
+            self._take(queued)
             return
-        self._requests[added.number] = asked
-        self._grammars.wait(asked)
+        self._requests[added.number] = queued
+        self._grammars.wait(queued)
         self._compile_next()
 
     @property
@@ -196,13 +196,13 @@ class Engine:
             is_proven=request.grammar is None,
         )
 
-    def _take(self, asked: AskedTexts) -> None:
-        texts = max(asked.request.n, asked.request.sampling.best_of)
-        need = BlockNeed(len(asked.prompt), asked.most, texts, asked.is_open)
+    def _take(self, queued: AskedTexts) -> None:
+        texts = max(queued.request.n, queued.request.sampling.best_of)
+        need = BlockNeed(len(queued.prompt), queued.most, texts, queued.is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
             raise self._overloaded()
-        self._requests[asked.id] = asked
-        self._admission.wait(asked, need)
+        self._requests[queued.id] = queued
+        self._admission.wait(queued, need)
         self._admit()
 
     def _compile_next(self) -> None:
@@ -216,45 +216,45 @@ class Engine:
                 self._begin_compiled(*tried)
             self._compile_next()
 
-    def _begin_compiled(self, asked: AskedTexts, error: ServerError | None) -> None:
+    def _begin_compiled(self, queued: AskedTexts, error: ServerError | None) -> None:
         try:
             if error is not None:
                 raise error
-            self._take(asked)
+            self._take(queued)
         except ServerError as failure:
-            self._forget(asked)
-            self._fail(asked, failure)
+            self._forget(queued)
+            self._fail(queued, failure)
 
     def _admit(self) -> None:
         """Admit queued requests; of those with unproven grammars only one at a time."""
-        while (asked := self._admission.head()) is not None and self._batch.takes(asked):
-            if not asked.is_proven and self._batch.has_unproven:
+        while (queued := self._admission.head()) is not None and self._batch.takes(queued):
+            if not queued.is_proven and self._batch.has_unproven:
                 return
-            self._admission.enter(asked.id)
+            self._admission.enter(queued.id)
             try:
-                self._begin(asked)
+                self._begin(queued)
             except ServerError as error:
-                self._forget(asked)
-                self._fail(asked, error)
+                self._forget(queued)
+                self._fail(queued, error)
 
-    def _begin(self, asked: AskedTexts) -> None:
+    def _begin(self, queued: AskedTexts) -> None:
         """Run a request; if prompt log-probabilities are requested, score the prompt first."""
-        request = asked.request
-        asked.left = request.n
-        if request.echo and request.logprobs and not asked.prompt_logprobs:
-            self._scores.begin(asked)
-        elif asked.most:
-            self._batch.begin(asked)
+        request = queued.request
+        queued.left = request.n
+        if request.echo and request.logprobs and not queued.prompt_logprobs:
+            self._scores.begin(queued)
+        elif queued.most:
+            self._batch.begin(queued)
         else:
-            self._emit([NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(request.n)])
-        if asked.is_proven:
-            self._accept(asked)
+            self._emit([NewTokens(queued, index, [], [], Finish.LENGTH) for index in range(request.n)])
+        if queued.is_proven:
+            self._accept(queued)
 
-    def _accept(self, asked: AskedTexts) -> None:
-        if asked.answer_to:
-            end = self._prompts.end_of(asked.request.prompt, asked.prompt)
-            self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt), end, asked.cached])
-            asked.answer_to = 0
+    def _accept(self, queued: AskedTexts) -> None:
+        if queued.answer_to:
+            end = self._prompts.end_of(queued.request.prompt, queued.prompt)
+            self._answer(queued.answer_to, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            queued.answer_to = 0
 
     def cancel(self, number: int) -> None:
         """Cancel a request in any state; ignored if it has ended."""
@@ -262,46 +262,43 @@ class Engine:
         if added is not None and self._renderings is not None:
             self._renderings.withdraw(added)
             self._answer(added.message, [REFUSED, encode_failure(CANCELLED)])
-        asked = self._requests.get(number)
-        if asked is None:
+        queued = self._requests.get(number)
+        if queued is None:
             return
-        self._grammars.withdraw(asked)
-        self._admission.withdraw(asked)
-        reads_on = self._batch.cancel(asked)
-        self._scores.cancel(asked)
-        self._forget(asked, keeps_room=reads_on)
-        if asked.answer_to:
-            self._answer(asked.answer_to, [REFUSED, encode_failure(CANCELLED)])
-            asked.answer_to = 0
+        self._grammars.withdraw(queued)
+        self._admission.withdraw(queued)
+        reads_on = self._batch.cancel(queued)
+        self._scores.cancel(queued)
+        self._forget(queued, keeps_room=reads_on)
+        if queued.answer_to:
+            self._answer(queued.answer_to, [REFUSED, encode_failure(CANCELLED)])
+            queued.answer_to = 0
         self._admit()
         self._compile_next()
 
-    def _forget(self, asked: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
-        self._requests.pop(asked.id, None)
-        self._rows.forget(asked)
+    def _forget(self, queued: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
+        self._requests.pop(queued.id, None)
+        self._rows.forget(queued)
         if keeps_room:
             return
-        self._admission.leave(asked.id, asked.generated // asked.request.n if has_ended else None)
+        self._admission.leave(queued.id, queued.generated // queued.request.n if has_ended else None)
         if has_ended:
             now = time.monotonic()
             self._seconds_per_request += _PACE_WEIGHT * (now - self._last_end - self._seconds_per_request)
             self._last_end = now
 
-    def _fail(self, asked: AskedTexts, error: ServerError) -> None:
-        if asked.answer_to:
-            self._answer(asked.answer_to, [REFUSED, encode_failure(error)])
-            asked.answer_to = 0
+    def _fail(self, queued: AskedTexts, error: ServerError) -> None:
+        if queued.answer_to:
+            self._answer(queued.answer_to, [REFUSED, encode_failure(error)])
+            queued.answer_to = 0
         else:
-            self._failures.append([asked.id, encode_failure(error)])
+            self._failures.append([queued.id, encode_failure(error)])
 
     def step(self) -> list[Any]:
         """Generate the next token of each sequence; return [rows, failures, figures].
 
         Figures are: seconds, sequences in the step, sequences still running, queued requests, used fraction of the KV
-        cache, rebuilds of the batch, and suspensions.
-
-        Raises:
-            RuntimeError: the model is lost.
+        cache, rebuilds of the batch, and suspensions. RuntimeError means that the model is lost.
         """
         started = time.perf_counter()
         self._take_rendered()
@@ -309,8 +306,8 @@ class Engine:
         size = self._batch.running
         if self._batch.is_busy:
             self._step_batch()
-        for asked, error in self._scores.step():
-            self._take_scored(asked, error)
+        for queued, error in self._scores.step():
+            self._take_scored(queued, error)
         self._admit()
         self._compile_next()
         rows, self._new_rows = self._new_rows, []
@@ -323,37 +320,37 @@ class Engine:
 
     def _step_batch(self) -> None:
         outcome = self._batch.step()
-        for asked, error in outcome.failed:
-            self._forget(asked)
-            self._fail(asked, error)
-        for asked in outcome.left:
-            self._admission.leave(asked.id)
-        for asked in outcome.proven:
-            self._accept(asked)
+        for queued, error in outcome.failed:
+            self._forget(queued)
+            self._fail(queued, error)
+        for queued in outcome.left:
+            self._admission.leave(queued.id)
+        for queued in outcome.proven:
+            self._accept(queued)
         self._emit([new for new in outcome.news if new.asked.id in self._requests])
 
-    def _take_scored(self, asked: AskedTexts, error: ServerError | None) -> None:
+    def _take_scored(self, queued: AskedTexts, error: ServerError | None) -> None:
         try:
             if error is not None:
                 raise error
-            self._begin(asked)
+            self._begin(queued)
         except ServerError as failure:
-            self._forget(asked)
-            self._fail(asked, failure)
+            self._forget(queued)
+            self._fail(queued, failure)
 
     def _emit(self, news: list[NewTokens]) -> None:
         rows = self._rows.make(news)
         self._new_rows += rows
         for new, row in zip(news, rows, strict=True):
-            asked = new.asked
-            asked.generated += len(new.tokens)
+            queued = new.asked
+            queued.generated += len(new.tokens)
             if row[-1] is None:
                 continue
             if new.finish is None:
-                self._batch.end(asked, new.index)
-            asked.left -= 1
-            if not asked.left:
-                self._forget(asked, has_ended=True)
+                self._batch.end(queued, new.index)
+            queued.left -= 1
+            if not queued.left:
+                self._forget(queued, has_ended=True)
 
 
 # Tokenized within about 10 ms, during which running sequences wait.

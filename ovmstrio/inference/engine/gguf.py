@@ -143,11 +143,10 @@ class _Header:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the scalar and text values of a header, and check that all tensors are complete and disjoint. Blocks.
+    """Return the scalars and texts of a header, and check that all tensors are complete and disjoint. Blocks.
 
     Raises:
         GgufError: the file is not a GGUF file, damaged, or truncated.
-        OSError: the file cannot be read.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size < len(_MAGIC):

@@ -36,11 +36,7 @@ _PROPERTIES: Final = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": 1}
 
 
 class FormCompiler:
-    """Compiles grammars with a pipeline without weights that shares the batch's tokenizer.
-
-    The library caches compiled grammars with the tokenizer, where the batch finds them. ``folder`` has the model; the
-    number of its logits is read when the first grammar comes.
-    """
+    """Compiles grammars with a weightless pipeline; the shared tokenizer caches them for the batch."""
 
     def __init__(self, pipeline: Pipeline, folder: Path) -> None:
         self._batch = pipeline
@@ -58,7 +54,7 @@ class FormCompiler:
         return config
 
     def compile(self, config: Any) -> None:
-        """Generate two tokens with a grammar; in one thread at a time, without holding up others.
+        """Generate two tokens with a grammar, in one thread at a time.
 
         Raises:
             RuntimeError: the library rejects the grammar.
@@ -158,16 +154,16 @@ class FormTrials:
         """Whether :meth:`take` has a result."""
         return self._current is not None and (self._current.done is None or self._current.done.done())
 
-    def wait(self, asked: AskedTexts) -> None:
+    def wait(self, queued: AskedTexts) -> None:
         """Queue a request."""
-        self._waiting.append(asked)
+        self._waiting.append(queued)
 
-    def withdraw(self, asked: AskedTexts) -> bool:
+    def withdraw(self, queued: AskedTexts) -> bool:
         """Remove a request and return whether it was here; a started compilation continues without effect."""
-        if self._current is not None and self._current.asked is asked:
+        if self._current is not None and self._current.asked is queued:
             self._current = self._current._replace(asked=None)
             return True
-        found = [place for place, each in enumerate(self._waiting) if each is asked]
+        found = [place for place, each in enumerate(self._waiting) if each is queued]
         for place in found:
             del self._waiting[place]
         return bool(found)
@@ -176,15 +172,15 @@ class FormTrials:
         """Start the next compilation if none runs; a known grammar ends at once."""
         if self._current is not None or not self._waiting:
             return
-        asked = self._waiting[0]
-        form = _key(asked.request.grammar)
+        queued = self._waiting[0]
+        form = _key(queued.request.grammar)
         if form in self._known:
             self._waiting.popleft()
-            self._current = _Compilation(asked, form, None)
+            self._current = _Compilation(queued, form, None)
         elif may_compile:
             self._waiting.popleft()
-            done = self._thread.submit(self._compile, self._compiler.ask(asked.request))
-            self._current = _Compilation(asked, form, done)
+            done = self._thread.submit(self._compile, self._compiler.ask(queued.request))
+            self._current = _Compilation(queued, form, done)
 
     def _compile(self, config: Any) -> None:
         try:
@@ -196,23 +192,23 @@ class FormTrials:
         """Return the finished request and the error of its grammar; None if it was withdrawn."""
         if self._current is None or not self.has_ended:
             return None
-        (asked, form, done), self._current = self._current, None
+        (queued, form, done), self._current = self._current, None
         error = None
         if done is not None:
             os.eventfd_read(self.descriptor)
             error = done.exception()
         if isinstance(error, RuntimeError):
             why = f"response format rejected: {reason_of(error)}"
-            return None if asked is None else (asked, InvalidField(why, field="response_format"))
+            return None if queued is None else (queued, InvalidField(why, field="response_format"))
         if error is None:
             self._known[form] = None
             self._known.move_to_end(form)
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
-        if asked is None:
+        if queued is None:
             return None
-        asked.is_proven = error is None
-        return asked, None
+        queued.is_proven = error is None
+        return queued, None
 
 
 def _lower_priority() -> None:

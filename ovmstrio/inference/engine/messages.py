@@ -77,10 +77,7 @@ _IDS: Final = "ids"
 
 
 def encode_texts(texts: Sequence[str]) -> dict[str, Any]:
-    """Encode texts as one buffer, which a channel copies without parsing.
-
-    Each call inside is short, so a thread may do this for long texts.
-    """
+    """Encode texts as one buffer, which a channel copies without parsing; safe in a thread, as each call is short."""
     return {"text": encode_text("".join(texts)), "lengths": orjson.dumps(list(map(len, texts)))}
 
 
@@ -93,32 +90,28 @@ def decode_texts(packed: dict[str, Any]) -> list[str]:
     return texts
 
 
-def encode_request(asked: GenerationRequest) -> dict[str, Any]:
-    """Encode a request without its deadline; prompt texts are one buffer, the rest is JSON.
-
-    Raises:
-        TypeError, ValueError, RecursionError: a value cannot be represented in JSON.
-    """
-    sampling = {each.name: getattr(asked.sampling, each.name) for each in fields(Sampling)}
-    grammar = None if asked.grammar is None else [asked.grammar.kind.value, asked.grammar.text]
-    prompt, texts = _encode_prompt(asked.prompt)
+def encode_request(request: GenerationRequest) -> dict[str, Any]:
+    """Encode a request without its deadline: prompt texts are one buffer, the rest is JSON."""
+    sampling = {each.name: getattr(request.sampling, each.name) for each in fields(Sampling)}
+    grammar = None if request.grammar is None else [request.grammar.kind.value, request.grammar.text]
+    prompt, texts = _encode_prompt(request.prompt)
     plain = {
         "prompt": prompt,
         "sampling": {name: value for name, value in sampling.items() if value is not None},
-        "stop": list(asked.stop),
-        "keeps_stop": asked.keeps_stop,
-        "n": asked.n,
-        "logprobs": asked.logprobs,
-        "echo": asked.echo,
+        "stop": list(request.stop),
+        "keeps_stop": request.keeps_stop,
+        "n": request.n,
+        "logprobs": request.logprobs,
+        "echo": request.echo,
         "grammar": grammar,
-        "skips_special_tokens": asked.skips_special_tokens,
+        "skips_special_tokens": request.skips_special_tokens,
     }
     try:
         data = orjson.dumps(plain)
     except orjson.JSONEncodeError:
         # A lone surrogate, or an integer of more than 64 bits.
         data = json.dumps(plain).encode()
-    return {"n": asked.n, "plain": data, **encode_texts(texts)}
+    return {"n": request.n, "plain": data, **encode_texts(texts)}
 
 
 def decode_request(encoded: dict[str, Any]) -> GenerationRequest:

@@ -60,10 +60,10 @@ class Pipeline:
         self._batch = self._make()
         self.tokenizer = self._batch.get_tokenizer()
         self.blocks = self._count_blocks()  # number of KV-cache blocks
-        whole = -(-options.cache_bytes // GIB) * GIB
-        if whole != options.cache_bytes:
+        rounded_bytes = -(-options.cache_bytes // GIB) * GIB
+        if rounded_bytes != options.cache_bytes:
             # The library accepts a size in full gigabytes, or in blocks whose size only it knows.
-            self.blocks = max(1, self.blocks * options.cache_bytes // whole)
+            self.blocks = max(1, self.blocks * options.cache_bytes // rounded_bytes)
             self._remake()
         self._warm()
 
@@ -78,22 +78,14 @@ class Pipeline:
         return self._options.batched_tokens
 
     def uncached(self, tokens: int) -> Pipeline:
-        """Create a second pipeline without prefix cache, with room for a number of tokens.
-
-        Raises:
-            RuntimeError: it cannot be loaded.
-        """
+        """Create a second pipeline without prefix cache, with room for a number of tokens."""
         bytes_of_block = -(-self._options.cache_bytes // self.blocks)
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
         alone = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
         return Pipeline(replace(alone, cache_bytes=cache_bytes))
 
     def rebuild(self) -> None:
-        """Recreate the pipeline; no handle of the old one may be in use.
-
-        Raises:
-            RuntimeError: it cannot be loaded.
-        """
+        """Recreate the pipeline; no handle of the old one may be in use."""
         self._remake()
         self._warm()
 
@@ -163,20 +155,12 @@ class Pipeline:
         return bool(self._batch.has_non_finished_requests())
 
     def add(self, number: int, tokens: list[int], config: Any) -> Any:
-        """Add a sequence and return its handle, which must be kept until its end.
-
-        Raises:
-            RuntimeError: the library rejects the configuration.
-        """
+        """Add a sequence and return its handle, which must be kept until its end; RuntimeError if it is rejected."""
         config.validate()
         return self._batch.add_request(number, ov.Tensor(np.array([tokens], np.int64)), config)
 
     def step(self) -> None:
-        """Run one step: prefill or the next token of each sequence.
-
-        Raises:
-            RuntimeError: the step failed; :meth:`rebuild` is required.
-        """
+        """Run one step: prefill or the next token of each sequence; RuntimeError requires :meth:`rebuild`."""
         self._batch.step()
 
 

@@ -28,12 +28,7 @@ def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, 
 
 
 class CachedPrefixes:
-    """Blocks available to later prompts; a sequence's blocks are added when it ends.
-
-    Args:
-        blocks: total number of blocks; 0 if there is no cache.
-        block_tokens: tokens per block.
-    """
+    """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self._most = blocks
@@ -92,11 +87,11 @@ class OpenBlocks:
 
     def note(self, tokens: Sequence[int]) -> None:
         """Record the end of a sequence, unless it is a block boundary."""
-        whole = len(tokens) - len(tokens) % self._block
-        if whole == len(tokens):
+        full = len(tokens) - len(tokens) % self._block
+        if full == len(tokens):
             return
-        *_, (_, head) = (0, 0), *block_keys(tokens[:whole], self._block)
-        end = head, tuple(tokens[whole:])
+        *_, (_, head) = (0, 0), *block_keys(tokens[:full], self._block)
+        end = head, tuple(tokens[full:])
         if end not in self._ends:
             self._heads[head] += 1
         self._ends[end] = None
@@ -168,10 +163,7 @@ class PromptStarts:
             self._ends.note(tokens)
 
     def end_of_beams(self, prompt: Sequence[int]) -> None:
-        """Record the end of a beam search, whose beams end at unknown positions.
-
-        All beams begin with the prompt, or at least with all but its last token.
-        """
+        """Record the end of a beam search, whose beams share the prompt, or all but its last token, and end unknown."""
         if self.caches:
             self._ends.note(prompt if len(prompt) % self._block else prompt[:-1])
 

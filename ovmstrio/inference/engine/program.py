@@ -48,12 +48,7 @@ class EngineProgram:
         self._cancelled: set[int] = set()
 
     def run(self) -> None:
-        """Serve until the server closes its side.
-
-        Raises:
-            RuntimeError: the model is lost.
-            ChannelLost: the socket was lost.
-        """
+        """Serve until the server closes its side."""
         while self._take_messages():
             if self._engine.is_busy:
                 self._channel.send([_UNSOLICITED, self._engine.step()])
@@ -130,12 +125,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
-    """Run an engine for the model named in the first message.
-
-    Raises:
-        RuntimeError: the model is lost.
-        ChannelLost: the socket was lost.
-    """
+    """Run an engine for the model named in the first message."""
 
     def answer(message: int, value: Any) -> None:
         if message != _UNSOLICITED:

@@ -62,13 +62,7 @@ def _positive(*parts: Any) -> int | None:
 
 
 class Prompts:
-    """Tokenizes prompts.
-
-    Args:
-        tokenizer: the library's tokenizer.
-        render: renders a conversation to text.
-        most: maximum tokens of prompt and answer together.
-    """
+    """Tokenizes prompts; ``most`` is the maximum of prompt and answer tokens together."""
 
     def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], most: int) -> None:
         self._tokenizer = tokenizer
@@ -123,11 +117,7 @@ class Prompts:
         return tokens.tolist()
 
     def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
-        """Return the tokens of a text; ``options`` are the tokenizer's.
-
-        Raises:
-            InvalidRequest: the tokenizer rejects the text.
-        """
+        """Return the tokens of a text (options are the tokenizer's); raise InvalidRequest if it is rejected."""
         return np.array(self._encoded(_without_surrogates(text), **options).input_ids.data[0], np.int64)
 
     def encode_all(self, texts: Sequence[str], **options: Any) -> list[npt.NDArray[np.int64]]:
@@ -209,10 +199,7 @@ class PromptRenderer(NamedTuple):
 
 
 def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
-    """Return the renderer of a model; if its template cannot be read, every conversation is rejected.
-
-    ``mode`` is ``MINJA`` for the library's own template engine.
-    """
+    """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
     if mode == _LIBRARY:
         return PromptRenderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
     try:
@@ -252,10 +239,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
 
 
 class PromptScores:
-    """Computes the log-probabilities of prompt tokens, one prompt at a time.
-
-    ``tokens`` is the maximum length of a prompt.
-    """
+    """Computes the log-probabilities of prompt tokens, one prompt of at most ``tokens`` tokens at a time."""
 
     def __init__(self, pipeline: Pipeline, tokens: int) -> None:
         self._model = pipeline
@@ -270,17 +254,17 @@ class PromptScores:
         """Whether :meth:`step` has work."""
         return bool(self._waiting) or (self._pipeline is not None and self._pipeline.is_busy)
 
-    def begin(self, asked: AskedTexts) -> None:
+    def begin(self, queued: AskedTexts) -> None:
         """Queue the prompt of a request."""
-        self._waiting.append(asked)
+        self._waiting.append(queued)
 
-    def cancel(self, asked: AskedTexts) -> None:
+    def cancel(self, queued: AskedTexts) -> None:
         """Cancel a queued or running prompt."""
-        if asked in self._waiting:
-            if asked is self._waiting[0] and self._handle is not None:
+        if queued in self._waiting:
+            if queued is self._waiting[0] and self._handle is not None:
                 self._handle.cancel()
                 self._handle = None
-            self._waiting.remove(asked)
+            self._waiting.remove(queued)
 
     def step(self) -> list[tuple[AskedTexts, ServerError | None]]:
         """Process a part of a prompt; return the request when its prompt is scored or failed."""
@@ -311,12 +295,12 @@ class PromptScores:
         while self._handle.can_read():
             for output in self._handle.read().values():
                 self._scores += output.generated_log_probs
-        asked = self._waiting[0]
-        if len(self._scores) < len(asked.prompt):
+        queued = self._waiting[0]
+        if len(self._scores) < len(queued.prompt):
             if self._pipeline.is_busy:
                 return []
             raise RuntimeError("the prompt was not processed completely")
         # The library's value for the first token, which has no context, is meaningless.
-        asked.prompt_logprobs = [None, *self._scores[1 : len(asked.prompt)]]
+        queued.prompt_logprobs = [None, *self._scores[1 : len(queued.prompt)]]
         self._handle = None
         return [(self._waiting.popleft(), None)]

@@ -44,12 +44,9 @@ _ANY_OBJECT: Final = '{"type": "object"}'
 
 
 def configure(config: Any, sampling: Sampling, *, texts: int = 1, seed: int = 0, grammar: Grammar | None = None) -> Any:
-    """Set sampling parameters on ``config``, the model's defaults, and return it; the caller sets the length.
+    """Set sampling parameters on ``config``, the model's defaults, and return it; RuntimeError if a value is invalid.
 
-    ``texts`` is the number of sequences returned from beam search.
-
-    Raises:
-        RuntimeError: the library rejects a value; the message gives the reason.
+    The caller sets the length. ``texts`` is the number of sequences returned from beam search.
     """
     for name in _SAME_NAMES:
         value = getattr(sampling, name)
@@ -156,8 +153,8 @@ class RunningText:
         is_settled: has had two tokens since the start, so that the library has hashed its last block completely.
     """
 
-    def __init__(self, asked: AskedTexts, index: int = 0) -> None:
-        self.asked = asked
+    def __init__(self, queued: AskedTexts, index: int = 0) -> None:
+        self.asked = queued
         self.index = index
         self.handle: Any = None  # the library's handle, None before the start; dropping it ends the sequence
         self.is_new = False  # started, no step since
@@ -204,21 +201,17 @@ class RunningText:
         return self._tokens[: length - len(prompt)] == tokens[len(prompt) : length]
 
     def start(self, pipeline: Pipeline, number: int) -> None:
-        """Start or restart the sequence from its present tokens.
-
-        Raises:
-            RuntimeError: the library rejects the parameters.
-        """
-        asked, request = self.asked, self.asked.request
+        """Start or restart the sequence from its present tokens; RuntimeError if the parameters are rejected."""
+        queued, request = self.asked, self.asked.request
         if self._must_repeat():
             # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
             self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
         made = len(self._tokens)
         sampling = request.sampling
-        seed = (asked.seed + self.index + made) % _SEEDS
+        seed = (queued.seed + self.index + made) % _SEEDS
         config = configure(pipeline.defaults(), sampling, texts=request.n, seed=seed, grammar=request.grammar)
-        config.max_new_tokens = asked.most - made
-        config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), asked.most - made)
+        config.max_new_tokens = queued.most - made
+        config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), queued.most - made)
         config.logprobs = int(request.logprobs)
         self.is_new = self.is_reading = True
         self.is_settled = False
@@ -256,13 +249,13 @@ class RunningText:
                 logprobs += output.generated_log_probs
                 finish = _FINISH_REASONS.get(output.finish_reason, finish)
         self._tokens += tokens
-        told = min(len(self._sent_tokens), len(tokens))
-        if self._sent_tokens[:told] != tokens[:told]:
+        sent = min(len(self._sent_tokens), len(tokens))
+        if self._sent_tokens[:sent] != tokens[:sent]:
             raise DifferentTextError
-        del self._sent_tokens[:told]
-        if told == len(tokens) and finish is None:
+        del self._sent_tokens[:sent]
+        if sent == len(tokens) and finish is None:
             return []
-        return [NewTokens(self.asked, self.index, tokens[told:], logprobs[told:], finish)]
+        return [NewTokens(self.asked, self.index, tokens[sent:], logprobs[sent:], finish)]
 
     def _record_step(self, *, has_come: bool) -> None:
         """Record whether the step produced a token; a running sequence gets one per step unless the cache is full."""

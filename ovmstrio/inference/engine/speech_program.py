@@ -34,13 +34,13 @@ _MAX_BUFFERED_SECONDS: Final = 1800
 class _Synthesis:
     __slots__ = ("form", "is_streamed", "language", "seconds", "sentences", "speed", "voice", "writer")
 
-    def __init__(self, sentences: list[str], asked: dict[str, Any]) -> None:
+    def __init__(self, sentences: list[str], options: dict[str, Any]) -> None:
         self.sentences = deque(sentences)
-        self.voice: str = asked["voice"]
-        self.language: str = asked["language"]
-        self.speed: float = asked["speed"]
-        self.form: str = asked["form"]
-        self.is_streamed: bool = asked["is_streamed"]
+        self.voice: str = options["voice"]
+        self.language: str = options["language"]
+        self.speed: float = options["speed"]
+        self.form: str = options["form"]
+        self.is_streamed: bool = options["is_streamed"]
         self.writer: SoundWriter | None = None
         self.seconds = 0.0
 
@@ -56,8 +56,8 @@ class _Program(TurnProgram[_Synthesis]):
         super().__init__(channel)
         self._speaker = speaker
 
-    def open(self, *asked: Any) -> _Synthesis:
-        text, how = asked
+    def open(self, *arguments: Any) -> _Synthesis:
+        text, how = arguments
         sentences = sentences_of(text)
         if not sentences:
             raise InvalidField("input has nothing speakable", field="input")

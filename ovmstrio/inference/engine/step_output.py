@@ -49,9 +49,9 @@ class TokenWindow:
         """Return the new text; an incomplete character is held back until the last call."""
         if self._has_base:
             self._emitted = _stable_length(texts[1])
-        whole = len(texts[0]) if is_last else _stable_length(texts[0])
-        new = texts[0][self._emitted : whole]
-        self._emitted = max(self._emitted, whole)
+        end = len(texts[0]) if is_last else _stable_length(texts[0])
+        new = texts[0][self._emitted : end]
+        self._emitted = max(self._emitted, end)
         return new
 
 
@@ -67,27 +67,24 @@ def _stable_length(text: str) -> int:
 class _Output:
     __slots__ = ("echoes", "stops", "window")
 
-    def __init__(self, asked: AskedTexts) -> None:
+    def __init__(self, queued: AskedTexts) -> None:
         self.window = TokenWindow()
-        self.stops = StopStrings(asked.request.stop, keeps=asked.request.keeps_stop)
-        self.echoes = asked.request.echo
+        self.stops = StopStrings(queued.request.stop, keeps=queued.request.keeps_stop)
+        self.echoes = queued.request.echo
 
 
 class TextRows:
-    """Builds output rows: id, index, text, token count, log-probabilities and finish reason.
-
-    ``decode`` returns the texts of rows of tokens; its flag skips special tokens.
-    """
+    """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]]) -> None:
         self._decode = decode
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._token_texts: dict[int, str] = {}
 
-    def forget(self, asked: AskedTexts) -> None:
+    def forget(self, queued: AskedTexts) -> None:
         """Drop the state of a request."""
-        for index in range(asked.request.n):
-            self._outputs.pop((asked.id, index), None)
+        for index in range(queued.request.n):
+            self._outputs.pop((queued.id, index), None)
 
     def make(self, news: Sequence[NewTokens]) -> list[list[Any]]:
         """Return a row for each item, in order; a row ends at a stop string."""
@@ -103,15 +100,15 @@ class TextRows:
 
     def _texts(self, news: Sequence[NewTokens]) -> list[str]:
         """Decode in one call per setting of special tokens."""
-        asked = [
+        queued = [
             (self._output(new).window.push(_output_tokens(new)), new.asked.request.skips_special_tokens) for new in news
         ]
         decoded: dict[bool, list[str]] = {}
-        for skips in {skips for _, skips in asked}:
-            decoded[skips] = self._decode([row for rows, each in asked if each is skips for row in rows], skips)
+        for skips in {skips for _, skips in queued}:
+            decoded[skips] = self._decode([row for rows, each in queued if each is skips for row in rows], skips)
         places = {True: 0, False: 0}
         texts = []
-        for new, (rows, skips) in zip(news, asked, strict=True):
+        for new, (rows, skips) in zip(news, queued, strict=True):
             place = places[skips]
             places[skips] += len(rows)
             taken = decoded[skips][place : places[skips]]

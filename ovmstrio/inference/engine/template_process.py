@@ -43,10 +43,7 @@ T = TypeVar("T")
 class TemplateProcess:
     """Renders one conversation at a time; owns a process, which is replaced if it ends.
 
-    Args:
-        parts: arguments of :class:`ChatTemplate`.
-        name: template name for errors.
-        cpu_seconds: limit for compiling the template and for each rendering.
+    ``parts`` are arguments of :class:`ChatTemplate`; ``cpu_seconds`` limits compilation and each rendering.
     """
 
     def __init__(self, parts: Mapping[str, Any], name: str, cpu_seconds: float = _CPU_SECONDS) -> None:
@@ -114,11 +111,7 @@ class TemplateProcess:
         return True
 
     def take(self) -> str:
-        """Return the prompt, once the rendering has ended.
-
-        Raises:
-            InvalidField: the template is invalid, rejects the conversation, fails, or exceeds its limits.
-        """
+        """Return the prompt of the finished rendering; raise InvalidField if it failed or exceeded its limits."""
         if not self._has_answer():
             raise InvalidField(f"{self._name} {self._replace()}", field=_FIELD)
         answer = json.loads(self._received[HEADER.size :])

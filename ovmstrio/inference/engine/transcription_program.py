@@ -42,11 +42,11 @@ class _Program(TurnProgram[_Opened]):
         super().__init__(channel)
         self._hearing = hearing
 
-    def open(self, *asked: Any) -> _Opened:
+    def open(self, *arguments: Any) -> _Opened:
         from ovmstrio.inference.engine.asr import Wanted  # noqa: PLC0415 - loaded by then
         from ovmstrio.inference.engine.audio_files import Recording  # noqa: PLC0415 - loaded by then
 
-        data, wanted = asked
+        data, wanted = arguments
         how = Wanted(**wanted)
         self._hearing.check(how)
         return _Opened(Recording(data), how)

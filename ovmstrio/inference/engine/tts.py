@@ -61,20 +61,12 @@ class Speaker(Protocol):
         ...
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
-        """Synthesize a sentence; return samples from -1 to 1 and the sample rate in Hz.
-
-        Raises:
-            InvalidField: the sentence is not supported.
-            ModelFailure: the model failed.
-        """
+        """Synthesize a sentence; return samples from -1 to 1 and the sample rate in Hz."""
         ...
 
 
 def bounded_memory(device: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return properties with the shape cache disabled.
-
-    The entry of a sentence takes tens of megabytes and only helps a later sentence of the same length.
-    """
+    """Disable the shape cache: an entry takes tens of megabytes and only helps sentences of the same length."""
     return {_SHAPE_CACHE: 0, **properties} if device == "CPU" else dict(properties)
 
 
@@ -89,15 +81,7 @@ def voice_missing(voice: str, voices: tuple[str, ...]) -> InvalidField:
 
 
 class PipelineSpeaker:
-    """SpeechT5 or Kokoro model.
-
-    Args:
-        folder: SpeechT5 as exported by Optimum, or Kokoro.
-        voices: files of speaker embeddings (consecutive 32-bit floats) by name, added to the folder's ``voices``.
-
-    Raises:
-        RuntimeError, ValueError, OSError: the model cannot be loaded.
-    """
+    """SpeechT5 as exported by Optimum, or Kokoro; ``voices`` are files of 32-bit float speaker embeddings by name."""
 
     def __init__(self, folder: str, device: str, properties: Mapping[str, Any], voices: Mapping[str, str]) -> None:
         if (Path(folder) / _KOKORO_FILE).is_file():
@@ -175,13 +159,7 @@ class UnusableVoice(Exception):
 
 
 class PiperSpeaker:
-    """Piper voice, with one or several speakers in one network.
-
-    Args:
-        network: ONNX file; its configuration is in the same folder, with ``.json`` appended to the name.
-
-    Attributes:
-        voices: names of the file, the data set and the speakers.
+    """Piper voice, an ONNX network with a configuration file of the same name and ``.json`` appended.
 
     Raises:
         UnusableVoice: the configuration is invalid, or espeak-ng is not installed.

@@ -190,7 +190,7 @@ def _two_outputs_of_one_name() -> ov.Model:
     ("model", "text"),
     [
         (_binary_convolution(), r"source\.xml: Cannot compile model into target device - CPU: .*f32"),
-        (_two_outputs_of_one_name(), "two outputs are called 'y'"),
+        (_two_outputs_of_one_name(), "two outputs are named 'y'"),
     ],
 )
 def test_model_that_a_server_could_not_load_is_refused(tmp_path: Path, model: ov.Model, text: str) -> None:
@@ -223,8 +223,8 @@ def test_input_gets_the_given_type_and_shape(tmp_path: Path, form: str, inputs: 
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("x=FP32[1,5]", r"'x' has the shape \[\?,4\], and not \[1,5\]"),
-        ("x=INT64[1,4]", "'x' is FP32, and not INT64; leave the type out"),
+        ("x=FP32[1,5]", r"'x' has the shape \[\?,4\], not \[1,5\]"),
+        ("x=INT64[1,4]", "'x' is FP32, not INT64; leave the type out"),
         ("xx=[1,4]", "no input 'xx'; did you mean x?"),
         ("image=[1,4]", "no input 'image'; it has x"),
     ],
@@ -380,13 +380,13 @@ def test_input_of_unknown_rank_needs_a_shape(tmp_path: Path) -> None:
     y = op.relu(x)
     y.output(0).set_names({"y"})
     ov.save_model(ov.Model([op.result(y)], [x], "any"), tmp_path / "any.xml")
-    with pytest.raises(ConfigError, match=r"no number of dimensions of 'x'; tell them: --input 'x=FP32\[-1,\.\.\.\]'"):
+    with pytest.raises(ConfigError, match=r"no rank for 'x'; specify --input 'x=FP32\[-1,\.\.\.\]'"):
         convert(tmp_path / "any.xml", tmp_path / "models", "any")
 
 
 def test_empty_onnx_file_is_refused(tmp_path: Path) -> None:
     _files(tmp_path, "empty.onnx")
-    with pytest.raises(ConfigError, match="without outputs; is the file complete"):
+    with pytest.raises(ConfigError, match="has no outputs; is the file complete"):
         convert(tmp_path / "empty.onnx", tmp_path / "models", "empty")
     (tmp_path / "relu.onnx").write_bytes(onnx_file("Relu"))
     assert convert(tmp_path / "relu.onnx", tmp_path / "models", "relu").framework == "ONNX"
@@ -518,7 +518,7 @@ def test_torch_program_computes_the_same(
 
 
 def test_scripted_program_needs_types_and_shapes_of_its_inputs(torch_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"dimensions of 'pixels'; tell them: --input 'pixels=FP32\[-1,\.\.\.\]'"):
+    with pytest.raises(ConfigError, match=r"no rank for 'pixels'; specify --input 'pixels=FP32\[-1,\.\.\.\]'"):
         _convert_torch(torch_folder / "scripted.pt", tmp_path)
 
 
