@@ -43,7 +43,6 @@ __all__ = [
     "let_file_pages_go",
 ]
 
-
 log = structlog.get_logger(__name__)
 
 _CHUNK_BYTES: Final = 2**22

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUND", "Compiled", "Timing", "device_facts", "for_threads", "warm_up"]
 
-
 BOUND: Final = "bound to cores"
 
 _PROPERTIES: Final = {

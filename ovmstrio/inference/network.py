@@ -206,7 +206,7 @@ class Network:
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: a waiting call takes no request. A running inference is stopped if that affects no other call;
-            this returns when it has ended. An inference on the event loop has at most one checkpoint, before it starts.
+            this returns when it has ended. An inference on the event loop has no checkpoint once it has started.
         """
         begin, cuts = time.perf_counter(), NO_CUTS
         if self._buckets is not None:

@@ -23,7 +23,6 @@ from ovmstrio.util.backoff import Backoff
 
 __all__ = ["LostStreams", "Run", "Runs", "SuspectRunError", "replace_model"]
 
-
 log = structlog.get_logger(__name__)
 
 

@@ -39,7 +39,6 @@ __all__ = [
     "plan_buckets",
 ]
 
-
 Fit = Literal["exact", "padded", "larger"]
 """Result of fitting: sizes equal a bucket, were padded to one, or exceed the largest in a dimension."""
 

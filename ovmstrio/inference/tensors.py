@@ -30,7 +30,6 @@ __all__ = [
     "view_of",
 ]
 
-
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
 
 # OpenVINO builds its numpy type tables at first use and releases the GIL meanwhile: two threads at once would deadlock.

@@ -31,7 +31,6 @@ __all__ = [
     "score_pairs",
 ]
 
-
 Pooling = Literal["CLS", "LAST", "MEAN"]
 
 KNOWN_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})

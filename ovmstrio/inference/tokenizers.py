@@ -29,7 +29,6 @@ __all__ = [
     "read_tokenizer",
 ]
 
-
 _PACKAGE: Final = "openvino_tokenizers"
 _LIBRARY: Final = "libopenvino_tokenizers*.so*"
 

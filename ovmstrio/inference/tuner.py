@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Crowd", "Demand"]
 
-
 _QUIET_CALLS: Final = 32
 _COOLDOWN_SECONDS: Final = 1.0
 

@@ -28,7 +28,6 @@ from ovmstrio.inference.signature import own_specs, read_signature
 
 __all__ = ["Conversion", "Converted", "convert", "new_folder", "new_version", "read_source", "refuse_existing", "save"]
 
-
 _FRONTENDS: Final = {
     "OpenVINO IR": "ir",
     "ONNX": "onnx",

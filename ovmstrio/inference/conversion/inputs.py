@@ -21,7 +21,6 @@ from ovmstrio.inference.signature import port_names, to_partial_shape
 
 __all__ = ["InputForm", "describe_inputs", "detect_state", "make_stateful", "parse_input_form"]
 
-
 _FORM: Final = re.compile(r"(?P<name>.+?)=(?P<type>[A-Za-z0-9]*)\s*[\[(](?P<dims>[^\])]*)[\])]")
 _EXAMPLE: Final = "NAME=TYPE[SIZES] such as image=FP32[-1,3,224,224], with -1 for any size"
 

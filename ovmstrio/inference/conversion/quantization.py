@@ -26,7 +26,6 @@ from ovmstrio.util.truncation import text_of
 
 __all__ = ["MOST_SAMPLES", "Calibration", "CalibrationBatch", "quantize", "read_calibration"]
 
-
 MOST_SAMPLES: Final = 300
 """Maximum number of samples, the first by name; more change little and take long."""
 

@@ -26,7 +26,6 @@ __all__ = [
     "was_traced",
 ]
 
-
 EXPORT: Final = "PyTorch export"
 SCRIPT: Final = "TorchScript"
 

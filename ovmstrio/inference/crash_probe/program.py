@@ -28,7 +28,6 @@ from ovmstrio.telemetry.logs import configure_logs
 
 __all__ = ["layers_of", "main", "run_part"]
 
-
 _NON_LAYER_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 _ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
 # Strings of this length are allocated on the heap, where a double free shows.

@@ -33,7 +33,6 @@ __all__ = [
     "trying_models",
 ]
 
-
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
 # Signals that a process causes itself; others, such as the OOM killer's, come from outside.
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
@@ -212,21 +211,17 @@ class TrialPool:
             return replace(verdict, zeros_crash=crashed.name, zeros_layer=await self._layer(trial, 0))
 
     async def _crash_of(self, trial: Trial, *deeds: str) -> Crashed | None:
-        try:
-            async with self._workers.lend() as process:
-                may_be_corrupted = process.has_tried
-                await process.do(trial, deeds)
-        except Crashed as crash:
-            if not may_be_corrupted:
-                return crash
-        else:
-            return None
-        # An earlier model may have corrupted this process, so repeat in a new one.
-        try:
-            async with self._workers.lend(is_new=True) as process:
-                await process.do(trial, deeds)
-        except Crashed as crash:
-            return crash
+        for is_new in (False, True):
+            try:
+                async with self._workers.lend(is_new=is_new) as process:
+                    may_be_corrupted = process.has_tried
+                    await process.do(trial, deeds)
+            except Crashed as crash:
+                # An earlier model may have corrupted a used process, so repeat in a new one.
+                if not may_be_corrupted:
+                    return crash
+            else:
+                return None
         return None
 
     async def _layer(self, trial: Trial, value: int) -> str:

@@ -14,7 +14,6 @@ from ovmstrio.core.errors import InvalidField
 
 __all__ = ["RATE", "Recording", "Samples", "SoundWriter", "sound_writer"]
 
-
 RATE: Final = 16_000
 """Sample rate of speech models in Hz."""
 

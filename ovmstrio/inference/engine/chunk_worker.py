@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TurnProgram", "run_process"]
 
-
 _OpenedT = TypeVar("_OpenedT")
 
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Limits", "TextTokenizing"]
 
-
 _PACE_WEIGHT: Final = 0.2
 _MAX_RETRY_SECONDS: Final = 60.0
 _SEEDS: Final = 2**32
@@ -213,14 +212,17 @@ class Engine:
         while self._grammars.has_ended:
             tried = self._grammars.take()
             if tried is not None:
-                self._begin_compiled(*tried)
+                self._proceed(self._take, *tried)
             self._compile_next()
 
-    def _begin_compiled(self, queued: AskedTexts, error: ServerError | None) -> None:
+    def _proceed(
+        self, proceed: Callable[[AskedTexts], None], queued: AskedTexts, error: ServerError | None = None
+    ) -> None:
+        """Take the next step of a request, or fail it."""
         try:
             if error is not None:
                 raise error
-            self._take(queued)
+            proceed(queued)
         except ServerError as failure:
             self._forget(queued)
             self._fail(queued, failure)
@@ -231,11 +233,7 @@ class Engine:
             if not queued.is_proven and self._batch.has_unproven:
                 return
             self._admission.enter(queued.id)
-            try:
-                self._begin(queued)
-            except ServerError as error:
-                self._forget(queued)
-                self._fail(queued, error)
+            self._proceed(self._begin, queued)
 
     def _begin(self, queued: AskedTexts) -> None:
         """Run a request; if prompt log-probabilities are requested, score the prompt first."""
@@ -307,7 +305,7 @@ class Engine:
         if self._batch.is_busy:
             self._step_batch()
         for queued, error in self._scores.step():
-            self._take_scored(queued, error)
+            self._proceed(self._begin, queued, error)
         self._admit()
         self._compile_next()
         rows, self._new_rows = self._new_rows, []
@@ -328,15 +326,6 @@ class Engine:
         for queued in outcome.proven:
             self._accept(queued)
         self._emit([new for new in outcome.news if new.asked.id in self._requests])
-
-    def _take_scored(self, queued: AskedTexts, error: ServerError | None) -> None:
-        try:
-            if error is not None:
-                raise error
-            self._begin(queued)
-        except ServerError as failure:
-            self._forget(queued)
-            self._fail(queued, failure)
 
     def _emit(self, news: list[NewTokens]) -> None:
         rows = self._rows.make(news)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompilesForms", "FormCompiler", "FormTrials"]
 
-
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
 _TOKENS: Final = 2

@@ -15,7 +15,6 @@ from ovmstrio.inference.engine.sequences import configure
 
 __all__ = ["GIB", "Pipeline", "PipelineOptions", "reason_of"]
 
-
 GIB: Final = 2**30
 _BLOCK_TOKENS: Final = 32
 _GPU_BLOCK_TOKENS: Final = 16

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptRenderer", "PromptScores", "Prompts", "choose_renderer", "context_length"]
 
-
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _FIELD: Final = "messages"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_TOP_K", "AskedTexts", "DifferentTextError", "NewTokens", "NoRoomError", "RunningText", "configure"]
 
-
 DEFAULT_TOP_K: Final = 40
 NO_TOP_K: Final = 2**64 - 1
 """The library's value for no top-k limit."""

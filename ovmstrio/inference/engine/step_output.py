@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TextRows", "TokenWindow"]
 
-
 _MAX_WINDOW: Final = 24
 # Tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens.
 _OVERLAP: Final = 6
