@@ -205,30 +205,25 @@ SMALL_WEIGHT_BYTES: Final = 8 * 2**20
 SMALL_OPERATIONS: Final = 2_000
 """Models within both bounds are first compiled for one thread and timed."""
 
+# Limit for a one-thread model to stay one on few cores; above it several threads answer sooner (benchmarks/RESULTS.md).
 _MAX_INLINE_SECONDS_FEW_CORES: Final = 350e-6
-"""Limit for a one-thread model to stay one on few cores; above it several threads answer sooner
-(benchmarks/RESULTS.md).
-"""
 
-_MIN_CACHED_OPERATIONS: Final = 100
-"""Smaller models compile as fast as a cached blob loads (docs/compiled_files.md)."""
+_MIN_CACHED_OPERATIONS: Final = 100  # smaller models compile as fast as a cached blob loads (docs/compiled_files.md)
 
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
 PINNING: Final = "ENABLE_CPU_PINNING"
 _ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
+# OpenVINO pins the inferring thread, here the event loop, to one core during each inference. The loop would have to
+# migrate, and to wait if another process uses that core.
 _UNBOUND: Final = {PINNING: "NO"}
-"""OpenVINO pins the inferring thread, here the event loop, to one core during each inference. The loop would have to
-migrate, and to wait if another process uses that core.
-"""
+# Cache entries per stream, one per operation and shape. OpenVINO's default of 5,000 grows without bound under varying
+# shapes and has no measurable benefit (docs/memory.md).
 _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
-"""Cache entries per stream, one per operation and shape. OpenVINO's default of 5,000 grows without bound under varying
-shapes and has no measurable benefit (docs/memory.md).
-"""
+# Requests per concurrent inference: one more waits in OpenVINO's queue, so that the device is never idle.
 _REQUESTS_PER_INFERENCE: Final = 2
-"""Requests per concurrent inference: one more waits in OpenVINO's queue, so that the device is never idle."""
+# The same for short inferences with small tensors, whose completions the loop processes in batches.
 _REQUESTS_PER_SHORT_INFERENCE: Final = 8
-"""The same for short inferences with small tensors, whose completions the loop processes in batches."""
 _SHORT_SECONDS: Final = 3e-3
 _SMALL_TENSORS_BYTES: Final = 64 * 2**10
 

@@ -29,10 +29,10 @@ __all__ = ["Blocking", "Completion", "CompletionQueue", "LostFailure", "RequestP
 # Completions
 # ----------------------------------------------------------------------
 
+# How long the loop may be notified late, so that one wake-up covers several completions.
 _MAX_DELAY_SECONDS: Final = 0.0005
-"""How long the loop may be notified late, so that one wake-up covers several completions."""
+# The same where more calls than requests exist, each of which waits for others anyway.
 _MAX_DELAY_SECONDS_CROWDED: Final = 0.008
-"""The same where more calls than requests exist, each of which waits for others anyway."""
 _MIN_DEVICE_SECONDS: Final = 1e-5
 
 _ensure_gil_state: Final = ctypes.pythonapi.PyGILState_Ensure
@@ -187,8 +187,7 @@ _infer: Final = BareRequest.infer
 _start: Final = BareRequest.start_async
 # The base-class methods skip the Python wrapper's checks of inputs: all inputs are set before the call.
 _MARK_DIMENSION: Final = 7919
-# Inputs up to this size are copied into the request's own memory.
-_MAX_COPIED_BYTES: Final = 16 * 1024
+_MAX_COPIED_BYTES: Final = 16 * 1024  # inputs up to this size are copied into the request's own memory
 # Requests that OpenVINO may still run from its queue; they must never be freed.
 _retained_requests: Final[list[ov.InferRequest]] = []
 

@@ -22,8 +22,7 @@ __all__ = ["WITH_TIMES", "clock_layers"]
 
 WITH_TIMES: Final = {"PERF_COUNT": "YES"}
 _MAX_RUNS: Final = 200
-# Implementation names of layers that compute nothing.
-_NOT_COMPUTED: Final = ("unknown", "undef")
+_NOT_COMPUTED: Final = ("unknown", "undef")  # implementation names of layers that compute nothing
 
 
 def clock_layers(

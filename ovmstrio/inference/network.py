@@ -75,14 +75,11 @@ _MIN_CALLBACK_WAIT_SECONDS: Final = 0.02
 _CALLBACK_WAIT_FACTOR: Final = 3
 _AVERAGE_WEIGHT: Final = 0.125
 _LONG_INLINE_SECONDS: Final = 0.02
-# Short enough for the loop at any load.
-_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
-# Inferences whose CPU time is measured after one that was not short.
-_CPU_TIMED_RUNS: Final = 64
+_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2  # short enough for the loop at any load
+_CPU_TIMED_RUNS: Final = 64  # inferences whose CPU time is measured after one that was not short
 # An inference that blocked the loop keeps later ones off it for this multiple of its time.
 _LOOP_BLOCK_FACTOR: Final = 500
-# Copying this many bytes takes about a millisecond, page faults included.
-_MAX_INLINE_COPY_BYTES: Final = 2 * 2**20
+_MAX_INLINE_COPY_BYTES: Final = 2 * 2**20  # copying this many bytes takes about a millisecond, page faults included
 
 
 class Network:

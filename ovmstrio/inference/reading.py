@@ -45,8 +45,7 @@ __all__ = [
 # ----------------------------------------------------------------------
 
 _ONNX_SUFFIX: Final = ".onnx"
-# A file without this key has no external data.
-_KEY: Final = b"location"
+_KEY: Final = b"location"  # A file without this key has no external data
 _EXPECTED: Final = "a relative path below the folder"
 _PIECE_BYTES: Final = 2**20
 _IN_MEMORY: Final = "_ORT_MEM_ADDR_"
@@ -287,8 +286,8 @@ def read_program(content: bytes) -> PaddleProgram:
 # Paddle models
 # ----------------------------------------------------------------------
 
+# Prefixes of operations on LoD tensors (batches of variable-length sequences), which OpenVINO lacks.
 _LOD_OPERATIONS: Final = ("sequence_", "lod_", "im2sequence", "gru", "lstm")
-"""Prefixes of operations on LoD tensors (batches of variable-length sequences), which OpenVINO lacks."""
 
 
 def read_paddle(source: Path) -> ov.Model:

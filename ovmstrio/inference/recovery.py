@@ -130,8 +130,6 @@ _STABLE_SECONDS: Final = 600.0
 class LostStreams:
     """Back-off timer for restoring the streams that a model gave up after a failure."""
 
-    __slots__ = ("_backoff", "_clock", "_due_at", "_pause", "_restored_at")
-
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._backoff = Backoff(_FIRST_SECONDS, _MAX_SECONDS, _STABLE_SECONDS)

@@ -222,10 +222,8 @@ def cut_view(array: Array, cuts: Sequence[Cut], name: str) -> Array:
 # Outputs that follow a bucketed dimension
 # ----------------------------------------------------------------------
 
-# Assumed upper bound of dimensions without buckets.
-_MAX_DIM: Final = 4096
-# Fixed size for such dimensions where bounds lead to unknown output sizes.
-_FIXED_DIM: Final = 3
+_MAX_DIM: Final = 4096  # assumed upper bound of dimensions without buckets
+_FIXED_DIM: Final = 3  # fixed size for such dimensions where bounds lead to unknown output sizes
 _MIN_PROBES: Final = 2
 
 _Shapes = list[tuple[Dim, ...]]

@@ -22,8 +22,6 @@ _COOLDOWN_SECONDS: Final = 1.0
 class Crowd:
     """Hysteresis switch that moves a model's calls off the event loop under contention."""
 
-    __slots__ = ("_clock", "_cooldown_until", "_quiet_calls", "is_there")
-
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.is_there = False  # whether calls leave the loop
         self._clock = clock
@@ -67,21 +65,6 @@ class Demand:
     Attributes:
         chosen: concurrency for which the model is compiled; 0 for one thread on the event loop.
     """
-
-    __slots__ = (
-        "_at_once",
-        "_clock",
-        "_few_since",
-        "_is_for_loop",
-        "_long_at",
-        "_long_calls",
-        "_long_on_cores",
-        "_long_seconds",
-        "_looked_at",
-        "_most",
-        "_seconds",
-        "chosen",
-    )
 
     def __init__(
         self, most: int, clock: Callable[[], float] = perf_counter, *, cores: int = 1, is_for_loop: bool = False

@@ -26,8 +26,7 @@ log = structlog.get_logger(__name__)
 
 _MAX_SHAPES: Final = 64
 _MAX_SECONDS: Final = 20.0
-# Above the difference that another summation order makes in bf16.
-_TOLERANCE: Final = 0.02
+_TOLERANCE: Final = 0.02  # above the difference that another summation order makes in bf16
 
 
 def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:

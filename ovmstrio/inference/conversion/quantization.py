@@ -30,8 +30,7 @@ MOST_SAMPLES: Final = 300
 """Maximum number of samples, the first by name; more change little and take long."""
 
 _ROOT: Final = "."
-# Types that .npy files cannot hold without pickling.
-_UNSUPPORTED_TYPES: Final = frozenset({"BF16", "BYTES"})
+_UNSUPPORTED_TYPES: Final = frozenset({"BF16", "BYTES"})  # types that .npy files cannot hold without pickling
 
 
 @dataclass(frozen=True, slots=True)

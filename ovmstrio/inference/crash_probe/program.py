@@ -30,8 +30,7 @@ __all__ = ["layers_of", "main", "run_part"]
 
 _NON_LAYER_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 _ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
-# Strings of this length are allocated on the heap, where a double free shows.
-_LONG_STRING_BYTES: Final = 40
+_LONG_STRING_BYTES: Final = 40  # strings of this length are allocated on the heap, where a double free shows
 
 
 def layers_of(model: ov.Model) -> list[str]:

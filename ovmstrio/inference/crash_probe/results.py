@@ -27,8 +27,7 @@ __all__ = ["TrialMemory", "trials_folder"]
 
 log = structlog.get_logger(__name__)
 
-# Increased when the probe checks more, to invalidate old verdicts.
-_PROCEDURE: Final = 1
+_PROCEDURE: Final = 1  # increased when the probe checks more, to invalidate old verdicts
 _MAX_FILES: Final = 4_000
 _FLAGS: Final = re.compile(r"^(?:flags|Features|model name)\s*:.*$", re.MULTILINE)
 

@@ -22,8 +22,7 @@ Span = tuple[float, float, str]
 
 _PREPROCESSOR: Final = "preprocessor_config.json"
 _WINDOW_SECONDS: Final = 30
-# Half of the decoder's context, less the start token.
-_PROMPT_TOKENS: Final = 223
+_PROMPT_TOKENS: Final = 223  # half of the decoder's context, less the start token
 
 
 @dataclass(frozen=True, slots=True)

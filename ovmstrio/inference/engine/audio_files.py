@@ -21,8 +21,7 @@ _MAX_SECONDS: Final = 4 * 3600
 _MIN_SECONDS: Final = 0.1
 _RATES: Final = range(1000, 768_001)
 _BLOCK_SAMPLES: Final = 2**18
-# The library's frame count for files of unknown length, as written to pipes.
-_UNKNOWN: Final = 2**63 - 1
+_UNKNOWN: Final = 2**63 - 1  # the library's frame count for files of unknown length, as written to pipes
 _FORMATS: Final = "wav, flac, ogg (Vorbis, Opus) or mp3"
 _FIELD: Final = "file"
 _TOO_LONG: Final = f"recording too long: limit {_MAX_SECONDS // 3600} hours; split it into several files"
@@ -103,8 +102,7 @@ class Recording:
         return mono if self._resampler is None else self._resampler.resample_chunk(mono, last=self._is_complete)
 
 
-# OpenAI's clients expect this rate for raw samples.
-_PCM_RATE: Final = 24_000
+_PCM_RATE: Final = 24_000  # OpenAI's clients expect this rate for raw samples
 
 _CODED: Final = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
 # Supported sample rates; others are resampled. A voice needs no higher rate for opus.

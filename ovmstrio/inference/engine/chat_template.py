@@ -29,7 +29,6 @@ __all__ = [
     "TemplateSource",
     "TooMuchWork",
     "Work",
-    "read_template",
     "read_template_source",
     "with_generic_tools",
 ]
@@ -177,11 +176,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         )
         self.work = Work(0, 0)
         self.step: Final = self._step
-        self._now: Final = now
+
         self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
         self.filters["tojson"] = self._bounded("tojson", _to_json)
         del self.globals["lipsum"]
-        self.globals |= {"raise_exception": _raise, "strftime_now": self._time}
+        self.globals |= {"raise_exception": _raise, "strftime_now": lambda form: now().strftime(form)}
 
     def joined(self, *parts: Any) -> str:
         """Return the concatenation of ``parts``, for ``~``."""
@@ -224,9 +223,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return self.work.made(function(*args, **kwargs))
 
         return bounded
-
-    def _time(self, form: str) -> str:
-        return self._now().strftime(form)
 
 
 def _raise(message: Any = "") -> NoReturn:
@@ -388,12 +384,6 @@ class TemplateSource(NamedTuple):
 
     arguments: dict[str, Any]
     file: str
-
-
-def read_template(folder: Path, source: str = "", *, bos_token: str = "", eos_token: str = "") -> ChatTemplate | None:
-    """Read and compile the template of a model's folder; see :func:`read_template_source`."""
-    found = read_template_source(folder, source, bos_token=bos_token, eos_token=eos_token)
-    return None if found is None else ChatTemplate(**found.arguments)
 
 
 def read_template_source(

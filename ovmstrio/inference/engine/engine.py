@@ -342,8 +342,7 @@ class Engine:
                 self._forget(queued, has_ended=True)
 
 
-# Tokenized within about 10 ms, during which running sequences wait.
-_CHARACTERS_AT_ONCE: Final = 2**15
+_CHARACTERS_AT_ONCE: Final = 2**15  # tokenized within about 10 ms, during which running sequences wait
 _TEXTS_AT_ONCE: Final = 64
 
 Tokens = npt.NDArray[np.int64]

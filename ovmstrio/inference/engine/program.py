@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["EngineProgram", "serve"]
 
 _CANCEL: Final = "cancel"
-# Number of messages that are no answer, or need none.
-_UNSOLICITED: Final = 0
-# Time limit for receiving messages between two steps.
-_RECEIVE_SECONDS: Final = 0.05
+_UNSOLICITED: Final = 0  # number of messages that are no answer, or need none
+_RECEIVE_SECONDS: Final = 0.05  # time limit for receiving messages between two steps
 
 
 class EngineProgram:

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-# Limit of a file that is buffered to its end, so that its header has the length.
-_MAX_BUFFERED_SECONDS: Final = 1800
+_MAX_BUFFERED_SECONDS: Final = 1800  # limit of a file that is buffered to its end, so that its header has the length
 
 
 class _Synthesis:
-    __slots__ = ("form", "is_streamed", "language", "seconds", "sentences", "speed", "voice", "writer")
-
     def __init__(self, sentences: list[str], options: dict[str, Any]) -> None:
         self.sentences = deque(sentences)
         self.voice: str = options["voice"]

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["TextRows", "TokenWindow"]
 
 _MAX_WINDOW: Final = 24
-# Tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens.
-_OVERLAP: Final = 6
+_OVERLAP: Final = 6  # tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens
 _UNKNOWN: Final = "�"
 _UNFINISHED: Final = 3  # replacement characters of one incomplete character
 

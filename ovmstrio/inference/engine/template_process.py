@@ -32,8 +32,7 @@ _PROGRAM: Final = "ovmstrio.inference.engine.template_program"
 _FIELD: Final = "messages"
 _CPU_SECONDS: Final = 2.0
 _SEND_SECONDS: Final = 5.0
-# Wall-clock limit, for a process that gets no CPU time.
-_WALL_SECONDS: Final = 30.0
+_WALL_SECONDS: Final = 30.0  # wall-clock limit, for a process that gets no CPU time
 _END_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 20
 
@@ -104,7 +103,10 @@ class TemplateProcess:
             left = max(0.0, ends - time.monotonic())
             if not poll.poll(left * 1e3):
                 return self.seconds_left <= 0
-            chunk = self._receive()
+            try:
+                chunk = self._socket.recv(_CHUNK)
+            except OSError:
+                return True
             if not chunk:
                 return True
             self._received += chunk
@@ -163,12 +165,6 @@ class TemplateProcess:
     def _has_answer(self) -> bool:
         size = len(self._received) - HEADER.size
         return size >= 0 and size >= HEADER.unpack_from(self._received)[0]
-
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(_CHUNK)
-        except OSError:
-            return b""
 
 
 class Renderings(Generic[T]):

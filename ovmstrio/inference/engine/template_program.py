@@ -22,8 +22,7 @@ __all__ = ["HEADER", "main"]
 
 HEADER: Final = struct.Struct(">Q")
 
-# Address space; templates fail with MemoryError beyond.
-_MAX_ADDRESS_BYTES: Final = 2 * 2**30
+_MAX_ADDRESS_BYTES: Final = 2 * 2**30  # address space; templates fail with MemoryError beyond
 
 
 def main() -> None:

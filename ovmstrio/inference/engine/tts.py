@@ -307,8 +307,7 @@ def _languages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 MOST_CHARACTERS: Final = 300
 """Limit of one sentence: about twenty seconds of sound, between which requests can be cancelled and take turns."""
-# Weight of a wide character, which is a syllable, a word or an emoji.
-_WIDE_CHARACTER_WEIGHT: Final = 5
+_WIDE_CHARACTER_WEIGHT: Final = 5  # weight of a wide character, which is a syllable, a word or an emoji
 
 _SENTENCE_END: Final = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f])[\"'\u201d\u2019\u00bb)\]]*\s+|\n+|(?<=[\u3002\uff01\uff1f])"
@@ -317,8 +316,7 @@ _PAUSE: Final = re.compile(r"(?<=[,;:\uff0c\u3001\uff1b\uff1a\u2014\u2013])\s*")
 _SPACE: Final = re.compile(r"\s+")
 _ABBREVIATED: Final = re.compile(r"(?:^|[\s(])(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|St|vs|etc|e\.g|i\.e)\.$")
 _ABBREVIATED_CHARACTERS: Final = len(" Prof.")
-# Unicode categories of letters, numbers and symbols.
-_SPEAKABLE_CATEGORIES: Final = frozenset("LNS")
+_SPEAKABLE_CATEGORIES: Final = frozenset("LNS")  # Unicode categories of letters, numbers and symbols
 
 
 def sentences_of(text: str) -> list[str]:
