@@ -25,10 +25,6 @@ from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, se
 
 __all__ = ["Blocking", "Completion", "CompletionQueue", "LostFailure", "RequestPool", "Slot", "marks_of"]
 
-# ----------------------------------------------------------------------
-# Completions
-# ----------------------------------------------------------------------
-
 # How long the loop may be notified late, so that one wake-up covers several completions.
 _MAX_DELAY_SECONDS: Final = 0.0005
 # The same where more calls than requests exist, each of which waits for others anyway.
@@ -177,10 +173,6 @@ class Completion:
             self.free_at = to.ends(self.at)
             to.add(self.done)
 
-
-# ----------------------------------------------------------------------
-# Slots
-# ----------------------------------------------------------------------
 
 _NO_INPUTS: Final[dict[int, ov.Tensor]] = {}
 _infer: Final = BareRequest.infer
@@ -455,11 +447,6 @@ def _copy_into(own: Sequence[Array], arrays: Sequence[Array]) -> bool:
 
 def _size_of(tensors: Sequence[ov.Tensor]) -> int:
     return sum([tensor.byte_size for tensor in tensors])
-
-
-# ----------------------------------------------------------------------
-# Pool
-# ----------------------------------------------------------------------
 
 
 class _Turn:

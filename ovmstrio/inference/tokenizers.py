@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,47 +102,45 @@ class SpecialTokens:
 
 def read_special_tokens(model: ov.Model, combine: ov.Node | None) -> SpecialTokens:
     """Read special tokens from a converted tokenizer; ``combine`` is the operation that adds them, if any."""
-    single = _of_operation(combine) if combine is not None else Template(((), ()), (0,), ((), ()))
+    single = _template(_parts_of(combine) if combine is not None else [(None, 0)])
     written = _templates(model)
-    pair = _of_template(written["pair"], _PAIR) if "pair" in written else _repeat_end(single)
-    return SpecialTokens(single, pair)
+    if "pair" not in written:
+        return SpecialTokens(single, _repeat_end(single))
+    pair = _template(_parts_of_list(written["pair"]))
+    return SpecialTokens(single, pair if len(pair.types) == _PAIR else None)
 
 
-def _of_operation(combine: ov.Node) -> Template:
-    """Read the parts that the operation joins: three inputs each, constants except for the text."""
-    marks: list[list[int]] = [[]]
-    types: list[list[int]] = [[]]
-    of_text = 0
+def _parts_of(combine: ov.Node) -> Iterator[tuple[list[int] | None, int]]:
+    """Yield tokens and type of each part that the operation joins, None as tokens for the text."""
     segments = combine.input_value(combine.get_input_size() - 1).get_node().get_data().reshape(-1).tolist()
     for number in range((combine.get_input_size() - 1) // _PARTS_OF_INPUT):
         begin, end, ids = (combine.input_value(_PARTS_OF_INPUT * number + each).get_node() for each in range(3))
         if ids.get_type_name() != "Constant":
-            of_text = int(segments[number])
-            marks.append([])
-            types.append([])
+            yield None, int(segments[number])
             continue
         first, last = (int(each.get_data().reshape(-1)[0]) for each in (begin, end))
-        added = ids.get_data().reshape(-1)[first:last].tolist()
-        marks[-1] += added
-        types[-1] += [int(segments[number])] * len(added)
-    return Template(_as_tuples(marks), (of_text,), _as_tuples(types))
+        yield ids.get_data().reshape(-1)[first:last].tolist(), int(segments[number])
 
 
-def _of_template(written: Mapping[str, Any], texts: int) -> Template | None:
-    """Read a list of tokens in which negative ids stand for texts; None if the number of texts differs."""
+def _parts_of_list(written: Mapping[str, Any]) -> Iterator[tuple[list[int] | None, int]]:
+    """Yield tokens and type of each item of a list, in which negative ids stand for texts."""
+    for ids, kind in zip(written["ids"], written["type_ids"], strict=True):
+        yield ids if isinstance(ids, list) else [ids] if ids >= 0 else None, int(kind)
+
+
+def _template(parts: Iterable[tuple[list[int] | None, int]]) -> Template:
     marks: list[list[int]] = [[]]
     types: list[list[int]] = [[]]
     of_texts = []
-    for ids, kind in zip(written["ids"], written["type_ids"], strict=True):
-        if not isinstance(ids, list) and ids < 0:
-            of_texts.append(int(kind))
+    for ids, kind in parts:
+        if ids is None:
+            of_texts.append(kind)
             marks.append([])
             types.append([])
-            continue
-        added = ids if isinstance(ids, list) else [ids]
-        marks[-1] += added
-        types[-1] += [int(kind)] * len(added)
-    return Template(_as_tuples(marks), tuple(of_texts), _as_tuples(types)) if len(of_texts) == texts else None
+        else:
+            marks[-1] += ids
+            types[-1] += [kind] * len(ids)
+    return Template(tuple(map(tuple, marks)), tuple(of_texts), tuple(map(tuple, types)))
 
 
 def _repeat_end(single: Template) -> Template | None:
@@ -162,10 +160,6 @@ def _templates(model: ov.Model) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return written if isinstance(written, dict) else {}
-
-
-def _as_tuples(lists: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(each) for each in lists)
 
 
 _INPUTS: Final = (("begins", np.int32), ("ends", np.int32), ("letters", np.uint8))

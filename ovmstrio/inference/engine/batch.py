@@ -23,11 +23,7 @@ __all__ = ["Batch", "BlockAdmission", "BlockNeed", "BlockRoom", "StepOutcome"]
 
 @dataclass(slots=True)
 class StepOutcome:
-    """Result of a step.
-
-    Attributes:
-        left: requests cancelled during prefill that have now left the batch.
-    """
+    """Result of a step; ``left`` are requests cancelled during prefill that have now left the batch."""
 
     news: list[NewTokens] = field(default_factory=list)
     failed: list[tuple[AskedTexts, ServerError]] = field(default_factory=list)
@@ -277,11 +273,6 @@ class BlockRoom:
     texts: int
     overcommit: float = 1.0
     shares_prompts: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """Maximum tokens of one sequence."""
-        return self.blocks * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,13 +79,15 @@ class Prompts:
             ContextExceeded: the prompt is certainly too long.
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
-        if isinstance(prompt, tuple):
-            tokens = self._checked(prompt)
-        elif isinstance(prompt, Conversation):
+        if isinstance(prompt, Conversation):
             return self.tokens_of_rendered(self._render(prompt))
-        else:
-            tokens = self._encode(prompt, add_special_tokens=True)
-        return self._nonempty(tokens)
+        if not isinstance(prompt, tuple):
+            return self._nonempty(self._encode(prompt, add_special_tokens=True))
+        wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
+        if wrong is not None:
+            limit = self.vocabulary_size - 1
+            raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})")
+        return self._nonempty(list(prompt))
 
     def tokens_of_rendered(self, text: str) -> list[int]:
         """Return the tokens of a rendered conversation; see :meth:`tokens_of`."""
@@ -96,13 +98,6 @@ class Prompts:
         if not tokens:
             raise InvalidRequest("the prompt is empty; send a text that is not empty")
         return tokens
-
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary_size), None)
-        if wrong is not None:
-            most = self.vocabulary_size - 1
-            raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {most})")
-        return list(tokens)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize a prompt; of a long one only as much as shows that it does not fit."""
