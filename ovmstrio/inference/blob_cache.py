@@ -66,11 +66,11 @@ def compiled_files() -> CompiledFiles | None:
 @contextmanager
 def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
     """Enable the cache, if ``folder`` is usable, for models loaded by tasks that start in the block."""
-    own = None if most_bytes <= 0 else _create_run_folder(folder)
-    if own is None:
+    run = None if most_bytes <= 0 else _create_run_folder(folder)
+    if run is None:
         yield
         return
-    place, lock = own
+    place, lock = run
     before = _current.set(CompiledFiles(folder, place, most_bytes))
     try:
         yield

@@ -64,9 +64,9 @@ def _shapes(signature: ModelSignature, rows: Dim, *, keep_open: bool) -> dict[in
     shapes: dict[int, tuple[Dim, ...]] = {}
     for port, tensor in zip(signature.input_ports, signature.inputs, strict=True):
         axis = tensor.batch_axis or 0
-        own = tensor.shape[axis]
-        kept = keep_open and own.accepts(rows.low) and own.accepts(rows.high)
-        shapes[port] = (*tensor.shape[:axis], own if kept else rows, *tensor.shape[axis + 1 :])
+        dim = tensor.shape[axis]
+        kept = keep_open and dim.accepts(rows.low) and dim.accepts(rows.high)
+        shapes[port] = (*tensor.shape[:axis], dim if kept else rows, *tensor.shape[axis + 1 :])
     return shapes
 
 
@@ -420,8 +420,8 @@ def _build(
     if any(spec.datatype is BYTES for spec in signature.outputs):
         blocking = Blocking.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
     # The thread's CPU time excludes other models that load at the same time; valid if this thread does all the work.
-    alone = threads <= 1 and blocking is not Blocking.QUEUED
-    timing = warm_up(compiled, signature, blocking, time.thread_time if alone else time.perf_counter)
+    is_single_threaded = threads <= 1 and blocking is not Blocking.QUEUED
+    timing = warm_up(compiled, signature, blocking, time.thread_time if is_single_threaded else time.perf_counter)
     if timing is None:
         # A stream that has failed is tainted, so compile a new model.
         compiled = _compile(model, source, config)
@@ -429,7 +429,8 @@ def _build(
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
     limit = FILLING_THRESHOLD_SECONDS if _fills_few_cores(compiled, streams, threads) else None
     if timing is not None and (limit is not None or _is_small(model)) and not grows:
-        most = FEW_CORES_THRESHOLD_SECONDS if alone and streams == 1 and CORES.are_few else INLINE_THRESHOLD_SECONDS
+        is_few_cores = is_single_threaded and streams == 1 and CORES.are_few
+        most = FEW_CORES_THRESHOLD_SECONDS if is_few_cores else INLINE_THRESHOLD_SECONDS
         placement = Placement.measured(
             timing.least_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
         )

@@ -434,14 +434,14 @@ class Slot:
         return [self.request.get_output_tensor(port) for port in self._signature.output_ports]
 
 
-def _copy_into(own: Sequence[Array], arrays: Sequence[Array]) -> bool:
+def _copy_into(targets: Sequence[Array], arrays: Sequence[Array]) -> bool:
     """Copy arrays into others; False if shapes or types differ, in which case some may be copied."""
-    if len(own) != len(arrays):
+    if len(targets) != len(arrays):
         return False
-    for into, array in zip(own, arrays, strict=True):
-        if array.shape != into.shape or array.dtype != into.dtype:
+    for target, array in zip(targets, arrays, strict=True):
+        if array.shape != target.shape or array.dtype != target.dtype:
             return False
-        into[...] = array
+        target[...] = array
     return True
 
 

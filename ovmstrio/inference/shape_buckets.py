@@ -474,9 +474,9 @@ def _dimension(
 
 
 def _batch_axes(path: str, inputs: Sequence[TensorSpec]) -> dict[int, tuple[int, ...]]:
-    lacking = [spec for spec in inputs if spec.batch_axis is None]
-    if lacking or not inputs:
-        message = f"input {lacking[0].name!r} has no batch dimension" if lacking else "the model has no inputs"
+    unbatched = [spec for spec in inputs if spec.batch_axis is None]
+    if unbatched or not inputs:
+        message = f"input {unbatched[0].name!r} has no batch dimension" if unbatched else "the model has no inputs"
         suggestion = 'name the dimensions: "inputs": {"name": 0}'
         raise ConfigError([Problem(message, path=path, suggestion=suggestion)])
     return {position: (spec.batch_axis or 0,) for position, spec in enumerate(inputs)}

@@ -71,8 +71,8 @@ def view_of(tensor: ov.Tensor, spec: TensorSpec) -> Array:
 
 
 def _smallest_shape(spec: TensorSpec, more: int = 0) -> list[int]:
-    least = [1 if dim.accepts(1) else dim.low for dim in spec.shape]
-    return [size + more if dim.accepts(size + more) else size for size, dim in zip(least, spec.shape, strict=True)]
+    smallest = [1 if dim.accepts(1) else dim.low for dim in spec.shape]
+    return [size + more if dim.accepts(size + more) else size for size, dim in zip(smallest, spec.shape, strict=True)]
 
 
 def placeholder(spec: TensorSpec, more: int = 0, *, value: int = 1) -> Array:

@@ -101,9 +101,9 @@ def _padding_effects(compiled: Compiled, slot: Slot, dimension: Dimension, ones:
     size = next((size for size in dimension.sizes if size > given), 0)
     if not size:
         return []
-    alone = ShapeBuckets([dimension], compiled.signature.inputs)
+    buckets = ShapeBuckets([dimension], compiled.signature.inputs)
     exact = _outputs(slot, Fitted(ones, {}))
-    padded = _outputs(slot, alone.shaped(ones, [size]))
+    padded = _outputs(slot, buckets.shaped(ones, [size]))
     return [
         Problem(
             f"output {spec.name!r} changes when inputs are padded (tested with ones from {given} to {size})",

@@ -81,8 +81,8 @@ def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
         parts = [files[spec.name].get(name) for spec in inputs]
         batches = [_batches(file, spec, problems) for file, spec in zip(parts, inputs, strict=True) if file is not None]
         if None in parts:
-            lacking = ", ".join(spec.name for file, spec in zip(parts, inputs, strict=True) if file is None)
-            problems.append(Problem(f"{name} is missing for {lacking}", str(folder)))
+            missing = ", ".join(spec.name for file, spec in zip(parts, inputs, strict=True) if file is None)
+            problems.append(Problem(f"{name} is missing for {missing}", str(folder)))
         elif len({len(each) for each in batches if each}) > 1:
             problems.append(Problem(f"the files {name} have different numbers of batches", str(folder)))
         else:

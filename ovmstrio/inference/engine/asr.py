@@ -75,7 +75,7 @@ class Hearing:
         try:
             config = self._config(wanted, is_first=is_first, is_timed=is_timed)
             if not is_timed:
-                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(goes_on=tell(text)))
+                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(is_running=tell(text)))
                 return HeardWindow(made.texts[0], len(sound), made.language or "")
             return self._hear_timed(sound, config, is_last=is_last)
         except RuntimeError as error:
@@ -153,14 +153,14 @@ class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no t
 
     def write(self, tokens: int | list[int]) -> Any:
         self.tokens.append([tokens] if isinstance(tokens, int) else list(tokens))
-        return _status(goes_on=len(self.tokens) != self._ends_after)
+        return _status(is_running=len(self.tokens) != self._ends_after)
 
     def end(self) -> None:
         """Do nothing."""
 
 
-def _status(*, goes_on: bool) -> Any:
-    return genai.StreamingStatus.RUNNING if goes_on else genai.StreamingStatus.CANCEL
+def _status(*, is_running: bool) -> Any:
+    return genai.StreamingStatus.RUNNING if is_running else genai.StreamingStatus.CANCEL
 
 
 def _window_samples(folder: Path) -> int:

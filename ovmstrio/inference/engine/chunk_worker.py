@@ -102,7 +102,7 @@ def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
         status = LOST_MODEL
     sys.stdout.flush()
     sys.stderr.flush()
-    # The library's own cleanup is slow and useless.
+    # The library's own cleanup is slow and unnecessary.
     os._exit(status)
 
 

@@ -180,9 +180,9 @@ class Engine:
 
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> AskedTexts:
         request = added.request
-        wished = request.sampling.max_tokens
-        self._prompts.check_length(tokens, needs_answer=wished != 0)
-        most = min(value for value in (wished, self._limits.answer, self._limits.tokens) if value is not None)
+        max_tokens = request.sampling.max_tokens
+        self._prompts.check_length(tokens, needs_answer=max_tokens != 0)
+        most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return AskedTexts(
             id=added.number,
@@ -191,7 +191,7 @@ class Engine:
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
             seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
-            is_open=wished is None and self._limits.answer is None,
+            is_open=max_tokens is None and self._limits.answer is None,
             is_proven=request.grammar is None,
         )
 

@@ -80,8 +80,8 @@ class Pipeline:
         """Create a second pipeline without prefix cache, with room for a number of tokens."""
         bytes_of_block = -(-self._options.cache_bytes // self.blocks)
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
-        alone = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
-        return Pipeline(replace(alone, cache_bytes=cache_bytes))
+        options = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
+        return Pipeline(replace(options, cache_bytes=cache_bytes))
 
     def rebuild(self) -> None:
         """Recreate the pipeline; no handle of the old one may be in use."""

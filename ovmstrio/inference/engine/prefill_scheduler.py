@@ -163,7 +163,7 @@ class PromptStarts:
             self._ends.note(tokens)
 
     def end_of_beams(self, prompt: Sequence[int]) -> None:
-        """Record the end of a beam search, whose beams share the prompt, or all but its last token, and end unknown."""
+        """Record the end of a beam search, whose beams share the prompt (or all but its last token)."""
         if self.caches:
             self._ends.note(prompt if len(prompt) % self._block else prompt[:-1])
 
@@ -178,5 +178,5 @@ def _common(one: Sequence[int], other: Sequence[int], step: int) -> int:
     for start in range(0, most, step):
         if one[start : start + step] != other[start : start + step]:
             ends = zip(one[start:most], other[start:most], strict=True)
-            return start + next((place for place, (mine, its) in enumerate(ends) if mine != its), most - start)
+            return start + next((place for place, (left, right) in enumerate(ends) if left != right), most - start)
     return most

@@ -54,13 +54,13 @@ class _Program(TurnProgram[_Synthesis]):
         self._speaker = speaker
 
     def open(self, *arguments: Any) -> _Synthesis:
-        text, how = arguments
+        text, options = arguments
         sentences = sentences_of(text)
         if not sentences:
             raise InvalidField("input has nothing speakable", field="input")
-        spoken = _Synthesis(sentences, how)
-        self._speaker.check(spoken.voice, spoken.language, spoken.speed)
-        return spoken
+        synthesis = _Synthesis(sentences, options)
+        self._speaker.check(synthesis.voice, synthesis.language, synthesis.speed)
+        return synthesis
 
     def make_part(self, number: int, opened: _Synthesis) -> dict[str, Any]:
         from ovmstrio.inference.engine.audio_files import sound_writer  # noqa: PLC0415 - loaded by then

@@ -56,8 +56,8 @@ class TokenWindow:
 def _stable_length(text: str) -> int:
     """Return the length of the text that later tokens cannot change."""
     length = len(text)
-    least = max(0, length - _UNFINISHED)
-    while length > least and text[length - 1] == _UNKNOWN:
+    minimum = max(0, length - _UNFINISHED)
+    while length > minimum and text[length - 1] == _UNKNOWN:
         length -= 1
     return length
 

@@ -47,9 +47,9 @@ class _Program(TurnProgram[_Opened]):
         from ovmstrio.inference.engine.audio_files import Recording  # noqa: PLC0415 - loaded by then
 
         data, wanted = arguments
-        how = Wanted(**wanted)
-        self._hearing.check(how)
-        return _Opened(Recording(data), how)
+        options = Wanted(**wanted)
+        self._hearing.check(options)
+        return _Opened(Recording(data), options)
 
     def make_part(self, number: int, opened: _Opened) -> dict[str, Any]:
         from ovmstrio.inference.engine.audio_files import RATE  # noqa: PLC0415 - loaded by then
@@ -57,11 +57,11 @@ class _Program(TurnProgram[_Opened]):
         start, length = opened.position, self._hearing.window
         sound = opened.recording.window(start, length)
         is_last = opened.recording.ends_at(start + length)
-        heard = self._hearing.hear(
+        transcript = self._hearing.hear(
             sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._send_text(number, text)
         )
-        opened.position += heard.samples
-        return {**asdict(heard), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
+        opened.position += transcript.samples
+        return {**asdict(transcript), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
 
     def _send_text(self, number: int, text: str) -> bool:
         if text:

@@ -220,15 +220,15 @@ class PiperSpeaker:
         """Return phonemes with the punctuation between clauses, which controls intonation."""
         if self._phonemes is None:
             return sentence
-        said = []
+        parts = []
         for clause, marks in _CLAUSE.findall(sentence):
-            said.append(_run_espeak(self._phonemes, clause))
-            said.append(f"{marks[:1].replace('…', '.')} " if marks else " ")
-        return "".join(said).rstrip()
+            parts.append(_run_espeak(self._phonemes, clause))
+            parts.append(f"{marks[:1].replace('…', '.')} " if marks else " ")
+        return "".join(parts).rstrip()
 
     def _without_unknown(self, phonemes: str) -> str:
-        spoken = self._numbers.keys() - {_BEGIN, _PAD, _END}
-        return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in spoken)
+        known = self._numbers.keys() - {_BEGIN, _PAD, _END}
+        return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in known)
 
     def _numbers_of(self, phonemes: str) -> list[int]:
         pad = self._numbers[_PAD]
@@ -321,8 +321,8 @@ _SPEAKABLE_CATEGORIES: Final = frozenset("LNS")  # Unicode categories of letters
 
 def sentences_of(text: str) -> list[str]:
     """Return the speakable sentences of a text, in order; empty if there are none."""
-    said = "".join(" " if unicodedata.category(letter) == "Cc" and letter != "\n" else letter for letter in text)
-    found = [part for sentence in _split(said) for part in _split_long(sentence)]
+    cleaned = "".join(" " if unicodedata.category(letter) == "Cc" and letter != "\n" else letter for letter in text)
+    found = [part for sentence in _split(cleaned) for part in _split_long(sentence)]
     return [each for each in found if any(unicodedata.category(letter)[0] in _SPEAKABLE_CATEGORIES for letter in each)]
 
 
@@ -332,10 +332,10 @@ def _split(text: str) -> list[str]:
     for end in _SENTENCE_END.finditer(text):
         # Search only as far back as one abbreviation; a text of abbreviations would take quadratic time otherwise.
         closed = end.start() + len(end[0].rstrip())
-        said = text[max(start, closed - _ABBREVIATED_CHARACTERS) : closed]
+        before = text[max(start, closed - _ABBREVIATED_CHARACTERS) : closed]
         follower = text[end.end() : end.end() + 1]
-        goes_on = "\n" not in end[0] and (follower.islower() or _ABBREVIATED.search(said))
-        if not goes_on:
+        is_continued = "\n" not in end[0] and (follower.islower() or _ABBREVIATED.search(before))
+        if not is_continued:
             found.append(text[start : end.end()])
             start = end.end()
     return [_SPACE.sub(" ", each).strip() for each in (*found, text[start:])]
