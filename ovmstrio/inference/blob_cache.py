@@ -50,7 +50,7 @@ _RUN: Final = "run-"
 _LOCK: Final = "lock"
 _NAME: Final = re.compile(r"\w{1,64}(\.blob)?", re.ASCII)
 
-_current: Final[ContextVar[CompiledFiles | None]] = ContextVar("files that OpenVINO has compiled", default=None)
+_current: Final[ContextVar[CompiledFiles | None]] = ContextVar("blob cache", default=None)
 
 
 def compiled_folder() -> Path:

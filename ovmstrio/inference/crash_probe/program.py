@@ -81,15 +81,15 @@ class _ProbedModel:
     def __init__(self) -> None:
         self._compiled: Compiled | None = None
 
-    def load(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def load(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Compile a model and run it on ones, like a server; return problems."""
         try:
-            compiled = self._compiled = _function(question["compile"])(question["argument"])
+            compiled = self._compiled = _function(request["compile"])(request["argument"])
         except ConfigError as error:
             return [asdict(problem) for problem in error.problems]
         except Exception as error:  # noqa: BLE001 - reported as the model's error
             text = f"OpenVINO cannot compile the model: {type(error).__name__}: {error}"
-            return [asdict(Problem(text, file=question["source"]))]
+            return [asdict(Problem(text, file=request["source"]))]
         specs = compiled.signature.inputs
         _run(compiled, [placeholder(spec) for spec in specs])
         if any(spec.datatype is BYTES for spec in specs):
@@ -111,12 +111,12 @@ class _ProbedModel:
         self._compiled = None
         gc.collect()
 
-    def layers(self, question: Mapping[str, Any]) -> list[str]:
-        return layers_of(_function(question["read"])(Path(question["source"])))
+    def layers(self, request: Mapping[str, Any]) -> list[str]:
+        return layers_of(_function(request["read"])(Path(request["source"])))
 
-    def part(self, question: Mapping[str, Any]) -> None:
-        model = _function(question["read"])(Path(question["source"]))
-        run_part(model, question["count"], question["value"], question["device"])
+    def part(self, request: Mapping[str, Any]) -> None:
+        model = _function(request["read"])(Path(request["source"]))
+        run_part(model, request["count"], request["value"], request["device"])
 
 
 def _run(compiled: Compiled, inputs: Sequence[Any]) -> None:
@@ -143,8 +143,8 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 async def _answer(subject: _ProbedModel, request: WorkRequest) -> None:
-    deed: Callable[[Any], Any] = getattr(subject, request.value["deed"])
-    await request.answer(await trio.to_thread.run_sync(deed, request.value, abandon_on_cancel=True))
+    operation: Callable[[Any], Any] = getattr(subject, request.value["operation"])
+    await request.answer(await trio.to_thread.run_sync(operation, request.value, abandon_on_cancel=True))
 
 
 def main() -> None:

@@ -42,12 +42,12 @@ _CLOSE_SECONDS: Final = 2.0
 
 
 class Crashed(Exception):
-    """The probing process ended with the signal ``name`` during the operation ``deed``."""
+    """The probing process ended with the signal ``name`` during the operation ``operation``."""
 
-    def __init__(self, name: str, deed: str) -> None:
+    def __init__(self, name: str, operation: str) -> None:
         super().__init__(name)
         self.name = name
-        self.deed = deed
+        self.operation = operation
 
 
 class TrialWorker:
@@ -74,28 +74,34 @@ class TrialWorker:
         except (OSError, WorkerEnded) as error:
             raise NotReady(f"crash probe worker not started: {error}") from error
 
-    async def do(self, trial: Trial, deeds: Sequence[str]) -> None:
+    async def do(self, trial: Trial, operations: Sequence[str]) -> None:
         """Run several operations on a model; raise ConfigError if it cannot be compiled. See :meth:`ask`."""
-        for deed in deeds:
-            problems = await self.ask(trial, deed)
+        for operation in operations:
+            problems = await self.ask(trial, operation)
             if problems:
                 raise ConfigError([Problem(**problem) for problem in problems])
 
-    async def ask(self, trial: Trial, deed: str, **details: Any) -> Any:
+    async def ask(self, trial: Trial, operation: str, **details: Any) -> Any:
         """Run one operation on a model and return its answer.
 
         Raises:
             Crashed: the process ended with a signal that it caused.
             NotReady: the process ended for another reason.
         """
-        question = {**asdict(trial), "path": str(trial.path), "source": str(trial.source), **details, "deed": deed}
+        request = {
+            **asdict(trial),
+            "path": str(trial.path),
+            "source": str(trial.source),
+            **details,
+            "operation": operation,
+        }
         try:
-            return await self.worker.call(question)
+            return await self.worker.call(request)
         except WorkerEnded as error:
             await self.worker.ended.wait()
             status = self.worker.status or 0
             if status < 0 and signal_name(-status) in _CRASHES:
-                raise Crashed(signal_name(-status), deed) from error
+                raise Crashed(signal_name(-status), operation) from error
             raise NotReady(f"crash probe of model {trial.name!r} failed: the worker process {error.why}") from error
 
 
@@ -205,17 +211,17 @@ class TrialPool:
             if crashed is None:
                 return verdict
             # Heap corruption shows only when memory is freed.
-            on_ones = crashed if crashed.deed == "load" else await self._crash_of(trial, "load", "forget")
+            on_ones = crashed if crashed.operation == "load" else await self._crash_of(trial, "load", "forget")
             if on_ones is not None:
                 return replace(verdict, crash=on_ones.name, layer=await self._layer(trial, 1))
             return replace(verdict, zeros_crash=crashed.name, zeros_layer=await self._layer(trial, 0))
 
-    async def _crash_of(self, trial: Trial, *deeds: str) -> Crashed | None:
+    async def _crash_of(self, trial: Trial, *operations: str) -> Crashed | None:
         for is_new in (False, True):
             try:
                 async with self._workers.lend(is_new=is_new) as process:
                     may_be_corrupted = process.has_tried
-                    await process.do(trial, deeds)
+                    await process.do(trial, operations)
             except Crashed as crash:
                 # An earlier model may have corrupted a used process, so repeat in a new one.
                 if not may_be_corrupted:
@@ -257,7 +263,7 @@ TrialMode = Literal["auto", "off", "again"]
 """Whether to probe unknown models; ``again`` also probes models that crashed before."""
 
 # User code may load models too, in threads that reach the server through their context only.
-_current: Final[ContextVar[TrialPool | None]] = ContextVar("trials of models", default=None)
+_current: Final[ContextVar[TrialPool | None]] = ContextVar("crash probe", default=None)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class Prompts:
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
         if not tokens:
-            raise InvalidRequest("the prompt is empty; send a text that is not empty")
+            raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
         return tokens
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
