@@ -203,7 +203,7 @@ async def test_requests_beyond_the_queue_are_refused_and_others_end(serve_tiny: 
                 nursery.start_soon(generate, model, f"number {number}")
             while model.open_requests < 4:
                 await trio.lowlevel.checkpoint()
-            with pytest.raises(Overloaded, match="2 requests wait") as caught:
+            with pytest.raises(Overloaded, match="2 requests are queued") as caught:
                 await made(model, greedy("one too many", 1))
             assert caught.value.retry_after_seconds >= 1
         assert ended == [300, 300, 300]
