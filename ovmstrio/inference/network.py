@@ -96,7 +96,6 @@ class Network:
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, fills_cores: bool = True) -> None:
         self.signature = compiled.signature
         self.variables = compiled.variables
-        self.side_by_side = compiled.side_by_side
         self._buckets = compiled.buckets
         self._timing = compiled.timing
         self._placement = compiled.placement
@@ -105,16 +104,10 @@ class Network:
         self._loop_blocked_until = 0.0
         self._cpu_timings_left = _CPU_TIMED_RUNS
         self._hooks = hooks
-        self._compile_replacement = compiled.compile_again
-        self._compile_profiled = compiled.compile_timed
         self._may_fail = compiled.may_fail
-        self._model = compiled.model
-        self._recompile = compiled.chosen_anew
         self.is_pinned = compiled.is_pinned
         self._slots: list[Slot] = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
-        self._inline_slot = compiled.make_inline_slot()
-        self._compile_inline_replacement = compiled.loop.compile_again if compiled.loop is not None else None
         self._long_calls = 0
         self._idle = trio.Event()
         self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
@@ -123,7 +116,6 @@ class Network:
         self._has_small_outputs = (
             compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _MAX_INLINE_COPY_BYTES
         )
-        self._device = device_facts(compiled.model)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
         # Requests that run side by side share the device, and each takes so much longer.
@@ -132,7 +124,7 @@ class Network:
         self._concurrency = compiled.make_demand()
         self._target_concurrency = self._concurrency.chosen if self._concurrency is not None else 1
         self._stream_recovery = LostStreams()
-        self._set_streams(compiled.streams)
+        self._use(compiled)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
@@ -284,18 +276,21 @@ class Network:
             self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
         await self._resize_pool(compiled)
 
-    def _switch_to(self, compiled: Compiled, *, is_other: bool) -> None:
+    def _use(self, compiled: Compiled) -> None:
         self._inline_slot = compiled.make_inline_slot()
         self._compile_inline_replacement = compiled.loop.compile_again if compiled.loop is not None else None
         self._model = compiled.model
         self._device = device_facts(compiled.model)
         self._compile_replacement, self._compile_profiled = compiled.compile_again, compiled.compile_timed
         self._recompile = compiled.chosen_anew
+        self.side_by_side = compiled.side_by_side
+        self._set_streams(compiled.streams)
+
+    def _switch_to(self, compiled: Compiled, *, is_other: bool) -> None:
+        self._use(compiled)
         if is_other:
             self._timing, self._placement = compiled.timing, compiled.placement
             self._blocks_loop = compiled.placement.limit is not None
-        self._set_streams(compiled.streams)
-        self.side_by_side = compiled.side_by_side
         self._completions.be_of(compiled.side_by_side, compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
 
