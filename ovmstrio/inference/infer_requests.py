@@ -259,7 +259,7 @@ class Slot:
 
     @property
     def is_queued(self) -> bool:
-        """Whether :meth:`infer` runs on an OpenVINO thread."""
+        """Return whether :meth:`infer` runs on an OpenVINO thread."""
         return self._blocking is Blocking.QUEUED
 
     def attach(self, model: ov.CompiledModel) -> None:

@@ -162,7 +162,7 @@ class Network:
 
     @property
     def runs_inline(self) -> bool:
-        """Whether requests of the measured size run on the event loop."""
+        """Return whether requests of the measured size run on the event loop."""
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
 

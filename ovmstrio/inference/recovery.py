@@ -52,12 +52,12 @@ class Runs:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no failure is waiting for recovery."""
+        """Return whether no failure is waiting for recovery."""
         return self._recovered is None
 
     @property
     def alone(self) -> bool:
-        """Whether at most one inference runs."""
+        """Return whether at most one inference runs."""
         return len(self._running) <= 1
 
     async def wait_sound(self) -> None:
@@ -139,12 +139,12 @@ class LostStreams:
 
     @property
     def are_lost(self) -> bool:
-        """Whether the model runs on one stream instead of several."""
+        """Return whether the model runs on one stream instead of several."""
         return self._pause > 0
 
     @property
     def are_due(self) -> bool:
-        """Whether the streams should be restored now."""
+        """Return whether the streams should be restored now."""
         return self.are_lost and self._clock() >= self._due_at
 
     def lose(self) -> float:

@@ -31,17 +31,17 @@ class ModelSignature:
 
     @property
     def has_fixed_inputs(self) -> bool:
-        """Whether every input accepts one shape only."""
+        """Return whether every input accepts one shape only."""
         return all(dim.is_fixed for spec in self.inputs for dim in spec.shape)
 
     @property
     def depends_on_values(self) -> bool:
-        """Whether output shapes depend on input values."""
+        """Return whether output shapes depend on input values."""
         return self.has_fixed_inputs and not all(dim.is_fixed for spec in self.outputs for dim in spec.shape)
 
     @property
     def has_fixed_outputs(self) -> bool:
-        """Whether every output has a fixed size in bytes."""
+        """Return whether every output has a fixed size in bytes."""
         is_ranked = not self.unranked_outputs
         return is_ranked and all(
             spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape) for spec in self.outputs

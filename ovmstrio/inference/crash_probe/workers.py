@@ -260,7 +260,7 @@ class TrialPool:
 
 
 TrialMode = Literal["auto", "off", "again"]
-"""Whether to probe unknown models; ``again`` also probes models that crashed before."""
+"""Probe of unknown models: on, off, or on with one more attempt for models that crashed before."""
 
 # User code may load models too, in threads that reach the server through their context only.
 _current: Final[ContextVar[TrialPool | None]] = ContextVar("crash probe", default=None)

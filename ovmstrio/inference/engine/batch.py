@@ -44,7 +44,7 @@ class Batch:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has work, including the release of blocks of cancelled sequences."""
+        """Return whether a step has work, including the release of blocks of cancelled sequences."""
         return bool(self._texts) or self._pipeline.is_busy
 
     @property
@@ -54,12 +54,12 @@ class Batch:
 
     @property
     def has_unproven(self) -> bool:
-        """Whether a sequence has a grammar that is not known to work."""
+        """Return whether a sequence has a grammar that is not known to work."""
         return any(not text.asked.is_proven for text in self._texts.values())
 
     @property
     def is_forming(self) -> bool:
-        """Whether a sequence with a grammar has not received its first token."""
+        """Return whether a sequence with a grammar has not received its first token."""
         return any(
             text.asked.request.grammar is not None and (text.handle is None or text.is_reading)
             for text in self._texts.values()
@@ -307,7 +307,7 @@ class BlockAdmission(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether a request that cannot run at once must be rejected."""
+        """Return whether a request that cannot run at once must be rejected."""
         return len(self._queue) >= self._most_waiting
 
     def blocks_of(self, need: BlockNeed) -> int:

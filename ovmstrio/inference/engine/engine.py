@@ -110,7 +110,7 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether :meth:`step` has work."""
+        """Return whether :meth:`step` has work."""
         has_rendered = self._renderings is not None and self._renderings.has_ended
         has_news = self._new_rows or self._failures or self._grammars.has_ended or has_rendered
         return self._batch.is_busy or self._scores.is_busy or bool(has_news)
@@ -379,7 +379,7 @@ class TextTokenizing:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is open."""
+        """Return whether a request is open."""
         return bool(self._open)
 
     def add(self, message: int, number: int, texts: dict[str, Any], options: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ class FormTrials:
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`take` has a result."""
+        """Return whether :meth:`take` has a result."""
         return self._current is not None and (self._current.done is None or self._current.done.done())
 
     def wait(self, queued: AskedTexts) -> None:

@@ -68,7 +68,7 @@ class Pipeline:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether the prefix cache is enabled."""
+        """Return whether the prefix cache is enabled."""
         return self._options.caches_prefixes
 
     @property
@@ -150,7 +150,7 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has work, including the removal of cancelled requests."""
+        """Return whether a step has work, including the removal of cancelled requests."""
         return bool(self._batch.has_non_finished_requests())
 
     def add(self, number: int, tokens: list[int], config: Any) -> Any:

@@ -245,7 +245,7 @@ class PromptScores:
 
     @property
     def is_busy(self) -> bool:
-        """Whether :meth:`step` has work."""
+        """Return whether :meth:`step` has work."""
         return bool(self._waiting) or (self._pipeline is not None and self._pipeline.is_busy)
 
     def begin(self, queued: AskedTexts) -> None:

@@ -171,7 +171,7 @@ class RunningText:
 
     @property
     def has_beams(self) -> bool:
-        """Whether this is a beam search, whose tokens come at its end."""
+        """Return whether this is a beam search, whose tokens come at its end."""
         return self.asked.request.sampling.best_of > 1
 
     @property

@@ -192,7 +192,7 @@ class Renderings(Generic[T]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`take` has a request to return."""
+        """Return whether :meth:`take` has a request to return."""
         return self._current is not None and self._process.has_ended()
 
     def add(self, item: T, conversation: Conversation, within_seconds: float) -> None:
