@@ -1,13 +1,13 @@
-"""What OpenVINO has compiled, kept in the user's folder for caches from one start to the next.
+"""On-disk cache of compiled models, shared by all servers of a user.
 
 ::
 
-    blobs/NAME                    a file of OpenVINO's, whole or not there, the oldest ones go where there are too many
-    entries/KEY.json              which of them a model has, and what tells that they are still what they were
-    run-*/KEY-*/HASH.blob         links to them, for one model of one process: the folder that OpenVINO reads and writes
+    blobs/NAME                    a file of OpenVINO, complete or absent; the least recently used are removed
+    entries/KEY.json              blobs of a model, with sizes and checksums
+    run-*/KEY-*/HASH.blob         links to blobs, for one model of one process: OpenVINO's CACHE_DIR
 
-Several servers share the folder: each has links of its own, so that none reads what another one writes.  They go with
-the model that they are for; what it has of a file that is not kept any more goes from the disk by then.
+Each process has its own links, so that none reads a file that another one is writing. They are removed with their
+model.
 """
 
 from __future__ import annotations
@@ -43,41 +43,34 @@ __all__ = [
     "let_file_pages_go",
 ]
 
-# ----------------------------------------------------------------------
-# What OpenVINO has compiled, kept in the user's folder for caches from one start to the next
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
-_PIECE_BYTES: Final = 2**22
+_CHUNK_BYTES: Final = 2**22
 _RUN: Final = "run-"
 _LOCK: Final = "lock"
 _NAME: Final = re.compile(r"\w{1,64}(\.blob)?", re.ASCII)
 
-_current: Final[ContextVar[CompiledFiles | None]] = ContextVar("files that OpenVINO has compiled", default=None)
+_current: Final[ContextVar[CompiledFiles | None]] = ContextVar("blob cache", default=None)
 
 
 def compiled_folder() -> Path:
-    """Give the folder, which all servers of a user share."""
+    """Return the user's cache folder."""
     return user_cache_path("ovmstrio") / "compiled"
 
 
 def compiled_files() -> CompiledFiles | None:
-    """Give those of the server that loads a model; None if it keeps none."""
+    """Return the cache of the current server; None if it is disabled."""
     return _current.get()
 
 
 @contextmanager
 def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
-    """Keep what models compile to that tasks load which start in the block; nothing where the folder is of no use.
-
-    Blocks for some milliseconds at either end.
-    """
-    own = None if most_bytes <= 0 else _make_own(folder)
-    if own is None:
+    """Enable the cache, if ``folder`` is usable, for models loaded by tasks that start in the block."""
+    run = None if most_bytes <= 0 else _create_run_folder(folder)
+    if run is None:
         yield
         return
-    place, lock = own
+    place, lock = run
     before = _current.set(CompiledFiles(folder, place, most_bytes))
     try:
         yield
@@ -87,26 +80,26 @@ def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
         os.close(lock)
 
 
-def _make_own(folder: Path) -> tuple[Path, int] | None:
+def _create_run_folder(folder: Path) -> tuple[Path, int] | None:
     try:
         for each in (folder, folder / "blobs", folder / "entries"):
             _make_private(each)
-        _remove_those_of_the_dead(folder)
+        _remove_stale_runs(folder)
         place = Path(mkdtemp(prefix=_RUN, dir=folder))
         return place, _lock(place, os.O_CREAT)
     except OSError as error:
-        log.info("what is compiled is not kept", folder=str(folder), reason=str(error))
+        log.info("compile cache disabled", folder=str(folder), reason=str(error))
         return None
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder, or see that it is one in which nobody else has put a file: what is read there runs here."""
+    """Create a folder, or check that only this user can write there: cached code is executed."""
     if not folder.is_absolute():
-        raise NotADirectoryError(f"{folder} has no absolute path")
+        raise NotADirectoryError(f"{folder} is not an absolute path")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if {folder.lstat().st_uid, found.st_uid} != {os.geteuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others than the user {os.geteuid()} own {folder} or may write there")
+        raise PermissionError(f"{folder} is owned or writable by other users than {os.geteuid()}")
 
 
 def _lock(place: Path, flags: int = 0) -> int:
@@ -119,8 +112,8 @@ def _lock(place: Path, flags: int = 0) -> int:
     return descriptor
 
 
-def _remove_those_of_the_dead(folder: Path) -> None:
-    """Remove links of processes that have ended without doing so; one without a lock is just being made."""
+def _remove_stale_runs(folder: Path) -> None:
+    """Remove links of processes that crashed; a folder without a lock file is just being created."""
     for place in folder.glob(f"{_RUN}*"):
         with suppress(OSError):
             lock = _lock(place)
@@ -129,13 +122,7 @@ def _remove_those_of_the_dead(folder: Path) -> None:
 
 
 class CompiledFiles:
-    """The files of one process; all that it does blocks for as long as the disk takes.
-
-    Args:
-        folder: where they are kept.
-        place: where this process has its links, which it removes itself.
-        most_bytes: how many bytes of files are kept.
-    """
+    """Cache of one process, with its links in ``place``, which the caller removes; methods block for disk access."""
 
     def __init__(self, folder: Path, place: Path, most_bytes: int) -> None:
         self._blobs, self._entries = folder / "blobs", folder / "entries"
@@ -143,27 +130,23 @@ class CompiledFiles:
         self._most_bytes = most_bytes
 
     def lend(self, key: str, least_bytes: int = 0) -> LentFolder | None:
-        """Give a folder for OpenVINO with what a model compiled to before, if that is whole; None if there is no room.
+        """Return a folder with the intact cached files of a model; None if it cannot be cached or exceeds the limit.
 
-        What OpenVINO writes there is kept by :meth:`LentFolder.keep` alone.
-
-        Args:
-            key: what tells the model, its settings and where it runs.
-            least_bytes: what a file of the model has at the least, so that none is written that cannot be kept.
+        ``key`` is a hash of the model, its settings and the machine; ``least_bytes`` is the minimum size of its file.
         """
         if least_bytes > self._most_bytes:
             return None
         try:
             place = Path(mkdtemp(prefix=f"{key}-", dir=self._place))
         except OSError as error:
-            log.info("what is compiled is not kept", folder=str(self._place), reason=str(error))
+            log.info("compile cache not readable", folder=str(self._place), reason=str(error))
             return None
         for name, (blob, size, check) in self._entry(key).items():
             with suppress(OSError):
                 link = place / name
                 os.link(self._blobs / blob, link)
                 if (link.stat().st_size, _checksum(link)) != (size, check):
-                    log.warning("a kept model is damaged and is compiled again", file=str(self._blobs / blob))
+                    log.warning("cached model corrupt, recompiled", file=str(self._blobs / blob))
                     link.unlink()
                     (self._blobs / blob).unlink()
                 else:
@@ -171,24 +154,27 @@ class CompiledFiles:
         return LentFolder(self, key, place)
 
     def keep(self, key: str, place: Path) -> None:
-        """Keep what OpenVINO has written for a model, and let go of what was used longest ago where that is too much.
+        """Store the files that OpenVINO has written for a model, and evict the least recently used beyond the limit.
 
-        Others see a file once it is whole and on the disk; of several that write the same one, one keeps it.
+        A file becomes visible once it is complete and on disk; of several processes that write the same one, one stores
+        it.
         """
         try:
-            known = self._whole_entry(key)
+            known = self._existing_files(key)
             found = {path: path.stat().st_size for path in place.glob("*.blob") if path.name not in known}
-            new = {path: (size, _stored_checksum(path)) for path, size in found.items() if size <= self._most_bytes}
+            new = {path: (size, _checksum(path)) for path, size in found.items() if size <= self._most_bytes}
+            for path in new:
+                with open_regular(path) as file:
+                    os.fsync(file.fileno())
             if new:
-                with self._alone():
+                with self._locked():
                     self._add(key, new)
                     self._remove_oldest()
         except OSError as error:
-            log.info("what is compiled is not kept", folder=str(self._blobs), reason=str(error))
+            log.info("compiled model not cached", folder=str(self._blobs), reason=str(error))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Have no other process change what is kept in the block."""
+    def _locked(self) -> Iterator[None]:
         descriptor = os.open(self._entries.parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -197,8 +183,8 @@ class CompiledFiles:
             os.close(descriptor)
 
     def _add(self, key: str, new: Mapping[Path, tuple[int, int]]) -> None:
-        """Keep files by their sizes and checksums, but for those that somebody else has kept meanwhile."""
-        entry = self._whole_entry(key)
+        """Store files with their sizes and checksums, except those that another process has stored meanwhile."""
+        entry = self._existing_files(key)
         for path, (size, check) in new.items():
             if path.name not in entry:
                 entry[path.name] = (blob := uuid4().hex), size, check
@@ -207,12 +193,11 @@ class CompiledFiles:
             json.dump(entry, made)
         Path(made.name).replace(self._entries / f"{key}.json")
 
-    def _whole_entry(self, key: str) -> dict[str, tuple[str, int, int]]:
-        """Read what is known of those of a model's files that are still there."""
+    def _existing_files(self, key: str) -> dict[str, tuple[str, int, int]]:
         return {name: facts for name, facts in self._entry(key).items() if (self._blobs / facts[0]).exists()}
 
     def _entry(self, key: str) -> dict[str, tuple[str, int, int]]:
-        """Read what is known of a model's files: by OpenVINO's name the own one, the size and the checksum."""
+        """Return a model's files: OpenVINO's name to (blob, size, checksum)."""
         try:
             found = json.loads(read_regular_text(self._entries / f"{key}.json", encoding="ascii"))
             entry = {name: (blob, size, check) for name, (blob, size, check) in found.items()}
@@ -240,46 +225,28 @@ class CompiledFiles:
 
 @dataclass(frozen=True, slots=True)
 class LentFolder:
-    """A folder for what one model compiles to, until the model is let go.
-
-    Attributes:
-        files: whose it is.
-        key: what tells the model.
-        place: where it is.
-    """
+    """Cache folder of one loaded model."""
 
     files: CompiledFiles
     key: str
     place: Path
 
     def keep(self) -> None:
-        """Keep what has been written there; blocks for as long as the disk takes."""
+        """Store the files written there. Blocks."""
         self.files.keep(self.key, self.place)
 
     def give_back(self) -> None:
-        """Remove it, with what was not kept."""
+        """Remove the folder."""
         shutil.rmtree(self.place, ignore_errors=True)
-
-
-def _stored_checksum(path: Path) -> int:
-    """Give the checksum of a file that is on the disk by then."""
-    check = _checksum(path)
-    with open_regular(path) as file:
-        os.fsync(file.fileno())
-    return check
 
 
 def _checksum(path: Path) -> int:
     check = 0
     with open_regular(path) as file:
-        while piece := file.read(_PIECE_BYTES):
+        while piece := file.read(_CHUNK_BYTES):
             check = zlib.crc32(piece, check)
     return check
 
-
-# ----------------------------------------------------------------------
-# Pages of model files that are in memory for having been read while a model was compiled
-# ----------------------------------------------------------------------
 
 _MAPS: Final = Path("/proc/self/maps")
 _MADV_DONTNEED: Final = 4
@@ -288,13 +255,11 @@ _ELF: Final = b"\x7fELF"
 
 
 def let_file_pages_go(folder: Path) -> int:
-    """Let go of the pages of files below a folder that this process has mapped for reading; gives their bytes.
+    """Drop the pages of files below a folder that this process has mapped read-only; return their bytes (0 if unknown).
 
-    OpenVINO maps the weights of a model for as long as it lives, and runs it on copies in an order of its own.  What is
-    looked at once more comes back from the file, so that this is safe at any time, in any thread.
-
-    Libraries stay: what the linker has written into them is not in their files, though nobody can write there any more.
-    Gives 0 where the system does not tell what is mapped.
+    OpenVINO maps a model's weights for its lifetime, but runs on reordered copies. Pages used again are read from the
+    file, so this is safe at any time, in any thread. Libraries are kept: relocations in their pages are not in the
+    files.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:
@@ -307,7 +272,7 @@ def let_file_pages_go(folder: Path) -> int:
 
 
 def _mappings(prefix: str) -> Iterator[tuple[int, int]]:
-    """Find where files of data are mapped that nobody can have changed in memory: the begins and the sizes."""
+    """Yield address and size of read-only mappings of data files."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -320,7 +285,6 @@ def _mappings(prefix: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_data(path: str) -> bool:
-    """Tell whether a file is there and is no library."""
     try:
         with open_regular(path) as file:
             return file.read(len(_ELF)) != _ELF

@@ -1,4 +1,4 @@
-"""From a model's file to something that infers: read, preprocess, reshape, compile, measure."""
+"""Compilation of a model file: read, preprocess, reshape, compile and time."""
 
 from __future__ import annotations
 
@@ -38,23 +38,22 @@ from ovmstrio.util.placement import (
 __all__ = ["CALLS_AT_ONCE", "Again", "ModelFile", "compile_model", "compile_read", "reshape", "take_batches"]
 
 # ----------------------------------------------------------------------
-# Let a model take batches of every size, and see to it that each row of its inputs has one row in each output
+# Dynamic batch
 # ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
 
 def take_batches(model: ov.Model, batching: BatchingSpec, mapping: TensorMapping, file: str) -> None:
-    """Make the batch dimension of each input a range up to the largest batch, unless it takes all of these already.
+    """Reshape the batch dimension of each input to 1..``max_batch_size``, unless it already accepts that range.
 
     Raises:
-        ConfigError: a tensor has no batch dimension, the model cannot take another batch, or an output has not one row
-            for each row of the inputs.
+        ConfigError: a tensor has no batch dimension, the model rejects the shape, or output and input rows differ.
     """
     signature = read_signature(model, mapping, file)
-    _refuse([_no_batch("input", tensor, file) for tensor in signature.inputs if tensor.batch_axis is None])
+    _raise_problems([_missing_batch("input", tensor, file) for tensor in signature.inputs if tensor.batch_axis is None])
     rows = Dim(1, batching.max_batch_size)
-    # A range of one size would tell nothing of the outputs.
+    # With a range of one size, any output of one row would pass the check.
     probe = Dim(1, max(batching.max_batch_size, 2))
     _reshape(model, _shapes(signature, probe, keep_open=False), file)
     _check_outputs(read_signature(model, mapping, file), probe, file)
@@ -65,9 +64,9 @@ def _shapes(signature: ModelSignature, rows: Dim, *, keep_open: bool) -> dict[in
     shapes: dict[int, tuple[Dim, ...]] = {}
     for port, tensor in zip(signature.input_ports, signature.inputs, strict=True):
         axis = tensor.batch_axis or 0
-        own = tensor.shape[axis]
-        kept = keep_open and own.accepts(rows.low) and own.accepts(rows.high)
-        shapes[port] = (*tensor.shape[:axis], own if kept else rows, *tensor.shape[axis + 1 :])
+        dim = tensor.shape[axis]
+        kept = keep_open and dim.accepts(rows.low) and dim.accepts(rows.high)
+        shapes[port] = (*tensor.shape[:axis], dim if kept else rows, *tensor.shape[axis + 1 :])
     return shapes
 
 
@@ -75,49 +74,49 @@ def _reshape(model: ov.Model, shapes: Mapping[int, tuple[Dim, ...]], file: str) 
     try:
         model.reshape({model.inputs[port]: to_partial_shape(dims) for port, dims in shapes.items()})
     except OPENVINO_ERRORS as error:
-        message = f"the model cannot take batches of another size: {reason(error)}"
-        _refuse([Problem(message, file=file, path="batching", suggestion="leave batching out")])
+        message = f"the model does not accept another batch size: {reason(error)}"
+        _raise_problems([Problem(message, file=file, path="batching", suggestion="leave batching out")])
 
 
 def _check_outputs(signature: ModelSignature, rows: Dim, file: str) -> None:
     problems: list[Problem] = []
     for tensor in signature.outputs:
         if tensor.batch_axis is None:
-            problems.append(_no_batch("output", tensor, file))
+            problems.append(_missing_batch("output", tensor, file))
             continue
         found = tensor.shape[tensor.batch_axis]
         if found.high == -1:
-            log.warning("rows of an output are known at run time only", output=tensor.name, file=file)
+            log.warning("output row count not known before run time", output=tensor.name, file=file)
         elif found != rows:
-            message = f"output {tensor.name!r} has not one row for each row of the inputs"
+            message = f"output {tensor.name!r} does not have one row per input row"
             expected, suggestion = f"{rows} rows for {rows} rows of input", "leave batching out"
             problems.append(Problem(message, file, None, "batching", expected, str(tensor), suggestion))
-    _refuse(problems)
+    _raise_problems(problems)
 
 
-def _no_batch(side: str, tensor: TensorSpec, file: str) -> Problem:
+def _missing_batch(side: str, tensor: TensorSpec, file: str) -> Problem:
     message = f"{side} {tensor.name!r} has no batch dimension"
     suggestion = "set a layout with N, or leave batching out"
     return Problem(message, file, None, "batching", "a batch dimension", str(tensor), suggestion)
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _raise_problems(problems: list[Problem]) -> None:
     if problems:
         raise ConfigError(problems)
 
 
 # ----------------------------------------------------------------------
-# Bring a model to the batch size and shapes that its configuration, or a request, asks for
+# Reshape
 # ----------------------------------------------------------------------
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def reshape(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, requested: Shapes, file: str) -> None:
-    """Give the model's inputs the shapes of ``spec``, and over these the shapes ``requested`` by name.
+    """Set the input shapes from ``spec``, overridden by the shapes ``requested`` by input name.
 
     Raises:
-        ConfigError: a name is unknown, or the model cannot take the shapes.
+        ConfigError: a name is unknown, or the model rejects the shapes.
     """
     wanted = _configured(model, spec, mapping, file)
     names = port_names(model.inputs, mapping.inputs, is_input=True)
@@ -129,12 +128,12 @@ def reshape(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, requested:
         model.reshape({model.inputs[index]: to_partial_shape(dims) for index, dims in wanted.items()})
     except OPENVINO_ERRORS as error:
         shapes = ", ".join(f"{names[index]}: ({','.join(map(str, dims))})" for index, dims in wanted.items())
-        problem = Problem(f"the model cannot take the shapes {shapes}: {reason(error)}", file=file, path="shape")
+        problem = Problem(f"the model does not accept the shapes {shapes}: {reason(error)}", file=file, path="shape")
         raise ConfigError([problem]) from error
 
 
 def _configured(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: str) -> dict[int, tuple[Dim, ...]]:
-    """Find the shapes that the configuration asks for, by position; ``auto`` leaves the model's own until a request."""
+    """Return the configured shapes by input position; ``auto`` keeps the model's own until a request."""
     names = port_names(model.inputs, mapping.inputs, is_input=True)
     everywhere = "" in spec.shapes and spec.shapes[""].auto
     shapes = for_ports("shape", spec.shapes, names, mapping.inputs, origin=spec.origin, anonymous_everywhere=everywhere)
@@ -162,7 +161,7 @@ def _batched(signature: ModelSignature, batch: Dim, spec: ModelSpec, file: str) 
 
 
 # ----------------------------------------------------------------------
-# A model compiled once more, for more or fewer calls at once, or because it has other neighbours on the cores
+# Recompilation
 # ----------------------------------------------------------------------
 
 CALLS_AT_ONCE: Final = "PERFORMANCE_HINT_NUM_REQUESTS"
@@ -170,38 +169,28 @@ CALLS_AT_ONCE: Final = "PERFORMANCE_HINT_NUM_REQUESTS"
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Compiles a model for so many calls at once; what it gives can be compiled anew in the same way.
+    """Recompiles a model for a given concurrency; the result can be recompiled in the same way.
 
     Attributes:
-        build: compiles the model with settings, and runs it, so that no request waits for what a first run makes.
-        config: its settings, for all cores.
-        on_loop: those of one thread, if the event loop infers on a model of its own.
-        may_share_out: whether the server may choose how many inferences share the cores out.
-        is_for_loop: whether it is nothing but the one of one thread, for 0 calls at once.
+        build: compiles the model with settings and runs it once, so that no request pays for the first run.
     """
 
     build: Callable[[Mapping[str, str]], Compiled]
-    config: Mapping[str, str]
-    on_loop: Mapping[str, str] | None = None
-    may_share_out: bool = False
-    is_for_loop: bool = False
+    config: Mapping[str, str]  # settings for all cores
+    on_loop: Mapping[str, str] | None = None  # settings of one thread, if the event loop has its own model
+    may_share_out: bool = False  # whether the server may choose the concurrency
+    is_for_loop: bool = False  # whether concurrency 0 means the one-thread model alone
 
     def __call__(self, at_once: int) -> Compiled:
-        """Compile it, and run it.  Blocks for as long as that takes.
-
-        Raises:
-            ConfigError: the device cannot compile it.
-        """
+        """Compile and run the model for a concurrency; raise ConfigError if the device cannot compile it. Blocks."""
         if self.on_loop is None:
             return self.of(self._for_all_cores(at_once))
         loop = self.build(self.on_loop)
         return self.of(self._for_all_cores(at_once).with_loop(loop) if at_once else loop)
 
     def of(self, compiled: Compiled) -> Compiled:
-        """Give a model that is compiled anew in this way."""
-        return replace(
-            compiled, chosen_anew=self, may_share_out=self.may_share_out, is_for_loop=self.is_for_loop
-        )  # fmt: skip
+        """Return ``compiled`` with this object as its recompiler."""
+        return replace(compiled, chosen_anew=self, may_share_out=self.may_share_out, is_for_loop=self.is_for_loop)
 
     def _for_all_cores(self, at_once: int) -> Compiled:
         side_by_side = {"PERFORMANCE_HINT": "THROUGHPUT", CALLS_AT_ONCE: str(at_once)} if at_once > 1 else {}
@@ -209,46 +198,41 @@ class Again:
 
 
 # ----------------------------------------------------------------------
-# From a model's file to something that infers: read, preprocess, reshape, compile, measure
+# Compilation
 # ----------------------------------------------------------------------
 
 SMALL_WEIGHT_BYTES: Final = 8 * 2**20
 SMALL_OPERATIONS: Final = 2_000
 """Models within both bounds are first compiled for one thread and timed."""
 
-_MOST_ON_FEW_CORES_SECONDS: Final = 350e-6
-"""What a run of a model of one thread may take while it loads on few cores, for it to stay one.
+# Limit for a one-thread model to stay one on few cores; above it several threads answer sooner (benchmarks/RESULTS.md).
+_MAX_INLINE_SECONDS_FEW_CORES: Final = 350e-6
 
-A lone call is answered sooner by several threads from there on (benchmarks/RESULTS.md).
-"""
-
-_MANY_OPERATIONS: Final = 100
-"""Models of fewer are compiled in the time that reading the result takes (docs/compiled_files.md)."""
+_MIN_CACHED_OPERATIONS: Final = 100  # smaller models compile as fast as a cached blob loads (docs/compiled_files.md)
 
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
 PINNING: Final = "ENABLE_CPU_PINNING"
 _ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
+# OpenVINO pins the inferring thread, here the event loop, to one core during each inference. The loop would have to
+# migrate, and to wait if another process uses that core.
 _UNBOUND: Final = {PINNING: "NO"}
-"""OpenVINO binds the thread that infers, which is the event loop's here, to one core for the time of each inference:
-the loop would have to move there, and to wait where somebody else has that core, though another one is free."""
+# Cache entries per stream, one per operation and shape. OpenVINO's default of 5,000 grows without bound under varying
+# shapes and has no measurable benefit (docs/memory.md).
 _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
-"""What a stream keeps of shapes that it has seen, an entry for each operation and shape.  OpenVINO's own 5,000 are
-without end for requests of ever other shapes, and save nothing that can be measured (docs/memory.md)."""
-_SPARE: Final = 2
-"""Requests for each that OpenVINO can run at once: one more waits in its queue, so that the device never does."""
-_MANY: Final = 8
-"""The same of short inferences with small tensors, whose ends the event loop hears of several at a time."""
+# Requests per concurrent inference: one more waits in OpenVINO's queue, so that the device is never idle.
+_REQUESTS_PER_INFERENCE: Final = 2
+# The same for short inferences with small tensors, whose completions the loop processes in batches.
+_REQUESTS_PER_SHORT_INFERENCE: Final = 8
 _SHORT_SECONDS: Final = 3e-3
 _SMALL_TENSORS_BYTES: Final = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What to load: the file, how it was configured, and the shapes that a request asked for, by input name.
+    """Source of a model: file, configuration and input shapes that a request asks for, by input name.
 
-    ``labels`` name the classes of its outputs; ``kept`` is where what it compiles to may be, if its user has named no
-    place for that.
+    ``labels`` name the classes of its outputs; ``kept`` is the server's compile cache, used if the user set none.
     """
 
     file: Path
@@ -260,21 +244,20 @@ class ModelFile:
 
 
 def compile_model(source: ModelFile) -> Compiled:
-    """Load and compile a model and time its first inferences.  Blocks for as long as that takes.
+    """Load and compile a model and time its first inferences. Blocks.
 
-    A small model whose user chose no threads or streams, and no other hint than latency, is compiled for latency on one
-    thread.  It stays so if its inferences are then short enough for the event loop; otherwise it is compiled again like
-    a large one.
+    A small model without user-defined threads, streams or throughput hint is first compiled for one thread. It stays so
+    if its inferences are short enough for the event loop.
 
     Raises:
-        ConfigError: the file cannot be read, a setting does not fit it, or the device cannot compile it; the
-            message gives the file and OpenVINO's own reason.
+        ConfigError: the file cannot be read, a setting does not fit, or the device cannot compile the model; the
+            message has the file and OpenVINO's reason.
     """
     return compile_read(read_model(source.file), source)
 
 
 def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
-    """Compile a model that was read already, and changes it; as :func:`compile_model` otherwise."""
+    """Compile a model that was read already, modifying it; otherwise like :func:`compile_model`."""
     spec, file = source.spec, str(source.file)
     model = preprocess(model, spec, source.mapping)
     reshape(model, spec, source.mapping, source.requested, file)
@@ -285,11 +268,10 @@ def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
 
 
 def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
-    """Compile a model that has its shapes, for one thread first if it is small."""
     spec, file = source.spec, str(source.file)
     signature = read_signature(model, source.mapping, file)
     if spec.low_latency_transformation:
-        _keep_loop_state(model, file)
+        _unroll_loops(model, file)
     variables = read_variables(model, file) if spec.stateful else ()
     config = _config(source, model)
     build = partial(_build, model, source, signature, variables)
@@ -298,48 +280,44 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
         on_loop = {**unbound, **config, **_ON_LOOP}
         compiled = build(on_loop)
         if _is_for_loop(compiled):
-            return _that_may_leave_loop(compiled, model, source, Again(build, config, on_loop, is_for_loop=True))
-    return _with_loop(build(config), model, source, Again(build, config, _one_stream(config, 1)))
+            return _with_recompilation(compiled, model, source, Again(build, config, on_loop, is_for_loop=True))
+    return _with_inline_model(build(config), model, source, Again(build, config, _one_stream(config, 1)))
 
 
 def _is_for_loop(compiled: Compiled) -> bool:
-    """Tell whether a model of one thread is short enough to stay one, by its shortest run.
+    """Return whether the shortest run of a one-thread model is short enough for the event loop.
 
-    All others that load, and the server that starts, can only make it longer: on few cores up to three times.
+    The minimum is used, as other models loading at the same time make runs up to three times longer on few cores.
     """
-    most = _MOST_ON_FEW_CORES_SECONDS if CORES.are_few else INLINE_THRESHOLD_SECONDS
+    most = _MAX_INLINE_SECONDS_FEW_CORES if CORES.are_few else INLINE_THRESHOLD_SECONDS
     timing = compiled.timing
     return timing is not None and timing.least_seconds < most and compiled.placement.is_inline(timing.input_bytes)
 
 
-def _that_may_leave_loop(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
-    """Have a model that is made for the event loop become one for all cores if it is asked for what takes long."""
-    if CORES.count == 1 or source.spec.target_device != "CPU" or _remembers(model, source):
+def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
+    """Allow recompilation of a one-thread model for all cores, for when its requests take long."""
+    if CORES.count == 1 or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
         return compiled
-    may_share_out = _may_share_out(model, source, source.spec.plugin_config, CORES.count)
+    may_share_out = _can_choose_concurrency(model, source, source.spec.plugin_config, CORES.count)
     return replace(again, may_share_out=may_share_out).of(compiled)
 
 
-def _with_loop(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
-    """Give a small model of several streams one thread for the event loop as well, if it is short enough for that.
-
-    Each of several streams has a thread of its own, to which the loop would hand over what takes less than that.
-    """
-    is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
+def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
+    """Add a one-thread model for the event loop: handing a short inference to another thread would take longer."""
+    is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
     if not is_left or compiled.timing is None or again.on_loop is None or not _is_small(model):
         return compiled
     try:
         loop = again.build(again.on_loop)
     except ConfigError as error:
-        log.info("the event loop gets no model of its own", reason=str(error))
+        log.info("inline model copy not compiled", reason=str(error))
         return compiled
     if not _is_for_loop(loop):
         return compiled
     return replace(again, may_share_out=compiled.may_share_out).of(compiled.with_loop(loop))
 
 
-def _keep_loop_state(model: ov.Model, file: str) -> None:
-    """Unroll loops of one step, and make variables of what they pass from step to step."""
+def _unroll_loops(model: ov.Model, file: str) -> None:
     manager = Manager()
     manager.register_pass(LowLatency2())
     try:
@@ -366,7 +344,7 @@ def _config(source: ModelFile, model: ov.Model) -> dict[str, str]:
     follows_requests = any(shape.auto for shape in spec.shapes.values()) or (spec.batch is not None and spec.batch.auto)
     if spec.cache_dir is not None and (spec.allow_cache or not follows_requests):
         config.setdefault("CACHE_DIR", str(spec.cache_dir))
-    elif source.kept is not None and not follows_requests and len(model.get_ops()) >= _MANY_OPERATIONS:
+    elif source.kept is not None and not follows_requests and len(model.get_ops()) >= _MIN_CACHED_OPERATIONS:
         config.setdefault("CACHE_DIR", str(source.kept))
     return config
 
@@ -385,10 +363,10 @@ def _compile(model: ov.Model, source: ModelFile, config: Mapping[str, str]) -> o
 
 
 def _core_share() -> dict[str, str]:
-    """Give the settings of a model that has not all cores for itself; pinned, every one would have the same ones.
+    """Return the settings of a model that shares the cores; pinned models would all get the same ones.
 
-    Threads that are not pinned go where there is room, and OpenVINO has no more of them in a process, beside one for
-    each stream, than there are cores, so that all models of a process may ask for as many.
+    Unpinned threads run on any free core. OpenVINO limits a process to as many threads as cores (plus one per stream),
+    so all models may request that many.
     """
     threads = {} if CORES.processes == 1 else {"INFERENCE_NUM_THREADS": str(CORES.count)}
     return threads | ({PINNING: "NO"} if CORES.is_shared else {})
@@ -397,11 +375,8 @@ def _core_share() -> dict[str, str]:
 def _is_pinned(
     compiled: ov.CompiledModel, model: ov.Model, source: ModelFile, config: Mapping[str, str], *, was_shared: bool
 ) -> bool | None:
-    """Tell whether its threads are bound to cores; None where nothing is to be chosen.
-
-    That is where the user has chosen, where OpenVINO binds nothing by itself, and where requests remember.
-    """
-    if PINNING in config or source.spec.target_device != "CPU" or _remembers(model, source):
+    """Return whether threads are pinned; None if the user chose, OpenVINO does not pin, or requests hold state."""
+    if PINNING in config or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
         return None
     is_bound = bool(_property(compiled, PINNING, 0))
     return is_bound if is_bound or was_shared or CORES.is_shared else None
@@ -437,39 +412,40 @@ def _build(
     may_fail = bool(model.is_dynamic())
     if may_fail and streams > 1:
         compile_again = partial(_compile, model, source, _one_stream(config, threads))
-    isolated = partial(_isolated, model, source, _one_stream(config, max(1, threads // max(1, streams))), streams)
+    alone_config = _one_stream(config, max(1, threads // max(1, streams)))
     blocking = Blocking.SYNCHRONOUS
     if may_fail and threads <= 1:
         is_told = source.spec.target_device == "CPU" and marks_of(signature) is not None
         blocking = Blocking.MARKED if is_told else Blocking.QUEUED
     if any(spec.datatype is BYTES for spec in signature.outputs):
         blocking = Blocking.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
-    # Others that load at the same time, on every core, do not show on the clock of a thread that does all the work.
-    alone = threads <= 1 and blocking is not Blocking.QUEUED
-    timing = warm_up(compiled, signature, blocking, time.thread_time if alone else time.perf_counter)
+    # The thread's CPU time excludes other models that load at the same time; valid if this thread does all the work.
+    is_single_threaded = threads <= 1 and blocking is not Blocking.QUEUED
+    timing = warm_up(compiled, signature, blocking, time.thread_time if is_single_threaded else time.perf_counter)
     if timing is None:
-        # A stream that has failed may not be believed any more; those of a new model have not.
+        # A stream that has failed is tainted, so compile a new model.
         compiled = _compile(model, source, config)
     placement = Placement.away()
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
     limit = FILLING_THRESHOLD_SECONDS if _fills_few_cores(compiled, streams, threads) else None
     if timing is not None and (limit is not None or _is_small(model)) and not grows:
-        most = FEW_CORES_THRESHOLD_SECONDS if alone and streams == 1 and CORES.are_few else INLINE_THRESHOLD_SECONDS
+        is_few_cores = is_single_threaded and streams == 1 and CORES.are_few
+        most = FEW_CORES_THRESHOLD_SECONDS if is_few_cores else INLINE_THRESHOLD_SECONDS
         placement = Placement.measured(
             timing.least_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
         )
-    may_share_out = timing is not None and _may_share_out(model, source, config, threads)
+    may_share_out = timing is not None and _can_choose_concurrency(model, source, config, threads)
     side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
         model=compiled,
         compile_again=compile_again,
         compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
         chosen_anew=Again(partial(_build, model, source, signature, variables), config, may_share_out=may_share_out),
-        isolated=isolated,
+        isolated=lambda: tuple(_compile(model, source, alone_config) for _ in range(streams)),
         signature=signature,
         placement=placement,
         timing=timing,
-        nireq=source.spec.nireq or side_by_side * _requests_each(signature, timing, placement),
+        nireq=source.spec.nireq or side_by_side * _requests_per_inference(signature, timing, placement),
         side_by_side=side_by_side,
         streams=streams,
         may_fail=may_fail,
@@ -481,44 +457,33 @@ def _build(
     )
 
 
-def _requests_each(signature: ModelSignature, timing: Timing | None, placement: Placement) -> int:
-    """Tell how many requests a model should have for each that OpenVINO runs at once."""
+def _requests_per_inference(signature: ModelSignature, timing: Timing | None, placement: Placement) -> int:
     if timing is None or timing.least_seconds > _SHORT_SECONDS:
-        return _SPARE
+        return _REQUESTS_PER_INFERENCE
     is_inline = placement.limit is None and placement.is_inline(timing.input_bytes)
     is_small = timing.input_bytes + signature.output_bytes <= _SMALL_TENSORS_BYTES
-    return _MANY if is_small and not is_inline else _SPARE
+    return _REQUESTS_PER_SHORT_INFERENCE if is_small and not is_inline else _REQUESTS_PER_INFERENCE
 
 
 def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> bool:
-    """Tell whether one inference takes all cores of a machine that has few, so that none runs beside another.
-
-    One whose threads are bound would bind the event loop as well.
-    """
+    """Return whether one inference takes all cores of a small machine, without pinning the event loop's thread."""
     return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, PINNING, 1)
 
 
-def _may_share_out(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
-    """Tell whether the server may choose how many inferences share the cores out, where the user has not."""
+def _can_choose_concurrency(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
     is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", CALLS_AT_ONCE}) & config.keys()
-    return is_left and threads > 1 and source.spec.target_device == "CPU" and not _remembers(model, source)
+    return is_left and threads > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
 
 
-def _remembers(model: ov.Model, source: ModelFile) -> bool:
-    """Tell whether requests remember what was before without the server, so that they can be no other model's."""
+def _has_unmanaged_state(model: ov.Model, source: ModelFile) -> bool:
+    """Return whether requests hold state that the server does not manage, so they cannot move to another model."""
     return bool(model.get_variables()) and not source.spec.stateful
 
 
 def _one_stream(config: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Give the settings for a model that has one stream; several that are pinned would share cores."""
+    """Return the settings for one unpinned stream; pinned models would share cores."""
     ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), PINNING: "NO"}
     return {name: value for name, value in config.items() if not name.startswith("PERFORMANCE_HINT")} | ours
-
-
-def _isolated(
-    model: ov.Model, source: ModelFile, config: Mapping[str, str], count: int
-) -> tuple[ov.CompiledModel, ...]:
-    return tuple(_compile(model, source, config) for _ in range(count))
 
 
 def _property(model: ov.CompiledModel, name: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""A compiled model with what is known of it, and the requests that are made of it."""
+"""Compiled model: OpenVINO's model with its signature, timing, placement and factories for infer requests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUND", "Compiled", "Timing", "device_facts", "for_threads", "warm_up"]
 
-# ----------------------------------------------------------------------
-# What a device says of a model that it has compiled, for those who look
-# ----------------------------------------------------------------------
-
 BOUND: Final = "bound to cores"
 
-_ASKED: Final = {
+_PROPERTIES: Final = {
     "EXECUTION_DEVICES": "devices",
     "INFERENCE_PRECISION_HINT": "precision",
     "PERFORMANCE_HINT": "performance hint",
@@ -43,9 +39,9 @@ _ASKED: Final = {
 
 
 def device_facts(model: ov.CompiledModel) -> Mapping[str, Any]:
-    """Give devices, precision, hint and threads, as far as the device tells; takes some microseconds."""
+    """Return devices, precision, hint, threads and pinning as far as the device reports them (some microseconds)."""
     facts = {}
-    for asked, name in _ASKED.items():
+    for asked, name in _PROPERTIES.items():
         try:
             found: Any = model.get_property(asked)
         except (*OPENVINO_ERRORS, AttributeError):
@@ -62,10 +58,6 @@ def _plain(value: Any) -> str | int:
     return text if isinstance(text, int) else text.removeprefix("<Type: '").removesuffix("'>").rpartition(".")[2]
 
 
-# ----------------------------------------------------------------------
-# The first inferences of a compiled model: whether it runs on ones, and how long that takes
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 _TIMED_RUNS: Final = 15
@@ -74,7 +66,7 @@ _LONG_ENOUGH_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What inferences took on so many bytes of input: the usual one, and the shortest."""
+    """Median and minimum inference time for inputs of ``input_bytes``."""
 
     median_seconds: float
     least_seconds: float
@@ -82,7 +74,7 @@ class Timing:
 
 
 def for_threads(blocking: Blocking) -> Blocking:
-    """Give the way to infer on threads that come and go, where that of the event loop is for one thread only."""
+    """Return the execution mode for arbitrary threads, as ``MARKED`` is for a single thread."""
     return Blocking.QUEUED if blocking is Blocking.MARKED else blocking
 
 
@@ -92,10 +84,9 @@ def warm_up(
     blocking: Blocking,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing | None:
-    """Time inferences on ones, dynamic dimensions being 1.
+    """Time inferences on ones, with dynamic dimensions 1; None if the model fails on them and must be discarded.
 
-    Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
-    counted, as it allocates, and tells failures; a model for which one run is long is run twice only.
+    The first run is not counted, because it allocates. A slow model runs twice only.
     """
     arrays = [placeholder(spec) for spec in signature.inputs]
     times: list[float] = []
@@ -118,73 +109,63 @@ def warm_up(
     return Timing(statistics.median(times), min(times), sum(array.nbytes for array in arrays))
 
 
-# ----------------------------------------------------------------------
-# A compiled model with what is known of it, and the requests that are made of it
-# ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled model with what is known of it.
+    """A compiled model with its properties.
 
-    ``may_fail`` tells that shapes inside are found out at run time only, so that a valid request may fail, which
-    spoils a stream for others until it is mended (``docs/openvino_defects.md``).  ``compile_again`` makes another
-    one, of one stream if the model may fail; ``compile_timed`` one that tells the times of its layers; ``isolated``
-    as many of one stream as this has. Requests of the pool are ``nireq``, of which ``side_by_side`` run at once.
-    ``blocking`` is how the event loop infers, ``variables`` what a stateful model remembers, empty for others.
-    ``weight_bytes`` are those of the constants that the file has.  ``buckets`` are what inputs are to be padded up
-    to.  ``is_pinned`` tells whether its threads are bound to cores, None where that is not for the server to choose;
-    ``chosen_anew`` makes one like it for so many calls at once that is bound or not as :data:`CORES` says by then, and
-    has run; for 0 of them, one of one thread, where the model ``is_for_loop``.  ``may_share_out`` tells whether the
-    server may choose how many inferences share the cores.  ``loop`` is the same of one thread, on which the event loop
-    infers if this is not.
+    Attributes:
+        chosen_anew: compiles and runs a copy for a concurrency, pinned or not as :data:`CORES` says; 0 means one
+            thread, for models that are ``is_for_loop``.
+        isolated: compiles as many models of one stream as this one has streams.
+        may_fail: whether shapes inside are known at run time only, so that a valid request may fail and taint its
+            stream until recovery (``docs/openvino_defects.md``).
     """
 
     model: ov.CompiledModel
-    compile_again: Callable[[], ov.CompiledModel]
-    compile_timed: Callable[[], ov.CompiledModel]
+    compile_again: Callable[[], ov.CompiledModel]  # compiles a replacement, with one stream if the model may fail
+    compile_timed: Callable[[], ov.CompiledModel]  # compiles a copy that reports layer times
     chosen_anew: Callable[[int], Compiled]
     isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
     timing: Timing | None
-    nireq: int
+    nireq: int  # number of requests in the pool, of which ``side_by_side`` run at once
     side_by_side: int
     streams: int
     may_fail: bool
-    blocking: Blocking
-    variables: tuple[TensorSpec, ...] = ()
-    weight_bytes: int = 0
-    is_pinned: bool | None = None
-    may_share_out: bool = False
+    blocking: Blocking  # execution mode on the event loop
+    variables: tuple[TensorSpec, ...] = ()  # state of a stateful model
+    weight_bytes: int = 0  # size of the constants
+    is_pinned: bool | None = None  # whether its threads are pinned to cores; None where the server must not choose
+    may_share_out: bool = False  # whether the server may choose the concurrency
     is_for_loop: bool = False
-    loop: Compiled | None = None
-    buckets: ShapeBuckets | None = None
+    loop: Compiled | None = None  # copy of one thread for the event loop, if this model has several
+    buckets: ShapeBuckets | None = None  # sizes that inputs are padded to
 
     def with_loop(self, loop: Compiled) -> Compiled:
-        """Give the same with a model of one thread beside it, on which the event loop infers what is short."""
+        """Return a copy with a one-thread model on which the event loop runs short inferences."""
         return replace(self, placement=loop.placement, loop=loop)
 
     def make_slot(self) -> Slot:
-        """Make an infer request that any thread may use."""
-        # Which can be one of any number of threads later.
+        """Create an infer request that any thread may use."""
+        # The slot may later be attached to a model of several threads.
         is_queued = self.is_for_loop and self.may_fail
         return Slot(self.model, self.signature, Blocking.QUEUED if is_queued else for_threads(self.blocking))
 
     def make_inline_slot(self) -> Slot:
-        """Make the one infer request that the event loop runs itself."""
+        """Create the infer request that the event loop runs itself."""
         of = self.loop or self
         return Slot(of.model, of.signature, of.blocking)
 
     def make_demand(self) -> Demand | None:
-        """Make what watches its calls, where the server may choose for how many at once it is compiled."""
+        """Create the concurrency estimator; None if the user configured the concurrency."""
         if not (self.may_share_out or self.is_for_loop):
             return None
         most = CORES.count if self.may_share_out else 1
         return Demand(most, cores=CORES.count, is_for_loop=self.is_for_loop)
 
     def make_isolated_slots(self) -> list[Slot]:
-        """Make as many infer requests as may run at once, none of which another one's failure can hurt."""
+        """Create as many infer requests as may run at once, none affected by another's failure."""
         if not self.may_fail:
             return [self.make_slot() for _ in range(self.nireq)]
         models = self.isolated() if self.streams > 1 else (self.model,)

@@ -1,4 +1,4 @@
-"""One infer request: its inputs, its run, its outputs, and how it is mended after a failure."""
+"""Infer requests of a compiled model: completion queue, request slots and the pool that callers share."""
 
 from __future__ import annotations
 
@@ -25,151 +25,137 @@ from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, se
 
 __all__ = ["Blocking", "Completion", "CompletionQueue", "LostFailure", "RequestPool", "Slot", "marks_of"]
 
-# ----------------------------------------------------------------------
-# Brings the ends of inferences from OpenVINO's threads to the event loop, many with one wake-up
-# ----------------------------------------------------------------------
+# How long the loop may be notified late, so that one wake-up covers several completions.
+_MAX_DELAY_SECONDS: Final = 0.0005
+# The same where more calls than requests exist, each of which waits for others anyway.
+_MAX_DELAY_SECONDS_CROWDED: Final = 0.008
+_MIN_DEVICE_SECONDS: Final = 1e-5
 
-_LATE_SECONDS: Final = 0.0005
-"""How much later the loop may hear of an end, for it to hear of several at once."""
-_LATE_SECONDS_OF_MANY: Final = 0.008
-"""The same where there are more calls than requests, each of which waits for many others anyway."""
-_LEAST_SECONDS: Final = 1e-5
-
-_take_state: Final = ctypes.pythonapi.PyGILState_Ensure
+_ensure_gil_state: Final = ctypes.pythonapi.PyGILState_Ensure
 
 
 class _CallingThread(threading.local):
-    """What Python knows of the running thread, for as long as it knows it."""
-
     is_kept = False
 
     def keep(self) -> None:
-        """Have Python know the thread to its end.
+        """Keep Python's state of the calling OpenVINO thread until the thread ends.
 
-        It would forget a thread that is not its own behind each callback, and make all of that anew for the next one,
-        with memory from the system and back to it.  OpenVINO has few such threads, and uses them for its next models.
+        Otherwise Python creates and frees that state, with memory from the system, for every callback. OpenVINO has few
+        such threads and reuses them for later models.
         """
         self.is_kept = True
-        _take_state()
+        _ensure_gil_state()
 
 
 _calling_thread: Final = _CallingThread()
 
 
 class CompletionQueue:
-    """The ends of one model's inferences that the event loop has yet to hear of.
+    """Completions of one model's inferences that the event loop has not processed.
 
-    OpenVINO's threads only append, and the first one behind an empty queue wakes the loop: who waits for Python's lock
-    holds up the device's next callback.
-
-    While the device has inferences enough, some ends wait for each other: behind an inference the loop finds other
-    things in the processor's caches than its own, and the first of several calls pays for all of them.
-
-    Args:
-        side_by_side: how many inferences the device runs at once.
-        streams: of the model.
-
-    Attributes:
-        side_by_side: as given.
-        has_begun: whether it belongs to a loop.
-        most_waiting: how many ends may wait for another one before the loop hears of them; 0 for none.
-        running: how many inferences were begun whose ends the loop has not heard of.
+    OpenVINO's threads only append; the first one to append to an empty queue wakes the loop. A callback that waits for
+    the GIL would delay the device's next callback. While the device has enough work, completions are delivered in
+    batches: each wake-up costs the loop its warm caches.
     """
 
-    __slots__ = ("_ended", "_last", "_token", "_woken", "has_begun", "most_waiting", "running", "side_by_side")
+    __slots__ = (
+        "_ended",
+        "_is_wakeup_pending",
+        "_stream_ends",
+        "_token",
+        "has_begun",
+        "most_waiting",
+        "running",
+        "side_by_side",
+    )
 
     def __init__(self, side_by_side: int, streams: int = 1) -> None:
         self._token: trio.lowlevel.TrioToken | None = None
         self._ended: deque[trio.Event] = deque()
-        self._woken = False
-        self.has_begun = False
+        self._is_wakeup_pending = False
+        self.has_begun = False  # whether the queue belongs to an event loop
         self.be_of(side_by_side, streams)
-        self.most_waiting = 0
-        self.running = 0
+        self.most_waiting = 0  # completions that may wait for another one before the loop is notified; 0 for none
+        self.running = 0  # inferences started whose completion the loop has not processed
 
     def begin(self) -> None:
-        """Belong to the loop that runs; before anything is expected."""
+        """Attach the queue to the running event loop; required before the first inference."""
         self._token = trio.lowlevel.current_trio_token()
         self.has_begun = True
 
     def be_of(self, side_by_side: int, streams: int) -> None:
-        """Be of a model that runs so many at once in so many streams from now on."""
+        """Set the number of concurrent inferences and streams."""
         self.side_by_side = side_by_side
-        self._last = deque([0.0] * max(1, streams), maxlen=max(1, streams))
+        self._stream_ends = deque([0.0] * max(1, streams), maxlen=max(1, streams))
 
     def let_wait(self, seconds: float, most: int, *, is_crowded: bool) -> None:
-        """Say how many ends the loop may hear of late, by what an inference takes on the device.
-
-        Longer where calls wait for a request, and longer for that.
-        """
-        late = _LATE_SECONDS_OF_MANY if is_crowded else _LATE_SECONDS
-        self.most_waiting = min(most, int(late * self.side_by_side / max(seconds, _LEAST_SECONDS)))
+        """Set the batch size of completions from the average device time of an inference."""
+        late = _MAX_DELAY_SECONDS_CROWDED if is_crowded else _MAX_DELAY_SECONDS
+        self.most_waiting = min(most, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
 
     def ends(self, now: float) -> float:
-        """Note that an inference ends; gives when its stream was done with the one before, by ``perf_counter``.
+        """Record the end of an inference; return when its stream finished the previous one (``perf_counter``).
 
-        Called by OpenVINO's threads, in the order of the ends: the loop's tasks, which hear of several at once, go on
-        in no order.
+        Called by OpenVINO's threads in order of completion; the order in which the loop's tasks resume is arbitrary.
         """
-        before = self._last[0]
-        self._last.append(now)
+        before = self._stream_ends[0]
+        self._stream_ends.append(now)
         return before
 
     def miss(self) -> None:
-        """Know of an inference that has ended without a word, and set what waited for its word; on the loop."""
+        """Remove an inference that ended without a callback, and deliver waiting completions; on the loop."""
         self.running -= 1
         self.hear()
 
     def add(self, done: trio.Event) -> None:
-        """Have an event set on the loop, now or with later ones; called by any thread."""
+        """Queue an event to be set on the loop; from any thread."""
         self._ended.append(done)
         waiting = len(self._ended)
-        # More than the device can run are left with it, so that another end is near.
+        # If more inferences remain than the device runs at once, another completion is near.
         if (
             self._token is None
-            or self._woken
+            or self._is_wakeup_pending
             or (waiting <= self.most_waiting and self.running - waiting > self.side_by_side)
         ):
             return
-        self._woken = True
+        self._is_wakeup_pending = True
         try:
             self._token.run_sync_soon(self.hear)
         except trio.RunFinishedError:
             return
 
     def hear(self) -> None:
-        """Set all events that wait; on the loop."""
-        # In this order: what is appended from here on wakes the loop again, or is still found.
-        self._woken = False
+        """Set all queued events; on the loop."""
+        # Order matters: an event appended after this line either wakes the loop again or is found below.
+        self._is_wakeup_pending = False
         ended = self._ended
         while ended:
-            # Too few for a moment at the most, at which the loop is woken once in vain.
+            # A momentary undercount causes at most one unnecessary wake-up.
             self.running -= 1
             ended.popleft().set()
 
 
 class Completion:
-    """The end of one request's inference; what OpenVINO calls.
+    """Callback object of one request, called by OpenVINO.
 
-    It is apart from the request because that keeps its callback alive in a way that Python's garbage collector cannot
-    see: a callback that leads back to the request would leak both.
+    It must not reference the request: OpenVINO keeps the callback alive invisibly to the garbage collector, so a cycle
+    would leak both.
 
     Attributes:
-        done: is set on the loop when the inference has succeeded, and only then by OpenVINO.
-        at: when it succeeded, by ``perf_counter``; 0 until then.
-        free_at: when its stream was done with the one before.
+        at: ``perf_counter`` time of success; 0 until then.
+        free_at: time at which the stream finished the previous inference.
     """
 
-    __slots__ = ("_to", "at", "done", "free_at")
+    __slots__ = ("_queue", "at", "done", "free_at")
 
     def __init__(self) -> None:
-        self.done = trio.Event()
+        self.done = trio.Event()  # set on the loop when the inference has succeeded
         self.at = self.free_at = 0.0
-        self._to: CompletionQueue | None = None
+        self._queue: CompletionQueue | None = None
 
     def expect(self, queue: CompletionQueue) -> trio.Event:
-        """Begin to wait for the next inference, whose end is told to a queue."""
-        self._to = queue
+        """Prepare for the next inference and return the event that its completion sets."""
+        self._queue = queue
         if not queue.has_begun:
             queue.begin()
         queue.running += 1
@@ -178,91 +164,79 @@ class Completion:
         return self.done
 
     def __call__(self, _: Any) -> None:
-        """Be called by OpenVINO, into whose thread no exception must get out."""
+        """Handle OpenVINO's callback; must not raise into OpenVINO's thread."""
         self.at = perf_counter()
         if not _calling_thread.is_kept:
             _calling_thread.keep()
-        to, self._to = self._to, None
+        to, self._queue = self._queue, None
         if to is not None:
             self.free_at = to.ends(self.at)
-            # Runs that nobody waits for, as those that mend a model, are told to nobody.
             to.add(self.done)
 
-
-# ----------------------------------------------------------------------
-# One infer request: its inputs, its run, its outputs, and how it is mended after a failure
-# ----------------------------------------------------------------------
 
 _NO_INPUTS: Final[dict[int, ov.Tensor]] = {}
 _infer: Final = BareRequest.infer
 _start: Final = BareRequest.start_async
-"""OpenVINO's own methods have a look at what inputs are given, which here are none: they are set before."""
-_UNLIKELY: Final = 7919
-_KEPT_BYTES: Final = 16 * 1024
-"""Inputs up to which are copied into memory of a request's own."""
-_kept: Final[list[ov.InferRequest]] = []
-"""Requests that OpenVINO may still run from a queue of its own, and that therefore must never be freed."""
+# The base-class methods skip the Python wrapper's checks of inputs: all inputs are set before the call.
+_MARK_DIMENSION: Final = 7919
+_MAX_COPIED_BYTES: Final = 16 * 1024  # inputs up to this size are copied into the request's own memory
+# Requests that OpenVINO may still run from its queue; they must never be freed.
+_retained_requests: Final[list[ov.InferRequest]] = []
 
 
 class Blocking(Enum):
-    """How a slot infers on the calling thread; ``docs/openvino_defects.md`` says why there are three ways."""
+    """Execution mode of a slot on the calling thread; ``docs/openvino_defects.md`` explains the three modes."""
 
     SYNCHRONOUS = auto()
-    """By OpenVINO's synchronous call, which reports failures, or cannot have any."""
+    """OpenVINO's synchronous call, which reports failures or cannot fail."""
     MARKED = auto()
-    """By the same where it loses failures, which the shapes of the outputs tell; on one thread only, ever."""
+    """The synchronous call where it loses failures; output shapes reveal them. For a single thread only."""
     QUEUED = auto()
-    """By a thread of OpenVINO's, which is waited for."""
+    """An OpenVINO thread runs the inference and the caller waits."""
 
 
 class LostFailure(ModelFailure):
-    """The inference failed, and OpenVINO does not tell why; it does when it is asked the other way."""
+    """Failed inference whose reason OpenVINO dropped; a queued run of the same inputs reports the reason."""
 
 
 def marks_of(signature: ModelSignature) -> list[tuple[int, ov.Shape]] | None:
-    """Give shapes without elements that no output has behind a success, by port; None if that cannot be told.
+    """Return by output port an empty shape that no successful run leaves; None if no such shape exists.
 
-    OpenVINO sets the shapes of open outputs after all operations have run.  An output that has the shape all the same
-    is taken for a failure, and answered the other way.
+    OpenVINO sets the shapes of dynamic outputs after all operations have run. An output that legitimately has the
+    marked shape is treated as a failure and computed again in queued mode.
     """
     marks = []
     for port, spec in zip(signature.output_ports, signature.outputs, strict=True):
         if spec.datatype is BYTES or port in signature.unranked_outputs:
             return None
         if not all(dim.is_fixed for dim in spec.shape):
-            marks.append((port, ov.Shape([0] + [0 if dim.is_fixed else _UNLIKELY for dim in spec.shape[1:]])))
+            marks.append((port, ov.Shape([0] + [0 if dim.is_fixed else _MARK_DIMENSION for dim in spec.shape[1:]])))
     return marks or None
 
 
 class Slot:
     """One infer request.
 
-    Between inferences it holds tensors of its own, so that no caller's memory is held longer than its call.
-
-    Args:
-        model: the compiled model, which may have other slots.
-        signature: its inputs and outputs.
-        blocking: how :meth:`infer` runs.
+    Between inferences the request holds placeholder tensors, so a caller's memory is not retained after its call.
 
     Attributes:
-        request: OpenVINO's.
-        model: the one that it is a request of.
-        broken: why nothing may run, or an empty text.
+        request: OpenVINO's infer request.
+        model: the compiled model of the request.
     """
 
     __slots__ = (
         "_arrays",
         "_blocking",
+        "_can_copy_inputs",
         "_completion",
+        "_copies",
         "_has_views",
         "_idle",
+        "_is_stuck",
         "_marked",
         "_marks",
-        "_may_keep",
-        "_own",
         "_results",
         "_signature",
-        "_stuck",
         "broken",
         "model",
         "request",
@@ -271,13 +245,13 @@ class Slot:
     def __init__(self, model: ov.CompiledModel, signature: ModelSignature, blocking: Blocking) -> None:
         self._blocking = blocking
         self._marks = marks_of(signature) if blocking is Blocking.MARKED else None
-        self._stuck = False
-        self.broken = ""
+        self._is_stuck = False
+        self.broken = ""  # reason why the model can no longer run; empty if healthy
         self._signature = signature
         self._idle = [idle_tensor(spec) for spec in signature.inputs]
         self._arrays: Sequence[Array] = ()
-        self._own: Sequence[Array] | None = None
-        self._may_keep = all(spec.datatype is not BYTES for spec in signature.inputs)
+        self._copies: Sequence[Array] | None = None
+        self._can_copy_inputs = all(spec.datatype is not BYTES for spec in signature.inputs)
         self._has_views = all(spec.datatype is not BYTES for spec in signature.outputs)
         self._results: Sequence[Array] = ()
         self._completion = Completion()
@@ -285,11 +259,11 @@ class Slot:
 
     @property
     def is_queued(self) -> bool:
-        """Whether :meth:`infer` has a thread of OpenVINO's infer, however many streams there are."""
+        """Return whether :meth:`infer` runs on an OpenVINO thread."""
         return self._blocking is Blocking.QUEUED
 
     def attach(self, model: ov.CompiledModel) -> None:
-        """Become a request of this model; nothing may run."""
+        """Replace the request by one of ``model``; nothing may be running."""
         self.keep_if_stuck()
         self._create(model)
         self.broken = ""
@@ -297,34 +271,33 @@ class Slot:
     def _create(self, model: ov.CompiledModel) -> None:
         request: ov.InferRequest = model.create_infer_request()
         request.set_callback(self._completion, None)
-        # To have a tensor given anew for each inference costs as much as to mark it.
+        # Fetching the output tensor per inference would cost as much as marking it.
         self._marked = [(request.get_output_tensor(port), mark) for port, mark in self._marks or ()]
-        self._own = None
+        self._copies = None
         self.model = model
         self.request = request
 
     def keep_if_stuck(self) -> None:
-        """See to it that OpenVINO finds a request that it would still run."""
-        if self._stuck:
-            _kept.append(self.request)
-            self._stuck = False
+        """Keep a request alive that OpenVINO may still run."""
+        if self._is_stuck:
+            _retained_requests.append(self.request)
+            self._is_stuck = False
 
     def bind(self, arrays: Sequence[Array]) -> None:
         """Set the inputs, which are kept alive until :meth:`unbind`.
 
-        Small ones are copied, into the same memory as long as their shapes stay: to give OpenVINO a tensor, and to
-        take it away again, costs more than that.
+        Small inputs are copied, into the same memory while their shapes stay: that is cheaper than setting tensors.
 
         Raises:
-            ModelFailure: OpenVINO refuses them, or the model is broken.
+            ModelFailure: OpenVINO refuses the inputs, or the model cannot be recovered.
         """
         if self.broken:
-            raise ModelFailure(f"The model failed and cannot be loaded again: {self.broken}")
-        if self._own is not None and _copy_into(self._own, arrays):
+            raise ModelFailure(f"The model failed and cannot be reloaded: {self.broken}")
+        if self._copies is not None and _copy_into(self._copies, arrays):
             return
-        # OpenVINO has what was set before until it is given something else.
-        before, self._own = self._own, None
-        keeps = self._may_keep and sum([array.nbytes for array in arrays]) <= _KEPT_BYTES
+        # OpenVINO references the previous tensors until others are set.
+        before, self._copies = self._copies, None
+        keeps = self._can_copy_inputs and sum([array.nbytes for array in arrays]) <= _MAX_COPIED_BYTES
         self._arrays = [np.array(array, order="C") for array in arrays] if keeps else arrays
         signature = self._signature
         try:
@@ -335,21 +308,17 @@ class Slot:
             raise ModelFailure(f"OpenVINO refuses the inputs: {reason(error)}") from error
         del before
         if keeps:
-            self._own = self._arrays
+            self._copies = self._arrays
 
     def unbind(self) -> None:
-        """Let go of the caller's inputs."""
-        if self._own is None or self._stuck:
-            self._own = None
+        """Release the caller's inputs."""
+        if self._copies is None or self._is_stuck:
+            self._copies = None
             set_inputs(self.request, self._signature.input_ports, self._idle)
         self._arrays = ()
 
     def infer(self) -> None:
-        """Infer on the calling thread, other threads running meanwhile.
-
-        Raises:
-            ModelFailure: the inference failed.
-        """
+        """Run the inference on the calling thread, with the GIL released; raise ModelFailure if it fails."""
         request, self._results = self.request, ()
         try:
             if self._blocking is Blocking.QUEUED:
@@ -364,17 +333,17 @@ class Slot:
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
         for tensor, mark in self._marked:
-            # Looked at where it was set: were it another tensor than OpenVINO fills, nothing would pass for a success.
+            # Checked on the tensor that was marked: if OpenVINO filled another one, every run would count as failed.
             if not tensor.get_size() and tensor.get_shape() == mark:
-                self._stuck = True
+                self._is_stuck = True
                 raise LostFailure("Inference failed")
-        self._stuck = False
+        self._is_stuck = False
 
     def mends(self) -> bool:
-        """Run twice on small inputs, of different shapes; gives whether the stream that ran them is sound again.
+        """Run small inputs of different shapes and return whether the stream works again.
 
-        What a failure leaves behind is gone once every operation has seen another shape (and so is the run that failed,
-        which a thread's own queue keeps until the next one succeeds).
+        A failure leaves no trace once every operation has seen another shape; the next success also removes the failed
+        run from the thread's queue.
         """
         self.broken = ""
         sound = not self._signature.has_fixed_inputs and [self._runs_on_ones(more) for more in (0, 1, 0)][1:] == [
@@ -393,14 +362,7 @@ class Slot:
         return True
 
     def start(self, ends: CompletionQueue) -> trio.Event:
-        """Start an inference on OpenVINO's threads; the event is set when it has succeeded, and only then.
-
-        Args:
-            ends: where the end is told; it does not hear of others than successes.
-
-        Raises:
-            ModelFailure: it could not be started.
-        """
+        """Start an inference on OpenVINO's threads; return the event that is set on success only."""
         done, self._results = self._completion.expect(ends), ()
         try:
             _start(self.request, _NO_INPUTS, None)
@@ -411,16 +373,16 @@ class Slot:
 
     @property
     def ended_at(self) -> float:
-        """When the inference that was started last succeeded, by ``perf_counter``; 0 if it has not."""
+        """``perf_counter`` time at which the last started inference succeeded; 0 otherwise."""
         return self._completion.at
 
     @property
     def ran(self) -> tuple[float, float]:
-        """When its stream was done with the inference before, and when it succeeded; 0 if it has not."""
+        """Times when the stream finished the previous inference and when this one succeeded (0 if it has not)."""
         return self._completion.free_at, self._completion.at
 
     def has_failed(self) -> bool:
-        """Tell whether the inference that was started last has failed; at once."""
+        """Return whether the last started inference has failed, without waiting."""
         if self._completion.at:
             return False
         try:
@@ -430,14 +392,14 @@ class Slot:
         return False
 
     def outputs(self, most_bytes: float = math.inf, cuts: Cuts = NO_CUTS) -> list[Array]:
-        """Copy the outputs, in the order of the signature, but for what is cut off; blocking while that takes.
+        """Copy the outputs, in signature order, without the parts cut off.
 
         Raises:
-            PayloadTooLarge: they are larger than that together.
-            ModelFailure: an output has not the shape that is to be cut.
+            PayloadTooLarge: the outputs exceed ``most_bytes`` together.
+            ModelFailure: an output does not have the expected padded shape.
         """
         if self._results and not cuts and most_bytes == math.inf:
-            return self._copied_results()
+            return self._copy_results()
         tensors = self._output_tensors()
         if cuts:
             return self._cut_outputs(tensors, most_bytes, cuts)
@@ -445,8 +407,7 @@ class Slot:
             raise PayloadTooLarge.of_outputs(size, most_bytes)
         return [from_tensor(tensor, spec) for tensor, spec in zip(tensors, self._signature.outputs, strict=True)]
 
-    def _copied_results(self) -> list[Array]:
-        """Copy what OpenVINO gives with the end of an inference: views of its tensors, in the order of its ports."""
+    def _copy_results(self) -> list[Array]:
         results, self._results = self._results, ()
         signature, copies = self._signature, []
         for port, spec in zip(signature.output_ports, signature.outputs, strict=True):
@@ -466,21 +427,21 @@ class Slot:
 
     @property
     def output_bytes(self) -> int:
-        """How much there is to copy; of strings only their number is known."""
+        """Size of all outputs; for string outputs the tensor size only, without the texts."""
         return _size_of(self._output_tensors())
 
     def _output_tensors(self) -> list[ov.Tensor]:
         return [self.request.get_output_tensor(port) for port in self._signature.output_ports]
 
 
-def _copy_into(own: Sequence[Array], arrays: Sequence[Array]) -> bool:
-    """Copy arrays into others; False if one is of another kind, and some may not have been copied."""
-    if len(own) != len(arrays):
+def _copy_into(targets: Sequence[Array], arrays: Sequence[Array]) -> bool:
+    """Copy arrays into others; False if shapes or types differ, in which case some may be copied."""
+    if len(targets) != len(arrays):
         return False
-    for into, array in zip(own, arrays, strict=True):
-        if array.shape != into.shape or array.dtype != into.dtype:
+    for target, array in zip(targets, arrays, strict=True):
+        if array.shape != target.shape or array.dtype != target.dtype:
             return False
-        into[...] = array
+        target[...] = array
     return True
 
 
@@ -488,48 +449,31 @@ def _size_of(tensors: Sequence[ov.Tensor]) -> int:
     return sum([tensor.byte_size for tensor in tensors])
 
 
-# ----------------------------------------------------------------------
-# A fixed pool of infer requests that callers take in turn; it lives as long as its compiled model
-# ----------------------------------------------------------------------
-
-
 class _Turn:
-    """The place of a caller that waits."""
-
     slot: Slot
 
 
 class RequestPool:
-    """Hands out slots, first come, first served.
-
-    A memory channel would do the same in three times the steps.
-
-    Attributes:
-        size: how many there are.
-        active: how many are in use.
-    """
+    """First-come, first-served pool of slots, at a third of the cost of a memory channel."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self.size = len(slots)
-        self.active = 0
+        self.size = len(slots)  # number of slots
+        self.active = 0  # number of slots in use
         self._free = deque(slots)
         self._callers: dict[trio.lowlevel.Task, _Turn] = {}
 
     @property
     def waiting(self) -> int:
-        """How many callers wait for a slot."""
+        """Number of callers that wait for a slot."""
         return len(self._callers)
 
     async def acquire(self) -> Slot:
-        """Take a slot, which the caller owns until it releases it.
-
-        Cancellation: while waiting; then no slot is taken.
-        """
-        slot = self._free.popleft() if self._free else await self._turn()
+        """Acquire a slot; the caller must release it."""
+        slot = self._free.popleft() if self._free else await self._wait_for_slot()
         self.active += 1
         return slot
 
-    async def _turn(self) -> Slot:
+    async def _wait_for_slot(self) -> Slot:
         task, turn = trio.lowlevel.current_task(), _Turn()
         self._callers[task] = turn
 
@@ -541,18 +485,18 @@ class RequestPool:
         return turn.slot
 
     def add(self, slot: Slot) -> None:
-        """Have one slot more."""
+        """Add a slot."""
         self.size += 1
         self.active += 1
         self.release(slot)
 
     def drop(self) -> None:
-        """Have one slot less: one that the caller has taken, and does not give back."""
+        """Remove the slot that the caller holds."""
         self.size -= 1
         self.active -= 1
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back, to the caller that has waited longest if there is one."""
+        """Return a slot to the pool or hand it to the longest waiting caller."""
         self.active -= 1
         if not self._callers:
             self._free.append(slot)

@@ -1,4 +1,4 @@
-"""Time the layers of a model on a copy that is compiled for it; the one that serves keeps no times."""
+"""Execution time per layer, measured on a profiled copy of the model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["WITH_TIMES", "clock_layers"]
 
 WITH_TIMES: Final = {"PERF_COUNT": "YES"}
-_MOST_RUNS: Final = 200
-_NOT_COMPUTED: Final = ("unknown", "undef")
-"""How the implementation of a layer is called that only stands for a tensor."""
+_MAX_RUNS: Final = 200
+_NOT_COMPUTED: Final = ("unknown", "undef")  # implementation names of layers that compute nothing
 
 
 def clock_layers(
     compile_timed: Callable[[], ov.CompiledModel], signature: ModelSignature, seconds: float
 ) -> LayerTimes:
-    """Compile a model with ``WITH_TIMES`` and run it on ones, open dimensions being 1; blocking.
-
-    The first run, which allocates, is not counted.
+    """Compile a model with ``WITH_TIMES`` and time its layers on ones, with dynamic dimensions 1. Blocks.
 
     Raises:
-        ConfigError: it cannot be compiled so.
-        ModelFailure: it does not run on ones, or the device tells no times.
+        ConfigError: the model cannot be compiled with profiling.
+        ModelFailure: the model does not run on ones, or the device reports no times.
     """
     slot = Slot(compile_timed(), signature, Blocking.QUEUED)
     slot.bind([placeholder(spec) for spec in signature.inputs])
@@ -43,7 +40,7 @@ def clock_layers(
         slot.infer()
         sums: dict[tuple[str, str, str], float] = {}
         runs, begun = 0, time.perf_counter()
-        while runs < _MOST_RUNS and (not runs or time.perf_counter() - begun < seconds):
+        while runs < _MAX_RUNS and (not runs or time.perf_counter() - begun < seconds):
             slot.infer()
             runs += 1
             _add_times(slot, sums)
@@ -56,11 +53,11 @@ def clock_layers(
 
 def _add_times(slot: Slot, sums: dict[tuple[str, str, str], float]) -> None:
     try:
-        told = slot.request.get_profiling_info()
+        profile = slot.request.get_profiling_info()
     except OPENVINO_ERRORS as error:
-        raise ModelFailure(f"the device tells no times of layers: {reason(error)}") from error
-    for each in told:
-        # One that takes less than the device's clock can tell is said not to have run.
+        raise ModelFailure(f"the device reports no layer times: {reason(error)}") from error
+    for each in profile:
+        # A layer faster than the clock's resolution is reported as not executed.
         if each.status.name == "EXECUTED" or not each.exec_type.startswith(_NOT_COMPUTED):
             layer = each.node_name, each.node_type, each.exec_type
             sums[layer] = sums.get(layer, 0.0) + each.real_time.total_seconds()

@@ -1,7 +1,7 @@
-"""Run inferences of one compiled model: on the event loop when they are short, through the pool otherwise.
+"""Inference on one compiled model: short inferences on the event loop, others through a request pool.
 
-OpenVINO's Python callback is called after a success only, not after a failure or a cancellation.  So a run that has
-not called back in good time is waited for by a worker thread as well, and learns from there how it ended.
+OpenVINO's Python callback runs after a success only, not after a failure or a cancellation. A worker thread therefore
+also waits for a run that has not called back in time, and gets its result or its error.
 """
 
 from __future__ import annotations
@@ -38,13 +38,9 @@ from ovmstrio.util.placement import INLINE_THRESHOLD_SECONDS, load_limiter
 
 __all__ = ["BlockingNetwork", "InferCall", "Network"]
 
-# ----------------------------------------------------------------------
-# One call of a network: what it was given, and who is told what became of it
-# ----------------------------------------------------------------------
-
 
 class InferCall(NamedTuple):
-    """What :meth:`ovmstrio.inference.network.Network.infer` was given, and when."""
+    """Arguments and start time of one :meth:`Network.infer` call."""
 
     begin: float
     arrays: Sequence[Array]
@@ -55,14 +51,9 @@ class InferCall(NamedTuple):
     cuts: Cuts
 
     def ran(self, hooks: ServableHooks, waited: float, taken: float, ended: float | None = None) -> None:
-        """Tell that it was inferred, and has waited so many seconds before.
+        """Record queue and compute seconds in metrics, call event and span.
 
-        Args:
-            hooks: of its servable.
-            waited: seconds.
-            taken: seconds.
-            ended: when OpenVINO's threads were done with it, in seconds of ``perf_counter``; None for the event loop,
-                which is done now.
+        ``ended`` is the ``perf_counter`` time at which the device finished; None for an inference on the event loop.
         """
         hooks.inferred(waited, taken)
         if self.event is not None:
@@ -78,77 +69,62 @@ class InferCall(NamedTuple):
         span.add("inference", taken, {"ovmstrio.inference.on": "device"}, ended_ago=ended_ago)
 
 
-# ----------------------------------------------------------------------
-# Run inferences of one compiled model: on the event loop when they are short, through the pool otherwise
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
-_LEAST_PATIENCE_SECONDS: Final = 0.02
-_PATIENCE_FACTOR: Final = 3
-_WEIGHT_OF_LAST: Final = 0.125
+_MIN_CALLBACK_WAIT_SECONDS: Final = 0.02
+_CALLBACK_WAIT_FACTOR: Final = 3
+_AVERAGE_WEIGHT: Final = 0.125
 _LONG_INLINE_SECONDS: Final = 0.02
-_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
-"""Short enough for the loop however busy that is."""
-_TIMED_BEHIND_LONG: Final = 64
-"""Of so many inferences behind one that was not short it is asked how long they have worked: one may be longer."""
-_AWAY_FACTOR: Final = 500
-"""An inference that held the event loop up keeps others from it for so many times as long."""
-_COPIED_AT_ONCE: Final = 2 * 2**20
-"""Bytes whose copy takes about a millisecond, page faults included."""
+_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2  # short enough for the loop at any load
+_CPU_TIMED_RUNS: Final = 64  # inferences whose CPU time is measured after one that was not short
+# An inference that blocked the loop keeps later ones off it for this multiple of its time.
+_LOOP_BLOCK_FACTOR: Final = 500
+_MAX_INLINE_COPY_BYTES: Final = 2 * 2**20  # copying this many bytes takes about a millisecond, page faults included
 
 
 class Network:
-    """A compiled model with its infer requests; made on the event loop, out of what :func:`compile_model` gives.
+    """A compiled model with its infer requests; created on the event loop from the result of :func:`compile_model`.
 
-    Without ``fills_cores`` it is no reason for others to give up cores that they are bound to, as a tokenizer.
+    Args:
+        fills_cores: whether the model counts as a user of the cores, so that other models give up CPU pinning.
 
     Attributes:
-        side_by_side: how many inferences OpenVINO runs at once; what is beyond that waits in its queue.
-        is_pinned: whether its threads are bound to cores; None where that is not for the server to choose.
-        weight_bytes: what its weights have.
+        side_by_side: number of inferences that OpenVINO runs at once; more wait in its queue.
+        is_pinned: whether its threads are pinned to cores; None where the server must not choose.
     """
 
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, fills_cores: bool = True) -> None:
         self.signature = compiled.signature
         self.variables = compiled.variables
-        self.side_by_side = compiled.side_by_side
         self._buckets = compiled.buckets
         self._timing = compiled.timing
         self._placement = compiled.placement
-        self._holds_loop_up = compiled.placement.limit is not None
-        self._crowd = Crowd()
-        self._away_until = 0.0
-        self._timed = _TIMED_BEHIND_LONG
+        self._blocks_loop = compiled.placement.limit is not None
+        self._contention = Crowd()
+        self._loop_blocked_until = 0.0
+        self._cpu_timings_left = _CPU_TIMED_RUNS
         self._hooks = hooks
-        self._compile_again = compiled.compile_again
-        self._compile_timed = compiled.compile_timed
         self._may_fail = compiled.may_fail
-        self._model = compiled.model
-        self._chosen_anew = compiled.chosen_anew
         self.is_pinned = compiled.is_pinned
         self._slots: list[Slot] = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
-        self._inline_slot = compiled.make_inline_slot()
-        self._loop_again = compiled.loop.compile_again if compiled.loop is not None else None
-        self._long = 0
+        self._long_calls = 0
         self._idle = trio.Event()
         self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
         self._runs = Runs(self._completions, may_fail=compiled.may_fail)
-        self.weight_bytes = compiled.weight_bytes
+        self.weight_bytes = compiled.weight_bytes  # size of the weights
         self._has_small_outputs = (
-            compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _COPIED_AT_ONCE
+            compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _MAX_INLINE_COPY_BYTES
         )
-        self._device = device_facts(compiled.model)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
         # Requests that run side by side share the device, and each takes so much longer.
-        self._usual_seconds = median * self.pool.size
+        self._average_seconds = median * self.pool.size
         self._device_seconds = median
-        self._demand = compiled.make_demand()
-        self._at_once = self._demand.chosen if self._demand is not None else 1
-        self._lost = LostStreams()
-        self._be_of_streams(compiled.streams)
+        self._concurrency = compiled.make_demand()
+        self._target_concurrency = self._concurrency.chosen if self._concurrency is not None else 1
+        self._stream_recovery = LostStreams()
+        self._use(compiled)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
@@ -158,24 +134,24 @@ class Network:
         if fills_cores:
             CORES.users.add(self)
 
-    def _be_of_streams(self, streams: int) -> None:
-        """Have so many streams; of several the event loop waits for another thread, unless it has one for itself."""
+    def _set_streams(self, streams: int) -> None:
         self._streams = streams
-        self._loop_may_share = not self._may_fail or self._loop_again is not None
-        # Whoever waits for the pool need not, where the loop has a stream for itself now.
+        self._loop_may_share = not self._may_fail or self._compile_inline_replacement is not None
+        # Calls that wait for the pool may run inline if the loop now has a stream of its own.
         self._idle.set()
         self._idle = trio.Event()
-        self._works_inline = (streams == 1 or self._loop_again is not None) and not self._inline_slot.is_queued
+        self._works_inline = (
+            streams == 1 or self._compile_inline_replacement is not None
+        ) and not self._inline_slot.is_queued
         self._hooks.set_streams(streams)
 
     @cached_property
     def _loop_load(self) -> LoopLoad:
-        """The watcher of the loop that it serves, looked up once."""
         return current_loop_load()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it was compiled to, and where it runs now, for those who look."""
+        """Device properties and current execution mode, for introspection."""
         return {
             **self._device,
             "streams": self._streams,
@@ -186,13 +162,13 @@ class Network:
 
     @property
     def runs_inline(self) -> bool:
-        """Whether requests of the size that was measured run on the event loop."""
+        """Return whether requests of the measured size run on the event loop."""
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
 
     async def layer_times(self, seconds: float) -> LayerTimes:
-        """Time the layers; see ``LayeredServable``."""
-        clock = partial(clock_layers, self._compile_timed, self.signature, seconds)
+        """Measure execution time per layer; see ``LayeredServable``."""
+        clock = partial(clock_layers, self._compile_profiled, self.signature, seconds)
         return await trio.to_thread.run_sync(clock, abandon_on_cancel=True, limiter=load_limiter())
 
     async def infer(
@@ -202,124 +178,123 @@ class Network:
         event: CallEvent | None = None,
         most_bytes: float = math.inf,
     ) -> list[Array]:
-        """Infer on ``arrays``, in the order of the signature's inputs; gives its outputs, which the caller owns.
+        """Run one inference and return outputs that the caller owns, in signature order.
 
-        The arrays must stay unchanged until this returns.  ``change`` is what the model remembers before and after;
-        without one it remembers what the request of the pool happens to have seen last.  ``event``, if there is one, is
-        told how long the call waited and how long the inference took.
+        If the model has buckets, the inputs are padded and the padding is removed from the outputs.
 
-        A model with buckets gets inputs padded, and its outputs are what is left without that.
+        Args:
+            arrays: inputs in signature order; must not change until this returns.
+            change: model state to restore before and save after the run; without it the state of any earlier run
+                remains.
+            event: record that receives queue and compute time.
+            most_bytes: limit for the sum of output bytes.
 
         Raises:
             InvalidRequest: the inputs do not fit the buckets.
-            PayloadTooLarge: the outputs are larger than ``most_bytes`` together; what the model remembers stays.
+            PayloadTooLarge: the outputs exceed ``most_bytes``; the model state is unchanged.
             ModelFailure: OpenVINO failed on these inputs.
 
-        Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
-        is asked to stop where that hurts nobody else, and this returns when it has ended.  A short inference on the
-        event loop has no checkpoint, one of some hundred µs waits for the loop's next turn where this one has lasted
-        long.
+        Cancellation: a waiting call takes no request. A running inference is stopped if that affects no other call;
+            this returns when it has ended. An inference on the event loop has no checkpoint once it has started.
         """
         begin, cuts = time.perf_counter(), NO_CUTS
         if self._buckets is not None:
-            arrays, cuts = await self._padded(self._buckets.fit(arrays))
+            arrays, cuts = await self._pad(self._buckets.fit(arrays))
         size = 0
         for array in arrays:
             size += array.nbytes
         call = InferCall(begin, arrays, size, change, event, most_bytes, cuts)
         inline = self._placement.is_inline(size)
-        if inline and self._holds_loop_up and self._leaves_loop_to_others():
-            return await self._infer_in_pool(call, short=False)
-        may_wait = self._holds_loop_up or self.pool.active
+        if inline and self._blocks_loop:
+            others = self.pool.active + self.pool.waiting
+            if self._contention.leaves(others, loop_is_full=self._loop_load.is_full):
+                return await self._infer_in_pool(call, short=False)
+        may_wait = self._blocks_loop or self.pool.active
         if inline and (await self._loop_is_free() if may_wait else self._loop_may_run()):
             try:
                 return self._infer_inline(call, self._inline_slot)
             except LostFailure:
-                await self._mend_loop()
+                await self._recover_inline()
             except ModelFailure:
                 if self._may_fail:
-                    await self._mend_loop()
+                    await self._recover_inline()
                 raise
-            if self._loop_again is not None:
-                return await self._infer_again(call)
+            if self._compile_inline_replacement is not None:
+                return await self._infer_for_reason(call)
         return await self._infer_in_pool(call, short=inline)
 
     def wants_others(self) -> bool:
-        """Tell whether its calls since this was last asked want more inferences side by side, or one at a time again.
+        """Return whether the load since the last call asks for another concurrency, or lost streams are due.
 
-        Never where the user has chosen, but for streams that it lost to a failure, once nothing has failed for a while.
+        Always False if the user configured the concurrency and no stream was lost.
         """
-        if self._lost.are_lost:
-            return self._lost.are_due
-        if self._demand is None:
+        if self._stream_recovery.are_lost:
+            return self._stream_recovery.are_due
+        if self._concurrency is None:
             return False
-        self._at_once = self._demand.look()
-        return self._at_once != self._demand.chosen
+        self._target_concurrency = self._concurrency.look()
+        return self._target_concurrency != self._concurrency.chosen
 
     async def choose_cores(self) -> None:
-        """Compile the model again, bound to cores or not as :data:`CORES` says now, and run requests on that from then.
+        """Recompile the model for the concurrency found by :meth:`wants_others`, pinned or not as :data:`CORES` says.
 
-        It is compiled for as many inferences side by side as :meth:`wants_others` has found of use.
+        Running inferences finish on the old model. If compilation fails, or a failed model was replaced meanwhile,
+        nothing changes.
 
-        Those that run end on the model that they were begun on.  Nothing changes if it cannot be compiled, or was
-        mended meanwhile.
-
-        Cancellation: at once; what is being compiled is dropped.
+        Cancellation: at once; the new model is dropped.
         """
-        was_lost = self._lost.are_lost
-        if self.is_pinned is None and self._demand is None and not was_lost:
+        was_lost = self._stream_recovery.are_lost
+        if self.is_pinned is None and self._concurrency is None and not was_lost:
             return
-        before, streams, was_shared, at_once = self._model, self._streams, CORES.is_shared, self._at_once
-        build = partial(self._chosen_anew, at_once)
+        before, streams, was_shared, at_once = self._model, self._streams, CORES.is_shared, self._target_concurrency
+        build = partial(self._recompile, at_once)
         try:
             compiled = await trio.to_thread.run_sync(build, abandon_on_cancel=True, limiter=load_limiter())
             while not self._runs.is_sound:
                 await self._runs.wait_sound()
-            has_failed = was_lost and not self._lost.are_due
+            has_failed = was_lost and not self._stream_recovery.are_due
             if self._model is not before or self._streams != streams or has_failed:
                 return
-            self._take_over(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
+            self._switch_to(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
-            log.warning("model keeps its cores: it cannot be compiled again", reason=reason(error))
+            log.warning("model recompilation failed, previous model kept", reason=reason(error))
             if was_lost:
-                self._lost.lose()
+                self._stream_recovery.lose()
             else:
-                self._demand = None
+                self._concurrency = None
             return
-        self._lost.regain()
-        if self._demand is not None:
-            self._demand.chosen = at_once
+        self._stream_recovery.regain()
+        if self._concurrency is not None:
+            self._concurrency.chosen = at_once
         if compiled.is_for_loop or was_lost:
-            # What has one thread is bound to nothing.
+            # A model of one thread is never pinned.
             self.is_pinned = compiled.is_pinned
         if self.is_pinned is not None:
-            self._tell_bound(was_shared=was_shared)
-        await self._renew_all(compiled)
+            is_bound = self._device.get(BOUND) == "yes"
+            self._hooks.bound(to_cores=is_bound, again=True)
+            # If OpenVINO does not pin this model by default, there is nothing to choose.
+            self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
+        await self._resize_pool(compiled)
 
-    def _take_over(self, compiled: Compiled, *, is_other: bool) -> None:
-        """Be another compiled model; nobody waits, requests come later, and what was learned of one alike stays."""
+    def _use(self, compiled: Compiled) -> None:
         self._inline_slot = compiled.make_inline_slot()
-        self._loop_again = compiled.loop.compile_again if compiled.loop is not None else None
+        self._compile_inline_replacement = compiled.loop.compile_again if compiled.loop is not None else None
         self._model = compiled.model
         self._device = device_facts(compiled.model)
-        self._compile_again, self._compile_timed = compiled.compile_again, compiled.compile_timed
-        self._chosen_anew = compiled.chosen_anew
+        self._compile_replacement, self._compile_profiled = compiled.compile_again, compiled.compile_timed
+        self._recompile = compiled.chosen_anew
+        self.side_by_side = compiled.side_by_side
+        self._set_streams(compiled.streams)
+
+    def _switch_to(self, compiled: Compiled, *, is_other: bool) -> None:
+        self._use(compiled)
         if is_other:
             self._timing, self._placement = compiled.timing, compiled.placement
-            self._holds_loop_up = compiled.placement.limit is not None
-        self._be_of_streams(compiled.streams)
-        self.side_by_side = compiled.side_by_side
+            self._blocks_loop = compiled.placement.limit is not None
         self._completions.be_of(compiled.side_by_side, compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
 
-    def _tell_bound(self, *, was_shared: bool) -> None:
-        is_bound = self._device.get(BOUND) == "yes"
-        self._hooks.bound(to_cores=is_bound, again=True)
-        # What OpenVINO binds to no core by itself there is nothing to choose for.
-        self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
-
-    async def _renew_all(self, compiled: Compiled) -> None:
-        """Have as many requests as it needs, and those that nobody uses be of what is compiled now, too."""
+    async def _resize_pool(self, compiled: Compiled) -> None:
         try:
             while self.pool.size > compiled.nireq:
                 self._slots.remove(await self._acquire())
@@ -330,83 +305,79 @@ class Network:
                 self._slots.append(compiled.make_slot())
                 self.pool.add(self._slots[-1])
         except (MemoryError, ModelFailure, *OPENVINO_ERRORS) as error:
-            log.warning("requests take over what was compiled when they are used", reason=reason(error))
+            log.warning("infer requests not recreated, retried on next use", reason=reason(error))
         self._threads.total_tokens = 2 * self.pool.size
         self._hooks.set_pool(self.pool.size, self.pool.active)
         self._hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
 
-    async def _padded(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
-        """Pad inputs, in a thread where that takes long."""
+    async def _pad(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
         self._hooks.bucketed(fitted.fit, fitted.given, fitted.added)
-        if fitted.padded_bytes <= _COPIED_AT_ONCE:
+        if fitted.padded_bytes <= _MAX_INLINE_COPY_BYTES:
             return fitted.filled(), fitted.cuts
         return await trio.to_thread.run_sync(fitted.filled, limiter=self._threads), fitted.cuts
 
     async def _infer_in_pool(self, call: InferCall, *, short: bool) -> list[Array]:
         if not short:
-            self._long += 1
-            self._look_for_idle()
+            self._long_calls += 1
+            self._wake_waiting_calls()
         try:
             while True:
                 slot = await self._acquire()
                 try:
-                    return await self._infer_away(slot, call)
+                    return await self._infer_on_device(slot, call)
                 except SuspectRunError:
                     continue
                 finally:
                     slot.unbind()
-                    self._give_back(slot)
-                    self._look_for_idle()
+                    self._release(slot)
+                    self._wake_waiting_calls()
                     self._hooks.set_pool(self.pool.size, self.pool.active)
         finally:
-            self._long -= not short
+            self._long_calls -= not short
 
-    def _is_worth_waiting(self) -> bool:
-        """Tell whether the loop may infer soon: the pool is busy with what is as short as that, if with anything."""
-        return not self._loop_may_share and self.pool.active > 0 and not self._long and not self._away_until
+    def _is_loop_free_soon(self) -> bool:
+        """Return whether the loop may infer soon: the pool runs short inferences only."""
+        return (
+            not self._loop_may_share and self.pool.active > 0 and not self._long_calls and not self._loop_blocked_until
+        )
 
-    def _look_for_idle(self) -> None:
-        """Wake those who wait for the pool, if they need not any more."""
-        if not self._loop_may_share and not self._is_worth_waiting():
+    def _wake_waiting_calls(self) -> None:
+        if not self._loop_may_share and not self._is_loop_free_soon():
             self._idle.set()
             self._idle = trio.Event()
 
     async def _loop_is_free(self) -> bool:
-        """Wait while the loop may infer soon, or others should have their turn; gives whether it may infer now."""
-        if self._holds_loop_up and self._loop_load.is_overdue:
+        """Wait while the loop may infer soon or other tasks are due; return whether it may infer now."""
+        if self._blocks_loop and self._loop_load.is_overdue:
             await trio.lowlevel.checkpoint()
-        while not self._loop_may_share and self._is_worth_waiting():
+        while not self._loop_may_share and self._is_loop_free_soon():
             await self._idle.wait()
         return self._loop_may_run()
 
-    def _leaves_loop_to_others(self) -> bool:
-        others = self.pool.active + self.pool.waiting
-        return self._crowd.leaves(others, loop_is_full=self._loop_load.is_full)
-
     def _loop_may_run(self) -> bool:
-        """Tell whether the event loop may infer now.
+        """Return whether the event loop may infer now.
 
-        It may not beside requests that may fail on the same stream: it would learn of that too late.
+        It must not while requests that may fail run on the same stream, because it would learn of a failure too late.
         """
-        if self._away_until:
-            if time.perf_counter() <= self._away_until:
+        if self._loop_blocked_until:
+            if time.perf_counter() <= self._loop_blocked_until:
                 return False
-            self._away_until = 0.0
+            self._loop_blocked_until = 0.0
         return not self._may_fail or ((self._loop_may_share or not self.pool.active) and self._runs.is_sound)
 
-    async def _infer_again(self, call: InferCall) -> list[Array]:
-        """Infer the way that tells why it fails, on the loop's own model: of several streams none is to fail."""
+    async def _infer_for_reason(self, call: InferCall) -> list[Array]:
+        """Repeat a failed inference in a mode that reports the reason, on the loop's own model."""
         if self._inline_slot.broken:
             return await self._infer_in_pool(call, short=True)
         try:
             return self._infer_inline(call, Slot(self._inline_slot.model, self.signature, Blocking.QUEUED))
         except ModelFailure:
-            await self._mend_loop()
+            await self._recover_inline()
             raise
 
     def _infer_inline(self, call: InferCall, slot: Slot) -> list[Array]:
         change = call.change
-        begin, worked_before = time.perf_counter(), time.thread_time() if self._timed else None
+        begin, worked_before = time.perf_counter(), time.thread_time() if self._cpu_timings_left else None
         try:
             slot.bind(call.arrays)
             if change is not None:
@@ -419,115 +390,102 @@ class Network:
             slot.unbind()
         taken = time.perf_counter() - begin
         if taken < _SURELY_SHORT_SECONDS:
-            self._timed -= self._timed > 0
-            self._learn(call, taken, on_loop=True)
+            self._cpu_timings_left -= self._cpu_timings_left > 0
+            self._record(call, taken, on_loop=True)
         else:
-            self._learn_long(call, begin, taken, worked_before)
-            if self._demand is not None:
-                self._demand.note(1, taken)
-        waited = begin - call.begin if self._holds_loop_up else 0.0
+            self._record_long(call, begin, taken, worked_before)
+            if self._concurrency is not None:
+                self._concurrency.note(1, taken)
+        waited = begin - call.begin if self._blocks_loop else 0.0
         call.ran(self._hooks, waited, taken)
         return outputs
 
-    def _learn_long(self, call: InferCall, begin: float, taken: float, before: float | None) -> None:
-        """Learn of an inference on the loop that was not short, and keep others off if it was long.
+    def _record_long(self, call: InferCall, begin: float, taken: float, before: float | None) -> None:
+        """Record a loop inference that was not short, and block the loop for later ones if it was long.
 
-        ``before`` is how long its thread had worked when it began; None behind many short ones, as to ask the system
-        for that takes longer than what else is noted of an inference.  Such a one keeps nobody off.
+        ``before`` is the thread's CPU time at the start. It is None after many short inferences, as reading that clock
+        costs more than all other bookkeeping; such a run never blocks the loop.
         """
-        # A thread that others keep from the processor has not worked; one that waits for OpenVINO's has not, either.
+        # CPU time excludes preemption by other processes. It is usable only if this thread does the work itself.
         worked = min(taken, time.thread_time() - before) if before is not None and self._works_inline else taken
-        self._timed = _TIMED_BEHIND_LONG
+        self._cpu_timings_left = _CPU_TIMED_RUNS
         if before is not None and worked > _LONG_INLINE_SECONDS:
-            self._away_until = begin + _AWAY_FACTOR * taken
-        self._learn(call, worked, on_loop=True)
+            self._loop_blocked_until = begin + _LOOP_BLOCK_FACTOR * taken
+        self._record(call, worked, on_loop=True)
 
-    def _learn(self, call: InferCall, seconds: float, *, on_loop: bool) -> None:
-        """Let the placement know how long an inference took."""
+    def _record(self, call: InferCall, seconds: float, *, on_loop: bool) -> None:
         load = self._loop_load
         limit = load.limit_of_work if self._works_inline else load.limit
         if self._placement.learn(call.nbytes, seconds, limit, on_loop=on_loop):
             self._hooks.placed(inline=self._placement.is_inline(call.nbytes), moved=True)
 
     async def _acquire(self) -> Slot:
-        """Take a request of the pool of a model that is sound.
-
-        Raises:
-            ModelFailure: OpenVINO makes no request of what was compiled again; the next caller tries it, too.
-        """
+        """Acquire a slot of a healthy model; ModelFailure if OpenVINO cannot create its request again."""
         while True:
             await self._runs.wait_sound()
             slot = await self.pool.acquire()
             if self._runs.is_sound:
-                self._renew(slot)
+                self._reattach(slot)
                 return slot
             self.pool.release(slot)
 
-    def _renew(self, slot: Slot) -> None:
-        """Have a request of the pool be one of what is compiled now; it goes back to the pool if that fails."""
+    def _reattach(self, slot: Slot) -> None:
         if slot.model is self._model:
             return
         try:
             slot.attach(self._model)
         except (MemoryError, *OPENVINO_ERRORS) as error:
             self.pool.release(slot)
-            raise ModelFailure(f"OpenVINO makes no request of the model: {reason(error)}") from error
+            raise ModelFailure(f"OpenVINO cannot create an infer request: {reason(error)}") from error
 
-    def _give_back(self, slot: Slot) -> None:
-        """Give a request back to the pool, as one of what is compiled now; one that cannot be made is when it is used.
+    def _release(self, slot: Slot) -> None:
+        """Release a slot to the pool, attached to the current model.
 
-        Nobody might use it for long, and it would keep what was compiled before.
+        An unused slot would otherwise keep the old model alive. If attaching fails, :meth:`_acquire` retries.
         """
         if slot.model is not self._model and self._runs.is_sound:
             with suppress(MemoryError, *OPENVINO_ERRORS):
                 slot.attach(self._model)
         self.pool.release(slot)
 
-    async def _infer_away(self, slot: Slot, call: InferCall) -> list[Array]:
+    async def _infer_on_device(self, slot: Slot, call: InferCall) -> list[Array]:
         self._hooks.set_pool(self.pool.size, self.pool.active)
         start = time.perf_counter()
         try:
             slot.bind(call.arrays)
         except ModelFailure:
             if slot.broken:
-                await self._mend(slot)
+                await self._recover(slot)
             raise
         if call.change is not None:
             call.change.enter(slot.request)
         await self._run(slot)
-        # It ran from when it was started, or its stream was done with an earlier one.
+        # It started when it was submitted or when its stream finished the previous run, whichever is later.
         free_at, ended = slot.ran
         ended = ended or time.perf_counter()
         started = min(max(start, free_at), ended)
-        if self._loop_again is None:
-            self._learn(call, ended - started, on_loop=False)
+        if self._compile_inline_replacement is None:
+            self._record(call, ended - started, on_loop=False)
         is_small = self._has_small_outputs
-        outputs = slot.outputs(call.most_bytes, call.cuts) if is_small else await self._copied(slot, call)
+        outputs = slot.outputs(call.most_bytes, call.cuts) if is_small else await self._copy_outputs(slot, call)
         if call.change is not None:
             call.change.leave(slot.request)
-        # Inputs of open shapes may take far longer than the ones that the model was first run on.
-        self._usual_seconds += _WEIGHT_OF_LAST * (ended - start - self._usual_seconds)
-        self._device_seconds += _WEIGHT_OF_LAST * (ended - started - self._device_seconds)
+        # Real inputs of dynamic shape may take far longer than the warm-up inputs.
+        self._average_seconds += _AVERAGE_WEIGHT * (ended - start - self._average_seconds)
+        self._device_seconds += _AVERAGE_WEIGHT * (ended - started - self._device_seconds)
         waiting = self.pool.waiting
         self._completions.let_wait(self._device_seconds, self.pool.size - 1, is_crowded=waiting > 0)
-        if self._demand is not None:
-            self._demand.note(min(self.pool.active + waiting, self.pool.size), ended - started)
+        if self._concurrency is not None:
+            self._concurrency.note(min(self.pool.active + waiting, self.pool.size), ended - started)
         call.ran(self._hooks, started - call.begin, ended - started, ended)
         return outputs
 
-    async def _copied(self, slot: Slot, call: InferCall) -> list[Array]:
-        """Copy outputs of open shapes or of many bytes, in a thread where that takes long."""
-        if slot.output_bytes <= _COPIED_AT_ONCE:
+    async def _copy_outputs(self, slot: Slot, call: InferCall) -> list[Array]:
+        if slot.output_bytes <= _MAX_INLINE_COPY_BYTES:
             return slot.outputs(call.most_bytes, call.cuts)
         return await trio.to_thread.run_sync(slot.outputs, call.most_bytes, call.cuts, limiter=self._threads)
 
     async def _run(self, slot: Slot) -> None:
-        """Infer on OpenVINO's threads.
-
-        Raises:
-            ModelFailure: it failed, and would have done so alone.
-            SuspectRunError: it ran behind one that failed.
-        """
         run = self._runs.start(slot)
         try:
             await self._wait(run)
@@ -535,7 +493,7 @@ class Network:
         except ModelFailure:
             if self._may_fail:
                 self._runs.check(run)
-                await self._mend(slot, run)
+                await self._recover(slot, run)
             raise
         except trio.Cancelled:
             await self._abandon(run)
@@ -544,7 +502,7 @@ class Network:
             self._runs.end(run)
 
     async def _wait(self, run: Run) -> None:
-        await wait_within(run.done, max(_PATIENCE_FACTOR * self._usual_seconds, _LEAST_PATIENCE_SECONDS))
+        await wait_within(run.done, max(_CALLBACK_WAIT_FACTOR * self._average_seconds, _MIN_CALLBACK_WAIT_SECONDS))
         if not run.slot.ended_at:
             await self._wait_in_thread(run.slot)
 
@@ -555,8 +513,8 @@ class Network:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
 
     async def _abandon(self, run: Run) -> None:
-        """Wait until OpenVINO has let go of a run that nobody wants, and stop it if that costs nobody else a run."""
-        # What is stopped has failed, after which several streams would be given up for one.
+        """Wait until OpenVINO has finished an unwanted run; stop it if no other run is affected."""
+        # A stopped run counts as failed, and a model of several streams would then fall back to one.
         is_stopped = not self._may_fail or (self._runs.alone and self._streams == 1)
         if is_stopped:
             run.slot.request.cancel()
@@ -570,78 +528,75 @@ class Network:
                     self._runs.check(run)
                 except SuspectRunError:
                     return
-                await self._mend(run.slot, run, is_stopped=is_stopped)
+                await self._recover(run.slot, run, is_stopped=is_stopped)
 
-    async def _mend_loop(self) -> None:
-        """Make what the event loop infers on as good as new; a model that it has for itself is nobody else's matter.
-
-        Cancellation: as :meth:`_mend`.
-        """
-        if self._loop_again is None:
-            await self._mend(None)
+    async def _recover_inline(self) -> None:
+        """Recover the model on which the event loop infers; if that is its own model, the pool is not affected."""
+        if self._compile_inline_replacement is None:
+            await self._recover(None)
         elif not self._inline_slot.mends():
-            slot, self._away_until = [self._inline_slot], math.inf
+            slot, self._loop_blocked_until = [self._inline_slot], math.inf
             try:
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(replace_model, slot, self._loop_again, limiter=self._threads)
+                    await trio.to_thread.run_sync(
+                        replace_model, slot, self._compile_inline_replacement, limiter=self._threads
+                    )
             finally:
-                self._away_until = 0.0
+                self._loop_blocked_until = 0.0
 
-    async def _mend(self, slot: Slot | None, run: Run | None = None, *, is_stopped: bool = False) -> None:
-        """Make the model as good as new after a failure, once nothing runs on it; ``slot`` is one that the caller has.
+    async def _recover(self, slot: Slot | None, run: Run | None = None, *, is_stopped: bool = False) -> None:
+        """Recover the model after a failure, once nothing runs on it; ``slot`` is the one that the caller holds.
 
-        ``is_stopped`` tells that nothing but a stop made it fail, for which nobody waits longer for lost streams.
+        With ``is_stopped`` a cancellation caused the failure, which does not delay stream recovery.
 
-        Cancellation: never; it takes as long as the runs that have begun, and some short ones or loading the model.
+        Cancellation: shielded; takes as long as the running inferences and the verification or reload.
         """
         self._runs.spoil(run)
         if not is_stopped:
-            self._lost.put_off()
+            self._stream_recovery.put_off()
         held: list[Slot] = []
         with trio.CancelScope(shield=True):
             try:
                 while len(held) < self.pool.size - (slot is not None):
                     held.append(await self.pool.acquire())
-                if not await self._runs_again(slot):
-                    every = [*self._slots, self._inline_slot] if self._loop_again is None else self._slots
-                    await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
+                if not await self._verify(slot):
+                    every = (
+                        [*self._slots, self._inline_slot] if self._compile_inline_replacement is None else self._slots
+                    )
+                    await trio.to_thread.run_sync(
+                        replace_model, every, self._compile_replacement, limiter=self._threads
+                    )
                     self._model = self._slots[0].model
                     self._device = device_facts(self._model)
-                    self._lose_streams()
+                    self._drop_streams()
             finally:
                 for each in held:
                     self.pool.release(each)
                 self._runs.mended()
-                self._look_for_idle()
+                self._wake_waiting_calls()
 
-    def _lose_streams(self) -> None:
-        """Be of one stream, which is bound to no core, until nothing has failed for a while."""
+    def _drop_streams(self) -> None:
         if self._streams > 1:
-            seconds = self._lost.lose()
-            log.warning("model has one stream for a while: it failed on one of several", seconds=seconds)
+            seconds = self._stream_recovery.lose()
+            log.warning("model reduced to one stream after a failure", seconds=seconds)
             if self.is_pinned is not None:
                 self.is_pinned = None
                 self._hooks.bound(to_cores=False, again=False)
-        self._be_of_streams(1)
+        self._set_streams(1)
         self._completions.be_of(self.side_by_side, 1)
 
-    async def _runs_again(self, slot: Slot | None) -> bool:
-        """Have the stream that failed run something else; of several streams nobody knows which one that was."""
+    async def _verify(self, slot: Slot | None) -> bool:
+        """Return whether the stream that failed passes verification; of several streams the failed one is unknown."""
         if slot is None:
-            # The failure may still wait in a queue that this thread alone works off.
+            # The failed run may still be in a queue that only this thread processes.
             return self._inline_slot.mends()
         if self._streams > 1 or slot.broken:
             return False
         return await trio.to_thread.run_sync(slot.mends, limiter=self._threads)
 
 
-# ----------------------------------------------------------------------
-# Run inferences of one compiled model from any thread, outside of the event loop
-# ----------------------------------------------------------------------
-
-
 class BlockingNetwork:
-    """A compiled model with its infer requests, which threads take in turn."""
+    """A compiled model whose infer requests are shared by threads, without an event loop."""
 
     def __init__(self, compiled: Compiled) -> None:
         self.signature = compiled.signature
@@ -651,11 +606,7 @@ class BlockingNetwork:
             self._idle.put(slot)
 
     def infer(self, arrays: Sequence[Array]) -> list[Array]:
-        """Infer on ``arrays``, in the order of the signature's inputs; waits for an idle request first.
-
-        Raises:
-            ModelFailure: OpenVINO failed on these inputs.
-        """
+        """Run one inference on ``arrays`` (signature order), waiting for an idle request; ModelFailure if it fails."""
         slot = self._idle.get()
         try:
             slot.bind(arrays)

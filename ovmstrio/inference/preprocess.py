@@ -1,4 +1,4 @@
-"""What a configuration adds in front of a model: layouts, element types, colours, mean and scale."""
+"""Preprocessing steps of a configuration: layout, precision, colour format, mean and scale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import openvino as ov
 from openvino.preprocess import ColorFormat, PrePostProcessor
 
 from ovmstrio.config.mapping import TensorMapping
-from ovmstrio.config.specs import LayoutSpec, ModelSpec
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
@@ -30,11 +30,7 @@ _COLORS: Final = {
 
 
 def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.Model:
-    """Apply the layouts, precisions, colour formats, mean and scale of ``spec``; gives the model changed.
-
-    Raises:
-        ConfigError: a setting names no tensor, is no known value, or does not fit the model.
-    """
+    """Add the preprocessing of ``spec`` to a model and return it; raise ConfigError if a setting does not fit."""
     if not (spec.layouts or spec.precisions or spec.color_formats or spec.mean or spec.scale):
         return model
     _check_values(spec)
@@ -50,7 +46,8 @@ def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.M
         for index, layout in {**layouts, **positions}.items():
             at_input = index < len(inputs)
             port = processor.input(index) if at_input else processor.output(index - len(inputs))
-            _declare(port, layout)
+            port.tensor().set_layout(ov.Layout(layout.tensor))
+            port.model().set_layout(ov.Layout(layout.model or layout.tensor))
         _convert_inputs(processor, model, spec, inputs, aliases)
         return processor.build()
     except OPENVINO_ERRORS as error:
@@ -83,11 +80,6 @@ def _check_values(spec: ModelSpec) -> None:
             )
 
 
-def _declare(port: Any, layout: LayoutSpec) -> None:
-    port.tensor().set_layout(ov.Layout(layout.tensor))
-    port.model().set_layout(ov.Layout(layout.model or layout.tensor))
-
-
 def _convert_inputs(
     processor: PrePostProcessor, model: ov.Model, spec: ModelSpec, inputs: list[str], aliases: dict[str, str]
 ) -> None:
@@ -108,7 +100,7 @@ def _convert_inputs(
 
 
 def _normalise(steps: Any, port: Any, spec: ModelSpec) -> None:
-    # Mean and scale are defined on floating point only; the type of the model is restored behind them.
+    # Mean and scale require floating point; OpenVINO converts back to the model's type afterwards.
     steps.convert_element_type(port.get_element_type() if port.get_element_type().is_real() else ov.Type.f32)
     if spec.mean:
         steps.mean(spec.mean[0] if len(spec.mean) == 1 else list(spec.mean))

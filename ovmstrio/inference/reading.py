@@ -1,4 +1,4 @@
-"""Read a model's file, in whatever way OpenVINO can."""
+"""Readers of model files in every format that OpenVINO supports, with checks of ONNX external data and Paddle fixes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# External data of ONNX models: tensors whose values are in other files
+# ONNX external data
 # ----------------------------------------------------------------------
 
 _ONNX_SUFFIX: Final = ".onnx"
-_KEY: Final = b"location"
-"""The key of a location; a file without these bytes has no external data."""
+_KEY: Final = b"location"  # A file without this key has no external data
 _EXPECTED: Final = "a relative path below the folder"
 _PIECE_BYTES: Final = 2**20
 _IN_MEMORY: Final = "_ORT_MEM_ADDR_"
@@ -74,10 +73,7 @@ _EXTERNAL: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class _ExternalTensor:
-    """A tensor's name and entries of ``external_data``.
-
-    ``is_external`` is False if the tensor has its values in the model, and the entries have no effect.
-    """
+    """A tensor's name and its ``external_data`` entries, which have no effect unless ``is_external``."""
 
     name: str
     entries: tuple[tuple[str, str], ...]
@@ -88,16 +84,13 @@ class _ExternalTensor:
 
 
 def check_external_data(file: Path) -> bool:
-    """Check that the external data of an ONNX model is in the model's folder and complete; blocking.
+    """Check that the external data of an ONNX model is complete and in the model's folder; return whether there is any.
 
-    Files of other formats pass.  The format is that of the content, as it is for OpenVINO, and not that of the suffix.
-
-    Returns:
-        Whether the model has external data.
+    Files of other formats pass. The content decides the format, as in OpenVINO, not the suffix. Blocks.
 
     Raises:
-        ConfigError: a location leads out of the folder or to no regular file, the file of a tensor is too short, or the
-            file's suffix is ``.onnx`` and it cannot be parsed.
+        ConfigError: a location leads out of the folder or to no regular file, a tensor's file is too short, or a
+            ``.onnx`` file cannot be parsed.
         OSError: the file cannot be read.
     """
     tensors = _external_tensors(file)
@@ -117,7 +110,7 @@ def _external_tensors(file: Path) -> list[_ExternalTensor]:
 
 
 def _has_key(opened: BinaryIO) -> bool:
-    """Search a file for the key of a location, in pieces, for a search holds the interpreter's lock."""
+    """Search a file for the key in pieces, because a search holds the GIL."""
     rest = b""
     while piece := opened.read(_PIECE_BYTES):
         if _KEY in rest + piece:
@@ -131,9 +124,9 @@ def _parsed(view: memoryview, file: Path) -> list[_ExternalTensor]:
         return list(_walk(view))
     except ValueError as error:
         reason = str(error)
-    # Raised here, for the traceback of the first error has views of the file, which could not be closed.
+    # Raised outside the handler: the first error's traceback holds views that prevent closing the file.
     if file.suffix.lower() == _ONNX_SUFFIX:
-        raise ConfigError([Problem(f"the file is no ONNX model: {reason}", str(file))])
+        raise ConfigError([Problem(f"the file is not an ONNX model: {reason}", str(file))])
     return []
 
 
@@ -201,9 +194,7 @@ def _problems_of(tensor: _ExternalTensor, folder: Path) -> Iterator[Problem]:
             if begin is None or length is None:
                 others = (f"{key} {value!r}" for key, value in tensor.entries if key != "location")
                 entries = cut(", ".join(others), 80)
-                yield Problem(
-                    f"{subject}: the extent is no number", expected="offset and length in bytes", found=entries
-                )
+                yield Problem(f"{subject}: invalid extent", expected="offset and length in bytes", found=entries)
             elif begin + length > size:
                 yield Problem(
                     f"{subject}: {found} is too short", expected=f"{begin + length} bytes", found=f"{size} bytes"
@@ -211,7 +202,7 @@ def _problems_of(tensor: _ExternalTensor, folder: Path) -> Iterator[Problem]:
 
 
 def _is_inside(location: str, folder: Path) -> bool:
-    """Return whether a location is a plain relative path below a folder, with its links followed."""
+    """Return whether a location is a plain relative path below a folder, after following links."""
     parts = location.split("/")
     if set(parts) & {"", ".."} or set(location) & {"\0", "\\"} or _IN_MEMORY in location or ":" in parts[0]:
         return False
@@ -223,7 +214,7 @@ def _is_inside(location: str, folder: Path) -> bool:
 
 
 def _number(tensor: _ExternalTensor, key: str) -> int | None:
-    """Return the value of a key, 0 without one; None if it is no number of bytes."""
+    """Return the value of a key (default 0); None if it is not a number of bytes."""
     values = tensor.values(key) or ["0"]
     if any(not value.isascii() or not value.isdecimal() or len(value) > len(str(2**63)) for value in values):
         return None
@@ -231,7 +222,7 @@ def _number(tensor: _ExternalTensor, key: str) -> int | None:
 
 
 # ----------------------------------------------------------------------
-# The little of Paddle's program files that decides whether OpenVINO can read them: version and operations
+# Paddle program files
 # ----------------------------------------------------------------------
 
 _BLOCKS: Final = 1
@@ -247,47 +238,35 @@ _FIRST_READABLE: Final = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class PaddleProgram:
-    """A program: the version of Paddle that wrote it (1007000 is 1.7.0; 0 if it does not tell) and its operations."""
+    """Paddle program: version of Paddle that wrote it (1007000 is 1.7.0; 0 if unknown) and its operations."""
 
     content: bytes
     version: int
     operations: frozenset[str]
 
     def readable(self) -> bytes:
-        """Give the file as OpenVINO takes it: one of an old version without its version."""
+        """Return the file in a form that OpenVINO accepts: without the version field if that is old."""
         if self.version >= _FIRST_READABLE:
             return self.content
         return b"".join(field.extent for field in wire_fields(self.content) if field.number != _VERSION)
 
 
 def fields(data: bytes, number: int) -> Iterator[bytes]:
-    """Yield each value of a field that holds strings or messages.
-
-    Raises:
-        ValueError: the data is no message.
-    """
+    """Yield each value of a string or message field; ValueError if ``data`` is not a message."""
     for field in wire_fields(data):
         if field.number == number and isinstance(field.value, memoryview):
             yield bytes(field.value)
 
 
 def variable_names(data: bytes) -> Iterator[str]:
-    """Yield the names of a program's variables.
-
-    Raises:
-        ValueError: the data is no program, or a name is not UTF-8.
-    """
+    """Yield the names of a program's variables; ValueError if ``data`` is not a program."""
     for block in fields(data, _BLOCKS):
         for variable in fields(block, _BLOCK_VARIABLES):
             yield from (name.decode() for name in fields(variable, _VARIABLE_NAME))
 
 
 def read_program(content: bytes) -> PaddleProgram:
-    """Read a program file.
-
-    Raises:
-        ValueError: the content is no program.
-    """
+    """Parse a program file; ValueError if the content is not a program."""
     version = 0
     for message in fields(content, _VERSION):
         numbers = (field.value for field in wire_fields(message) if field.number == _VERSION_NUMBER)
@@ -304,19 +283,15 @@ def read_program(content: bytes) -> PaddleProgram:
 
 
 # ----------------------------------------------------------------------
-# Read Paddle models of any age into OpenVINO: which files of a folder they are, and a copy that its frontend accepts
+# Paddle models
 # ----------------------------------------------------------------------
 
-_SEQUENCES: Final = ("sequence_", "lod_", "im2sequence", "gru", "lstm")
-"""Beginnings of operations on batches of sequences of different lengths (LoD), which OpenVINO has not."""
+# Prefixes of operations on LoD tensors (batches of variable-length sequences), which OpenVINO lacks.
+_LOD_OPERATIONS: Final = ("sequence_", "lod_", "im2sequence", "gru", "lstm")
 
 
 def read_paddle(source: Path) -> ov.Model:
-    """Read the model of a folder, in whichever of Paddle's three layouts it is, or that of a program file in one.
-
-    Raises:
-        ConfigError: there is no model, or OpenVINO cannot convert it; the message names what stands in the way.
-    """
+    """Read a Paddle model from a folder (any of three layouts) or program file; raise ConfigError if that fails."""
     files = find_paddle_files(source)
     program = load_program(files)
     frontend = FrontEndManager().load_by_framework("paddle")
@@ -331,7 +306,7 @@ def read_paddle(source: Path) -> ov.Model:
 
 
 def _cannot_convert(file: Path, program: PaddleProgram, error: BaseException) -> Problem:
-    on_sequences = sorted(kind for kind in program.operations if kind.startswith(_SEQUENCES))
+    on_sequences = sorted(kind for kind in program.operations if kind.startswith(_LOD_OPERATIONS))
     if on_sequences:
         message = f"OpenVINO has no operations on LoD tensors, and the model uses {', '.join(on_sequences)}"
         return Problem(message, file=str(file), suggestion="export a model that takes padded batches instead")
@@ -339,10 +314,7 @@ def _cannot_convert(file: Path, program: PaddleProgram, error: BaseException) ->
 
 
 def _mul(node: NodeContext) -> dict[str, list[ov.Output]]:
-    """Convert ``mul``, which Paddle writes for fully connected layers: a product of matrices.
-
-    Each side is made a matrix by joining the dimensions before and after a position that is an attribute.
-    """
+    """Convert ``mul``, Paddle's product of inputs flattened to matrices at an axis given by an attribute."""
     left, right = node.get_input("X"), node.get_input("Y")
     left_rows, right_rows = (int(node.get_attribute(f"{side}_num_col_dims", 1)) for side in "xy")
     product = op.matmul(_matrix(left, left_rows), _matrix(right, right_rows), False, False)
@@ -377,27 +349,23 @@ _PADDLE_SUFFIX: Final = ".pdmodel"
 
 @dataclass(frozen=True, slots=True)
 class PaddleFiles:
-    """A model's program and the file with its parameters; without one, each parameter has a file beside the program."""
+    """Program and parameter file of a model; without the latter, each parameter has a file in the program's folder."""
 
     program: Path
     parameters: Path | None
 
 
-def _refused(folder: Path, message: str, suggestion: str = "") -> ConfigError:
+def _error(folder: Path, message: str, suggestion: str = "") -> ConfigError:
     return ConfigError([Problem(message, file=str(folder), suggestion=suggestion)])
 
 
 def find_paddle_files(source: Path) -> PaddleFiles:
-    """Find the files of a model: those of a ``*.pdmodel``, or of a folder, of several there the first by name.
-
-    Raises:
-        ConfigError: there is none, or a model without its parameters.
-    """
+    """Find the files of a ``*.pdmodel``, or of the first one in a folder; raise ConfigError if some are missing."""
     if source.suffix == _PADDLE_SUFFIX and source.is_file():
         return _with_parameters(source)
     folder = source.parent if source.name == PROGRAM and source.is_file() else source
     if not folder.is_dir():
-        raise _refused(folder, "no such folder", "model_config is a folder with serving_server_conf.prototxt")
+        raise _error(folder, "no such folder", "model_config is a folder with serving_server_conf.prototxt")
     for program in sorted(folder.glob(f"*{_PADDLE_SUFFIX}")):
         return _with_parameters(program)
     program = folder / PROGRAM
@@ -405,50 +373,42 @@ def find_paddle_files(source: Path) -> PaddleFiles:
         together = folder / _PARAMETERS
         return PaddleFiles(program, together if together.is_file() else None)
     if list(folder.glob("*.json")) and list(folder.glob("*.pdiparams")):
-        way_out = "export the model with FLAGS_enable_pir_api=0, which writes a .pdmodel"
-        raise _refused(folder, "the model is in the format of Paddle 3, which OpenVINO cannot read", way_out)
-    raise _refused(folder, "the folder holds no *.pdmodel with *.pdiparams, and no __model__")
+        hint = "export the model with FLAGS_enable_pir_api=0, which writes a .pdmodel"
+        raise _error(folder, "the model is in the format of Paddle 3, which OpenVINO cannot read", hint)
+    raise _error(folder, "the folder has no *.pdmodel with *.pdiparams, and no __model__")
 
 
 def _with_parameters(program: Path) -> PaddleFiles:
     parameters = program.with_suffix(".pdiparams")
     if not parameters.is_file():
-        raise _refused(program.parent, f"{program.name} is there without its parameters {parameters.name}")
+        raise _error(program.parent, f"{program.name} has no parameter file {parameters.name}")
     return PaddleFiles(program, parameters)
 
 
 def load_program(files: PaddleFiles) -> PaddleProgram:
-    """Read the program's version and operations.
-
-    Raises:
-        ConfigError: the file cannot be read, or is no program.
-    """
+    """Read the program of a model; raise ConfigError if the file cannot be read, or is not a program."""
     try:
         return read_program(read_regular_bytes(files.program, max_bytes=None))
     except OSError as error:
-        raise _refused(files.program, f"cannot be read: {error.strerror}") from error
+        raise _error(files.program, f"cannot be read: {error.strerror}") from error
     except ValueError as error:  # includes names that are not UTF-8
-        raise _refused(files.program, f"is no Paddle program: {error}", "is it encrypted, or incomplete?") from error
+        raise _error(files.program, f"not a Paddle program: {error}", "is it encrypted, or incomplete?") from error
 
 
 def _check_names(file: Path, program: PaddleProgram) -> None:
-    """Check the names of parameters that have a file each: OpenVINO takes the names for paths.
-
-    Raises:
-        ConfigError: a name leads out of the folder.
-    """
+    """Reject parameter names that lead out of the folder: OpenVINO uses the names as paths."""
     try:
         names = list(variable_names(program.content))
     except ValueError as error:
-        raise _refused(file, f"is no Paddle program: {error}") from None
+        raise _error(file, f"not a Paddle program: {error}") from None
     for name in names:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
-            raise _refused(file, f"the parameter {cut(name, 80)!r} is outside of the model's folder")
+            raise _error(file, f"the parameter {cut(name, 80)!r} is outside of the model's folder")
 
 
 @contextmanager
 def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
-    """Give what OpenVINO's Paddle frontend can load, for as long as the block lasts: a file or a folder."""
+    """Provide a temporary file or folder that OpenVINO's Paddle frontend can load."""
     if files.parameters is None:
         _check_names(files.program, program)
     with tempfile.TemporaryDirectory(prefix="paddle-") as scratch:
@@ -467,7 +427,7 @@ def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
 
 
 # ----------------------------------------------------------------------
-# Read a model's file, in whatever way OpenVINO can
+# Models of any format
 # ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
@@ -477,12 +437,7 @@ _PADDLE: Final = ".pdmodel"
 
 
 def read_model(file: Path) -> ov.Model:
-    """Read a model of any framework.  Blocks for as long as that takes.
-
-    Raises:
-        ConfigError: OpenVINO cannot, or external data is not in the model's folder; the message gives the file and
-            OpenVINO's own reason.
-    """
+    """Read a model of any framework; raise ConfigError with OpenVINO's reason if that fails. Blocks."""
     if file.suffix.lower() == _PADDLE:
         return read_paddle(file)
     check_files(file)
@@ -497,14 +452,7 @@ def read_model(file: Path) -> ov.Model:
 
 
 def check_files(file: Path) -> bool:
-    """Check that a model's file is a regular file and that its external data is in its folder; blocking.
-
-    Returns:
-        Whether the model has external data.
-
-    Raises:
-        ConfigError: one of them is not.
-    """
+    """Check that a model's file is regular and its external data valid; return whether it has external data. Blocks."""
     try:
         return not file.is_dir() and check_external_data(file)
     except OSError as error:
@@ -512,11 +460,11 @@ def check_files(file: Path) -> bool:
 
 
 def read_onnx_content(file: Path) -> ov.Model | None:
-    """Read an ONNX file whose reading by its path has failed by its content; None if that fails, too.
+    """Read an ONNX file by its content after reading by path has failed; None if this fails too.
 
-    OpenVINO 2026.4 asks a file for attributes of subgraphs, and cannot answer itself ("get_attribute is not implemented
-    for this FrontEnd class"), where it converts the same bytes.  A model with external data is read by its
-    path only: OpenVINO would look for the data in the working directory.
+    OpenVINO 2026.4 fails to read attributes of subgraphs by path ("get_attribute is not implemented for this FrontEnd
+    class"), but converts the same bytes. A model with external data is read by path only: from bytes, OpenVINO would
+    look for the data in the working directory.
     """
     if file.suffix.lower() != _ONNX or check_files(file):
         return None
@@ -524,5 +472,5 @@ def read_onnx_content(file: Path) -> ov.Model | None:
         model = core().read_model(read_regular_bytes(file, max_bytes=None))
     except (*OPENVINO_ERRORS, OSError):
         return None
-    log.info("model read by its content: OpenVINO cannot read it by its path", path=str(file))
+    log.info("model read by content after reading by path failed", path=str(file))
     return model

@@ -1,8 +1,8 @@
-"""Requests that share a stream with one that failed: which of them may be believed, and when all is well again.
+"""Recovery after a failed inference: detection of tainted runs, model replacement and stream recovery.
 
-A failure leaves a stream of OpenVINO's in a state in which others' requests fail or get wrong numbers
-(``docs/openvino_defects.md``).  So an answer is given only if nothing that was started before it has failed; what ran
-beside or behind a failure runs again, once the model is mended.
+A failure leaves an OpenVINO stream in a state in which other requests fail or return wrong numbers
+(``docs/openvino_defects.md``). A result is therefore returned only if no run started before it has failed; tainted runs
+are repeated after recovery.
 """
 
 from __future__ import annotations
@@ -23,23 +23,16 @@ from ovmstrio.util.backoff import Backoff
 
 __all__ = ["LostStreams", "Run", "Runs", "SuspectRunError", "replace_model"]
 
-# ----------------------------------------------------------------------
-# Requests that share a stream with one that failed: which of them may be believed, and when all is well again
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 
 class SuspectRunError(Exception):
-    """A run ended, in whichever way, behind one that failed; it has to be made again."""
+    """A run ended, with any result, after another run failed; it must be repeated."""
 
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One inference on the device.
-
-    ``culprit`` tells that it failed on a sound model, so that whoever started it has to mend that.
-    """
+    """One inference; ``culprit`` marks a failure on a healthy model, which the task that started it must recover."""
 
     slot: Slot
     done: trio.Event
@@ -48,61 +41,45 @@ class Run:
 
 
 class Runs:
-    """The inferences on the device, in the order in which they were started; belongs to the event loop.
-
-    Args:
-        ends: hears of their ends.
-        may_fail: whether a valid request may fail.
-    """
+    """Inferences on the device, in start order; used on the event loop only."""
 
     def __init__(self, ends: CompletionQueue, *, may_fail: bool) -> None:
         self._ends = ends
         self._may_fail = may_fail
         self._running: dict[Run, None] = {}
         self._generation = 0
-        self._mended: trio.Event | None = None
+        self._recovered: trio.Event | None = None
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing has failed that is not mended."""
-        return self._mended is None
+        """Return whether no failure is waiting for recovery."""
+        return self._recovered is None
 
     @property
     def alone(self) -> bool:
-        """Whether at most one inference runs."""
+        """Return whether at most one inference runs."""
         return len(self._running) <= 1
 
     async def wait_sound(self) -> None:
-        """Return when the model is mended.
-
-        Cancellation: at once.
-        """
-        if self._mended is not None:
-            await self._mended.wait()
+        """Wait until the model is healthy."""
+        if self._recovered is not None:
+            await self._recovered.wait()
 
     def start(self, slot: Slot) -> Run:
-        """Start an inference with the inputs that the slot has.
-
-        Raises:
-            ModelFailure: OpenVINO refuses to.
-        """
+        """Start an inference with the inputs bound to the slot; raise ModelFailure if OpenVINO refused to start it."""
         run = Run(slot, slot.start(self._ends), self._generation)
         self._running[run] = None
         return run
 
     def end(self, run: Run) -> None:
-        """Forget an inference that has ended."""
+        """Remove an inference that has ended."""
         self._running.pop(run, None)
         if not run.slot.ended_at:
-            # It has failed, or was cancelled, and OpenVINO will say nothing of it to those who wait for its end.
+            # OpenVINO calls back neither for a failed nor for a cancelled run.
             self._ends.miss()
 
     def check(self, run: Run) -> None:
-        """Hold that a run that has ended may be believed.
-
-        Raises:
-            SuspectRunError: it may not.
-        """
+        """Check that the result of a finished run is valid; raise SuspectRunError if an earlier run failed."""
         if not self._may_fail or run.culprit:
             return
         if run.generation != self._generation:
@@ -115,27 +92,27 @@ class Runs:
                 raise SuspectRunError
 
     def spoil(self, culprit: Run | None = None) -> None:
-        """Say that the model has failed; nothing may start until :meth:`mended`."""
-        if self._mended is None:
+        """Mark the model as failed; nothing may start until :meth:`mended`."""
+        if self._recovered is None:
             self._generation += 1
-            self._mended = trio.Event()
+            self._recovered = trio.Event()
             if culprit is not None:
                 culprit.culprit = True
                 culprit.done.set()
 
     def mended(self) -> None:
-        """Say that the model is as good as new, or replaced."""
-        if self._mended is not None:
-            self._mended.set()
-            self._mended = None
+        """Mark the model as healthy or replaced."""
+        if self._recovered is not None:
+            self._recovered.set()
+            self._recovered = None
 
 
 def replace_model(slots: Sequence[Slot], compile_again: Callable[[], ov.CompiledModel]) -> None:
-    """Give all requests of a model another one; where none can be had, they refuse everything.  Blocks."""
+    """Attach all requests to a recompiled model; if compilation fails, they reject every input. Blocks."""
     try:
         model = compile_again()
     except ConfigError as error:
-        log.exception("failed model cannot be loaded again", reason=error.message)
+        log.exception("failed model not reloaded", reason=error.message)
         for slot in slots:
             slot.broken = error.message
         return
@@ -144,59 +121,45 @@ def replace_model(slots: Sequence[Slot], compile_again: Callable[[], ov.Compiled
         slot.unbind()
 
 
-# ----------------------------------------------------------------------
-# Streams that a model gave up for one after a failure: when it is to have them again
-# ----------------------------------------------------------------------
-
 _FIRST_SECONDS: Final = 30.0
-_LONGEST_SECONDS: Final = 3600.0
+_MAX_SECONDS: Final = 3600.0
 _STABLE_SECONDS: Final = 600.0
-"""Who fails less often than that is forgiven each time as if it were the first one."""
+# After this time without failure the back-off starts again from its first pause.
 
 
 class LostStreams:
-    """Tells when nothing has failed for long enough: longer each time that they were lost soon after.
-
-    Args:
-        clock: gives seconds.
-    """
-
-    __slots__ = ("_backoff", "_clock", "_due_at", "_had_since", "_pause")
+    """Back-off timer for restoring the streams that a model gave up after a failure."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._backoff = Backoff(_FIRST_SECONDS, _LONGEST_SECONDS, _STABLE_SECONDS)
-        self._had_since = clock()
+        self._backoff = Backoff(_FIRST_SECONDS, _MAX_SECONDS, _STABLE_SECONDS)
+        self._restored_at = clock()
         self._pause = 0.0
         self._due_at = math.inf
 
     @property
     def are_lost(self) -> bool:
-        """Whether the model has one stream in the place of several."""
+        """Return whether the model runs on one stream instead of several."""
         return self._pause > 0
 
     @property
     def are_due(self) -> bool:
-        """Whether it is to have them again now."""
+        """Return whether the streams should be restored now."""
         return self.are_lost and self._clock() >= self._due_at
 
     def lose(self) -> float:
-        """Note that they are given up, or could not be had again; gives how long nothing must fail until they are due.
-
-        Returns:
-            Seconds.
-        """
+        """Start the timer after streams were given up or not restored; return the seconds until they are due."""
         now = self._clock()
-        self._pause = self._backoff.seconds_after(0.0 if self.are_lost else now - self._had_since)
+        self._pause = self._backoff.seconds_after(0.0 if self.are_lost else now - self._restored_at)
         self._due_at = now + self._pause
         return self._pause
 
     def put_off(self) -> None:
-        """Note a failure while they are lost: the time begins again."""
+        """Restart the timer after another failure, if it is running."""
         if self.are_lost:
             self._due_at = self._clock() + self._pause
 
     def regain(self) -> None:
-        """Note that the model has them."""
+        """Clear the timer after the streams were restored."""
         if self.are_lost:
-            self._pause, self._due_at, self._had_since = 0.0, math.inf, self._clock()
+            self._pause, self._due_at, self._restored_at = 0.0, math.inf, self._clock()

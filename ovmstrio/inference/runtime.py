@@ -1,4 +1,4 @@
-"""The one OpenVINO core of the process, and what OpenVINO's errors say once its source positions are taken out."""
+"""The process's OpenVINO core, its devices, and OpenVINO's exceptions."""
 
 from __future__ import annotations
 
@@ -30,36 +30,32 @@ OPENVINO_ERRORS: Final = (
     OpConversionFailure,
     OpValidationFailure,
 )
-"""Everything that OpenVINO's bindings raise; its frontends' failures share no base with the rest."""
+"""All exceptions of OpenVINO's bindings; those of the frontends share no base with the others."""
 
 _NOISE: Final = re.compile(
     r"^(Exception from |Check '.*' failed at |While validating |FrontEnd API failed |\[ ?ERROR)|^$"
 )
 _POSITION: Final = re.compile(r"(Caught exception: )?(Exception from \S+:\d+:|Check '[^']*' failed at \S+:\d+:)\s*")
-_LONGEST: Final = 600
+_MAX_CHARACTERS: Final = 600
 
 _lock = threading.Lock()
-
-
-@cache
-def _make_core() -> ov.Core:
-    return ov.Core()
+_make_core = cache(ov.Core)
 
 
 def core() -> ov.Core:
-    """Give the process's core, made at the first call; safe from any thread."""
+    """Return the process's core, created at the first call; thread-safe."""
     with _lock:
         return _make_core()
 
 
 def devices() -> list[str]:
-    """List the devices that OpenVINO can use here, such as ``CPU``."""
+    """Return the available devices, such as ``CPU``."""
     return list(core().available_devices)
 
 
 def reason(error: BaseException) -> str:
-    """Take OpenVINO's own sentence out of the positions in its source code that surround it."""
+    """Return the message of an OpenVINO error without source positions."""
     lines = [line.strip() for line in text_of(error).splitlines()]
     kept = [_POSITION.sub("", line) for line in lines if not _NOISE.match(line)]
     text = " ".join(line for line in kept if line) or " ".join(lines)
-    return text[:_LONGEST]
+    return text[:_MAX_CHARACTERS]

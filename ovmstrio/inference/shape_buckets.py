@@ -1,4 +1,4 @@
-"""Pad inputs up to buckets of sizes, and cut what was added off the outputs.
+"""Shape buckets: pad inputs up to a few sizes, and cut the padding off the outputs.
 
 ::
 
@@ -39,16 +39,12 @@ __all__ = [
     "plan_buckets",
 ]
 
-# ----------------------------------------------------------------------
-# Pad inputs up to buckets of sizes, and cut what was added off the outputs
-# ----------------------------------------------------------------------
-
 Fit = Literal["exact", "padded", "larger"]
-"""Whether inputs had the sizes of buckets, got them, or are larger than the largest in a dimension."""
+"""Result of fitting: sizes equal a bucket, were padded to one, or exceed the largest in a dimension."""
 
 
 class PaddedAxis(NamedTuple):
-    """A dimension of one input, by the position of the input among all, and what it is padded with."""
+    """Dimension of one input (by position) and its padding value."""
 
     tensor: int
     axis: int
@@ -56,7 +52,7 @@ class PaddedAxis(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A dimension of an output that is ``padded`` long, of which the caller gets ``size``."""
+    """Dimension of an output that is ``padded`` long, of which the caller gets ``size``."""
 
     axis: int
     size: int
@@ -64,14 +60,14 @@ class Cut(NamedTuple):
 
 
 Cuts = Mapping[int, Sequence[Cut]]
-"""What is cut off outputs, by their position in the signature."""
+"""Padding to remove from outputs, by position in the signature."""
 
 NO_CUTS: Final[Cuts] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension that inputs share; ``outputs`` are pairs of an output's position and the axis that follows."""
+    """Dimension shared by inputs; ``outputs`` are (output position, axis) pairs that follow it."""
 
     name: str
     sizes: tuple[int, ...]
@@ -81,67 +77,62 @@ class Dimension:
     warm_up: bool = True
 
     def bucket(self, size: int) -> int:
-        """Give the least bucket for a size, or the size itself if there is none."""
+        """Return the smallest bucket for a size, or the size itself if it exceeds all."""
         index = bisect_left(self.sizes, size)
         return self.sizes[index] if index < len(self.sizes) else size
 
 
 class Fitted:
-    """The inputs of one call, and what becomes of them.
+    """Inputs of one call with their padding.
 
     Attributes:
-        fit: how well they fitted.
-        cuts: what is to be cut off the outputs.
-        given: how many elements the inputs have that are padded in some dimension.
-        added: how many elements the padding of these has.
+        given: number of elements of the inputs that have buckets.
+        added: number of padding elements.
     """
 
-    __slots__ = ("_arrays", "_grown", "added", "cuts", "fit", "given")
+    __slots__ = ("_arrays", "_padded_axes", "added", "cuts", "fit", "given")
 
     def __init__(self, arrays: Sequence[Array], grown: Mapping[int, Sequence[tuple[PaddedAxis, int]]]) -> None:
         self._arrays = arrays
-        self._grown = grown
+        self._padded_axes = grown
         self.fit: Fit = "exact"
-        self.cuts: dict[int, list[Cut]] = {}
+        self.cuts: dict[int, list[Cut]] = {}  # padding to remove from the outputs
         self.given = self.added = 0
 
     @property
     def padded_bytes(self) -> int:
-        """How many bytes :meth:`filled` writes."""
-        return sum(prod(self._shape(tensor)) * self._arrays[tensor].itemsize for tensor in self._grown)
+        """Number of bytes that :meth:`filled` writes."""
+        return sum(prod(self._shape(tensor)) * self._arrays[tensor].itemsize for tensor in self._padded_axes)
 
     def count(self, tensors: Sequence[int]) -> None:
         """Count the elements of inputs that have buckets."""
         self.given = sum(self._arrays[tensor].size for tensor in tensors)
-        self.added = sum(prod(self._shape(tensor)) - self._arrays[tensor].size for tensor in self._grown)
+        self.added = sum(prod(self._shape(tensor)) - self._arrays[tensor].size for tensor in self._padded_axes)
 
     def filled(self) -> list[Array]:
-        """Give the inputs as the model gets them; those that are padded are copies."""
-        return [self._filled(tensor) if tensor in self._grown else array for tensor, array in enumerate(self._arrays)]
+        """Return the inputs for the model; padded ones are copies."""
+        return [
+            self._pad(tensor) if tensor in self._padded_axes else array for tensor, array in enumerate(self._arrays)
+        ]
 
     def _shape(self, tensor: int) -> list[int]:
         shape = list(self._arrays[tensor].shape)
-        for place, bucket in self._grown[tensor]:
+        for place, bucket in self._padded_axes[tensor]:
             shape[place.axis] = bucket
         return shape
 
-    def _filled(self, tensor: int) -> Array:
+    def _pad(self, tensor: int) -> Array:
         array = self._arrays[tensor]
         padded: Array = np.empty(self._shape(tensor), array.dtype)
         padded[tuple(map(slice, array.shape))] = array
-        for place, _ in self._grown[tensor]:
+        for place, _ in self._padded_axes[tensor]:
             beyond = (slice(None),) * place.axis + (slice(array.shape[place.axis], None),)
             padded[beyond] = place.value
         return padded
 
 
 class ShapeBuckets:
-    """The buckets of one model.
-
-    Args:
-        dimensions: those that have buckets.
-        inputs: the inputs of the model, in the order of the arrays.
-    """
+    """Buckets of one model; ``inputs`` are its inputs in the order of the arrays."""
 
     def __init__(self, dimensions: Sequence[Dimension], inputs: Sequence[TensorSpec]) -> None:
         self.dimensions = tuple(dimensions)
@@ -149,10 +140,10 @@ class ShapeBuckets:
         self._tensors = sorted({place.tensor for dimension in dimensions for place in dimension.inputs})
 
     def fit(self, arrays: Sequence[Array]) -> Fitted:
-        """Find the buckets of a call's inputs; nothing is copied.
+        """Find the buckets of a call's inputs, without copying.
 
         Raises:
-            InvalidRequest: a dimension has another size in each of its inputs, or is larger than its largest bucket.
+            InvalidRequest: inputs disagree on a dimension's size, or it exceeds the largest bucket.
         """
         grown: dict[int, list[tuple[PaddedAxis, int]]] = {}
         fitted = Fitted(arrays, grown)
@@ -174,15 +165,12 @@ class ShapeBuckets:
         return fitted
 
     def all_sizes(self) -> list[tuple[int, ...]]:
-        """Give all sizes that the dimensions may have together, small ones first.
-
-        A dimension that is not to be warmed up has its smallest size in each of them.
-        """
+        """Return size combinations for warm-up, small ones first; a dimension without warm-up has its smallest size."""
         every = [each.sizes if each.warm_up else each.sizes[:1] for each in self.dimensions]
         return sorted(product(*every), key=prod) if any(each.warm_up for each in self.dimensions) else []
 
     def shaped(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Fitted:
-        """Pad inputs up to the sizes given, which are not smaller than theirs."""
+        """Pad inputs up to the given sizes, which must not be smaller."""
         grown: dict[int, list[tuple[PaddedAxis, int]]] = {}
         fitted = Fitted(arrays, grown)
         for dimension, size in zip(self.dimensions, sizes, strict=True):
@@ -198,10 +186,10 @@ class ShapeBuckets:
         sizes = [arrays[place.tensor].shape[place.axis] for place in dimension.inputs]
         if min(sizes) != max(sizes):
             each = zip(sizes, dimension.inputs, strict=True)
-            told = ", ".join(f"{size} in dimension {place.axis} of {self._names[place.tensor]}" for size, place in each)
+            got = ", ".join(f"{size} in dimension {place.axis} of {self._names[place.tensor]}" for size, place in each)
             raise InvalidRequest(
                 f"Invalid input shape - Expected: one size of {dimension.name!r} (shape_buckets) in all its inputs; "
-                f"Actual: {told}"
+                f"Actual: {got}"
             )
         return int(sizes[0])
 
@@ -218,46 +206,37 @@ class ShapeBuckets:
 
 
 def cut_view(array: Array, cuts: Sequence[Cut], name: str) -> Array:
-    """Give a view of what is left of an output.
-
-    Raises:
-        ModelFailure: the output has not the size in a dimension that it was thought to follow the inputs in.
-    """
+    """Return a view of an output without its padding; raise ModelFailure if it does not have the padded size."""
     kept = [slice(None)] * array.ndim
     for axis, size, padded in cuts:
         if array.ndim <= axis or array.shape[axis] != padded:
             raise ModelFailure(
-                f"output {name!r} cannot be cut back to what the request asked for: expected {padded} in dimension "
-                f"{axis}, because inputs were padded (shape_buckets), found the shape {list(array.shape)}"
+                f"cannot remove the padding of output {name!r} (shape_buckets): expected {padded} in dimension "
+                f"{axis}, got the shape {list(array.shape)}"
             )
         kept[axis] = slice(size)
     return array[tuple(kept)]
 
 
 # ----------------------------------------------------------------------
-# Find out which dimensions of a model's outputs follow a dimension of its inputs
+# Outputs that follow a bucketed dimension
 # ----------------------------------------------------------------------
 
-_MOST: Final = 4096
-"""Up to which size dimensions without buckets are taken to be, as bounds tell what depends on what."""
-_FEW: Final = 3
-"""A size for them where bounds tell nothing."""
-_LEAST_PROBES: Final = 2
+_MAX_DIM: Final = 4096  # assumed upper bound of dimensions without buckets
+_FIXED_DIM: Final = 3  # fixed size for such dimensions where bounds lead to unknown output sizes
+_MIN_PROBES: Final = 2
 
 _Shapes = list[tuple[Dim, ...]]
-"""The shapes of all outputs in the order of the signature; empty where the number of dimensions is not known."""
 
 
 def following_outputs(
     model: ov.Model, signature: ModelSignature, dimensions: Sequence[Dimension], settled: Collection[str]
 ) -> list[Dimension]:
-    """Give the dimensions with the outputs that follow each; of those that are settled their user has named them.
-
-    The model itself stays as it is.
+    """Return the dimensions with the outputs that follow each; dimensions in ``settled`` keep the configured outputs.
 
     Raises:
-        ConfigError: an output changes with a dimension in another way, nobody can tell, the model does not take a
-            bucket, or an input that has to follow as well is not named.
+        ConfigError: an output depends on a dimension in another or unknown way, the model rejects a bucket, or an input
+            that must have the same size is not named.
     """
     probes = _Probes(model.clone(), signature, dimensions)
     found: list[Dimension] = []
@@ -266,11 +245,12 @@ def following_outputs(
         path = f"{OPTION}.{dimension.name}"
         try:
             shapes = probes.by_size(dimension)
-            problems += probes.forgotten(dimension)
+            problems += probes.missing_inputs(dimension)
             if dimension.name in settled:
                 found.append(dimension)
                 continue
-            closed = {} if _is_clear(shapes) else probes.by_size(dimension, closed=True)
+            is_bounded = all(dim.high != -1 for each in shapes.values() for dims in each for dim in dims)
+            closed = {} if is_bounded else probes.by_size(dimension, closed=True)
             found.append(replace(dimension, outputs=_follows(path, signature, shapes, closed)))
         except ConfigError as error:
             problems += error.problems
@@ -280,8 +260,6 @@ def following_outputs(
 
 
 class _Probes:
-    """Propagates shapes through a model that is there for nothing else."""
-
     def __init__(self, model: ov.Model, signature: ModelSignature, dimensions: Sequence[Dimension]) -> None:
         self._model = model
         self._signature = signature
@@ -292,29 +270,25 @@ class _Probes:
         }
 
     def by_size(self, dimension: Dimension, *, closed: bool = False) -> dict[int, _Shapes]:
-        """Give the shapes of outputs for a few sizes of a dimension; if ``closed``, with no other dimension open.
-
-        Raises:
-            ConfigError: the model does not take a bucket, or too few sizes to compare.
-        """
+        """Return output shapes for a few sizes of a dimension; if ``closed``, with all other dimensions fixed."""
         found: dict[int, _Shapes] = {}
-        others = _few if closed else _bounded
+        others = _fixed_dim if closed else _bounded
         for size in self._sizes(dimension):
-            if len(found) > _LEAST_PROBES:
+            if len(found) > _MIN_PROBES:
                 break
             try:
                 found[size] = self._outputs(self._inputs(dimension, size, dict.fromkeys(self._positions, others)))
             except OPENVINO_ERRORS as error:
                 if size in dimension.sizes and not closed:
-                    message = f"the model cannot take the size {size}: {reason(error)}"
+                    message = f"the model does not accept the size {size}: {reason(error)}"
                     raise ConfigError([Problem(message, path=f"{OPTION}.{dimension.name}.sizes")]) from None
-        if len(found) < _LEAST_PROBES and not closed:
-            message = "the model takes one size only, so that nothing tells which outputs follow"
+        if len(found) < _MIN_PROBES and not closed:
+            message = "the model accepts one size only: cannot determine which outputs follow"
             raise ConfigError([Problem(message, path=f"{OPTION}.{dimension.name}.sizes")])
         return found
 
-    def forgotten(self, dimension: Dimension) -> list[Problem]:
-        """Tell which inputs have to be as large as those of a dimension and are not among them."""
+    def missing_inputs(self, dimension: Dimension) -> list[Problem]:
+        """Return a problem for each unnamed input that must have the same size as a dimension."""
         size = dimension.sizes[-1]
         own = {place.tensor for place in dimension.inputs}
         problems: list[Problem] = []
@@ -327,7 +301,7 @@ class _Probes:
             try:
                 self._outputs(self._inputs(dimension, size, kinds))
             except OPENVINO_ERRORS:
-                message = f"the input {spec.name!r} has to have the same size, and is not named"
+                message = f"input {spec.name!r} must have the same size, but is not listed"
                 path = f"{OPTION}.{dimension.name}.inputs"
                 problems.append(Problem(message, path=path, found=str(spec), suggestion=f'add "{spec.name}"'))
         return problems
@@ -337,7 +311,7 @@ class _Probes:
         return range(len(self._signature.inputs))
 
     def _sizes(self, dimension: Dimension) -> list[int]:
-        """Give sizes to try: buckets, and some that are none.  1 is what other dimensions are broadcast to."""
+        """Return sizes to try: buckets and others. 1 comes last, because it broadcasts."""
         first, last = dimension.sizes[0], dimension.sizes[-1]
         inputs = self._signature.inputs
         return [
@@ -355,7 +329,6 @@ class _Probes:
         ]
 
     def _outputs(self, inputs: _Shapes) -> _Shapes:
-        """Propagate shapes; raises what OpenVINO raises."""
         model, ports = self._model, self._signature.input_ports
         model.reshape({model.inputs[port]: to_partial_shape(dims) for port, dims in zip(ports, inputs, strict=True)})
         shapes = (model.outputs[port].get_partial_shape() for port in self._signature.output_ports)
@@ -365,11 +338,11 @@ class _Probes:
 def _bounded(dim: Dim) -> Dim:
     if dim.is_fixed:
         return dim
-    return Dim(max(dim.low, 1), max(dim.low, _MOST) if dim.high == -1 else max(dim.high, 1))
+    return Dim(max(dim.low, 1), max(dim.low, _MAX_DIM) if dim.high == -1 else max(dim.high, 1))
 
 
-def _few(dim: Dim) -> Dim:
-    return Dim.fixed(_FEW if dim.accepts(_FEW) else max(dim.low, 1))
+def _fixed_dim(dim: Dim) -> Dim:
+    return Dim.fixed(_FIXED_DIM if dim.accepts(_FIXED_DIM) else max(dim.low, 1))
 
 
 def _is_beyond(dim: Dim, size: int) -> bool:
@@ -377,11 +350,7 @@ def _is_beyond(dim: Dim, size: int) -> bool:
 
 
 def _beyond(dim: Dim, size: int) -> Dim:
-    return Dim(size + 1, size + _MOST if dim.high == -1 else dim.high) if _is_beyond(dim, size) else _bounded(dim)
-
-
-def _is_clear(shapes: Mapping[int, _Shapes]) -> bool:
-    return all(dim.high != -1 for each in shapes.values() for dims in each for dim in dims)
+    return Dim(size + 1, size + _MAX_DIM if dim.high == -1 else dim.high) if _is_beyond(dim, size) else _bounded(dim)
 
 
 def _follows(
@@ -403,7 +372,7 @@ def _follows(
             elif any(dim.high == -1 for dim in sizes.values()):
                 problems.append(_unknown(path, spec.name, f"dimension {axis} is"))
             elif len(set(sizes.values())) > 1:
-                problems.append(_otherwise(path, spec.name, axis, sizes))
+                problems.append(_not_removable(path, spec.name, axis, sizes))
     if problems:
         raise ConfigError(problems)
     return tuple(found)
@@ -411,47 +380,45 @@ def _follows(
 
 def _unknown(path: str, output: str, what: str) -> Problem:
     return Problem(
-        f"nobody can tell whether the output {output!r} follows, as {what} known at run time only",
+        f"cannot determine whether output {output!r} follows: {what} known at run time only",
         path=path,
-        suggestion=f'if it does, say in which dimension: "outputs": {{"{output}": 0}}; if none does, "outputs": {{}}',
+        suggestion=f'if it follows, name the dimension: "outputs": {{"{output}": 0}}; if none does, "outputs": {{}}',
     )
 
 
-def _otherwise(path: str, output: str, axis: int, sizes: Mapping[int, Dim]) -> Problem:
-    told = ", ".join(f"{dim} for {size}" for size, dim in sizes.items())
+def _not_removable(path: str, output: str, axis: int, sizes: Mapping[int, Dim]) -> Problem:
     return Problem(
-        f"the output {output!r} follows in a way that cannot be cut back",
+        f"padding of output {output!r} cannot be removed",
         path=path,
-        expected=f"a dimension {axis} as large as that of the inputs, or one that stays",
-        found=told,
+        expected=f"a dimension {axis} equal to that of the inputs, or constant",
+        found=", ".join(f"{dim} for {size}" for size, dim in sizes.items()),
         suggestion="leave this dimension out of shape_buckets",
     )
 
 
 # ----------------------------------------------------------------------
-# Bring ``shape_buckets`` to the inputs and outputs of a model, or tell why it cannot have them
+# Configuration
 # ----------------------------------------------------------------------
 
 _TRUTH: Final = (0, 1)
 
 
 def plan_buckets(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: str) -> ShapeBuckets | None:
-    """Bring the buckets of a configuration to a model's tensors; None if there are none.  The model stays as it is.
-
-    Raises:
-        ConfigError: with everything because of which the model cannot have them.
-    """
+    """Apply the configured buckets to a model; None if there are none. ConfigError lists all problems."""
     if not spec.shape_buckets:
         return None
     signature = read_signature(model, mapping, file)
-    problems = [_no_state(file)] if model.get_variables() else []
+    problems: list[Problem] = []
+    if model.get_variables():
+        message = "shape_buckets requires a stateless model: padding would enter the state"
+        problems.append(Problem(message, file=file, path=OPTION, suggestion="leave shape_buckets out"))
     dimensions: list[Dimension] = []
     for name, dimension in spec.shape_buckets.items():
         try:
             dimensions.append(_dimension(name, dimension, signature, mapping, spec.origin))
         except ConfigError as error:
             problems += error.problems
-    problems += _shared(dimensions, signature)
+    problems += _named_twice(dimensions, signature)
     if not problems:
         try:
             settled = {name for name, given in spec.shape_buckets.items() if given.outputs is not None}
@@ -463,8 +430,8 @@ def plan_buckets(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file:
     return ShapeBuckets(dimensions, signature.inputs)
 
 
-def _shared(dimensions: Sequence[Dimension], signature: ModelSignature) -> list[Problem]:
-    """Tell which dimensions of inputs are the batch dimension of all inputs, and were named as well."""
+def _named_twice(dimensions: Sequence[Dimension], signature: ModelSignature) -> list[Problem]:
+    """Return a problem for each input dimension that two buckets name."""
     owners: dict[tuple[int, int], str] = {}
     return [
         Problem(
@@ -478,15 +445,9 @@ def _shared(dimensions: Sequence[Dimension], signature: ModelSignature) -> list[
     ]
 
 
-def _no_state(file: str) -> Problem:
-    message = "the model remembers what it has seen, and would remember what was padded"
-    return Problem(message, file=file, path=OPTION, suggestion="leave shape_buckets out")
-
-
 def _dimension(
     name: str, given: BucketedDimension, signature: ModelSignature, mapping: TensorMapping, origin: str
 ) -> Dimension:
-    """Find the inputs of a dimension, and the outputs that its user named."""
     path = f"{OPTION}.{name}"
     inputs = signature.inputs
     if given.inputs:
@@ -513,10 +474,10 @@ def _dimension(
 
 
 def _batch_axes(path: str, inputs: Sequence[TensorSpec]) -> dict[int, tuple[int, ...]]:
-    lacking = [spec for spec in inputs if spec.batch_axis is None]
-    if lacking or not inputs:
-        message = f"input {lacking[0].name!r} has no batch dimension" if lacking else "the model has no inputs"
-        suggestion = 'say which dimensions are meant: "inputs": {"name": 0}'
+    unbatched = [spec for spec in inputs if spec.batch_axis is None]
+    if unbatched or not inputs:
+        message = f"input {unbatched[0].name!r} has no batch dimension" if unbatched else "the model has no inputs"
+        suggestion = 'name the dimensions: "inputs": {"name": 0}'
         raise ConfigError([Problem(message, path=path, suggestion=suggestion)])
     return {position: (spec.batch_axis or 0,) for position, spec in enumerate(inputs)}
 
@@ -524,17 +485,17 @@ def _batch_axes(path: str, inputs: Sequence[TensorSpec]) -> dict[int, tuple[int,
 def _check_input(path: str, spec: TensorSpec, axis: int, sizes: Sequence[int]) -> list[Problem]:
     problem = Problem("", path=f"{path}.{spec.name}", found=str(spec))
     if spec.datatype is BYTES:
-        return [replace(problem, message="texts cannot be padded", suggestion="leave the input out")]
+        return [replace(problem, message="string inputs cannot be padded", suggestion="leave the input out")]
     if axis >= len(spec.shape):
         message = f"the input {spec.name!r} has no dimension {axis}"
         return [replace(problem, message=message, expected=f"0 to {len(spec.shape) - 1}" if spec.shape else "")]
     dim = spec.shape[axis]
     if dim.is_fixed:
-        message = f"dimension {axis} of the input {spec.name!r} is fixed, so that nothing can be padded"
+        message = f"dimension {axis} of the input {spec.name!r} is fixed and cannot be padded"
         return [replace(problem, message=message, suggestion="open it with shape or batch_size, such as -1")]
     bad = [str(size) for size in sizes if not dim.accepts(size)]
     if bad:
-        message = f"dimension {axis} of the input {spec.name!r} does not take the size {', '.join(bad)}"
+        message = f"dimension {axis} of the input {spec.name!r} does not accept the size {', '.join(bad)}"
         return [replace(problem, message=message, expected=f"sizes of {dim}")]
     return []
 
@@ -542,11 +503,6 @@ def _check_input(path: str, spec: TensorSpec, axis: int, sizes: Sequence[int]) -
 def _named_outputs(
     path: str, named: Mapping[str, tuple[int, ...]], signature: ModelSignature, mapping: TensorMapping, origin: str
 ) -> tuple[tuple[int, int], ...]:
-    """Give the axes of outputs that a user says follow the dimension.
-
-    Raises:
-        ConfigError: there are none such.
-    """
     names = [spec.name for spec in signature.outputs]
     axes = for_ports(f"{path}.outputs", named, names, mapping.outputs, origin=origin)
     found = [(position, axis) for position, positions in axes.items() for axis in positions]
@@ -564,11 +520,10 @@ def _named_outputs(
 def _pad_values(
     path: str, given: BucketedDimension, inputs: Sequence[TensorSpec], problems: list[Problem]
 ) -> dict[str, Any]:
-    """Give the value for each input, as an element of its array."""
     known = {spec.name for spec in inputs}
     problems += [
         Problem(
-            "pad names what is no input of this dimension",
+            "pad names an unknown input of this dimension",
             path=f"{path}.pad",
             expected=" or ".join(map(repr, sorted(known))),
             found=repr(name),
@@ -582,17 +537,12 @@ def _pad_values(
             values[spec.name] = _element(given.pad.get(spec.name, 0), spec)
         except (OverflowError, ValueError):
             found = str(given.pad[spec.name])
-            message = "the input cannot have this value"
+            message = "padding value does not fit the input"
             problems.append(Problem(message, path=f"{path}.pad.{spec.name}", expected=str(spec), found=found))
     return values
 
 
 def _element(value: float, spec: TensorSpec) -> Any:
-    """Make an element of an input.
-
-    Raises:
-        OverflowError, ValueError: it cannot be one.
-    """
     dtype = spec.datatype.numpy
     if spec.datatype is BYTES:
         return b""

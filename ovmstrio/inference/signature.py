@@ -1,4 +1,4 @@
-"""A model's inputs and outputs as callers see them: mapped names, datatypes, shapes, batch axes."""
+"""Model signatures: mapped names, datatypes, shapes and batch axes of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,40 +16,32 @@ from ovmstrio.core.tensor import ANY_SIZE, BY_OPENVINO_NAME, BYTES, Dim, TensorS
 
 __all__ = ["ModelSignature", "dims_of", "for_ports", "own_specs", "port_names", "read_signature", "to_partial_shape"]
 
-# ----------------------------------------------------------------------
-# A model's inputs and outputs as callers see them: mapped names, datatypes, shapes, batch axes
-# ----------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """Inputs and outputs sorted by name, each with the position of its port in the model.
-
-    ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON; ``unranked_outputs`` are the
-    positions of outputs of which not even the number of dimensions is known; ``labels`` name classes.
-    """
+    """Inputs and outputs sorted by name, each with the position of its port in the model."""
 
     inputs: tuple[TensorSpec, ...]
     input_ports: tuple[int, ...]
     outputs: tuple[TensorSpec, ...]
     output_ports: tuple[int, ...]
-    extra: dict[str, Any]
-    unranked_outputs: frozenset[int] = frozenset()
-    labels: tuple[str, ...] = ()
+    extra: dict[str, Any]  # JSON-compatible ``rt_info`` of the model file
+    unranked_outputs: frozenset[int] = frozenset()  # positions of outputs of unknown rank
+    labels: tuple[str, ...] = ()  # class names
 
     @property
     def has_fixed_inputs(self) -> bool:
-        """Whether every input accepts one shape only."""
+        """Return whether every input accepts one shape only."""
         return all(dim.is_fixed for spec in self.inputs for dim in spec.shape)
 
     @property
     def depends_on_values(self) -> bool:
-        """Whether inputs of one shape have outputs of many: how large they are is in the values."""
+        """Return whether output shapes depend on input values."""
         return self.has_fixed_inputs and not all(dim.is_fixed for spec in self.outputs for dim in spec.shape)
 
     @property
     def has_fixed_outputs(self) -> bool:
-        """Whether every output has so many bytes whatever is inferred: one shape only, and no strings."""
+        """Return whether every output has a fixed size in bytes."""
         is_ranked = not self.unranked_outputs
         return is_ranked and all(
             spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape) for spec in self.outputs
@@ -57,7 +49,7 @@ class ModelSignature:
 
     @property
     def output_bytes(self) -> int:
-        """How many bytes the outputs of fixed shapes have together."""
+        """Total size of the outputs of fixed shape."""
         ranked = (
             spec
             for port, spec in zip(self.output_ports, self.outputs, strict=True)
@@ -68,7 +60,7 @@ class ModelSignature:
 
 
 def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bool) -> list[str]:
-    """Name each port: its alias, else any name the model gives it, else (outputs) ``out_<index>``."""
+    """Return the name of each port: its alias, else a name from the model, else ``out_<index>`` for outputs."""
     names = []
     for index, port in enumerate(ports):
         known = sorted(port.get_names())
@@ -78,7 +70,7 @@ def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bo
 
 
 def _own_name(port: Any, known: list[str], *, is_input: bool) -> str:
-    """Give an input's name, also where an output is the same tensor and has a name of its own for it."""
+    """Return the input's name; if an output is the same tensor, its own name for it."""
     source = port.node if is_input else port.node.input_value(0).get_node()
     name = str(source.friendly_name)
     if source.get_type_name() != "Parameter" or name not in known:
@@ -88,22 +80,22 @@ def _own_name(port: Any, known: list[str], *, is_input: bool) -> str:
 
 
 def dims_of(shape: ov.PartialShape, unknown: tuple[Dim, ...] = (ANY_SIZE,)) -> tuple[Dim, ...]:
-    """Give a shape of OpenVINO's, for one of unknown rank ``unknown``."""
+    """Convert a partial shape; ``unknown`` is returned for one of unknown rank."""
     if shape.rank.is_dynamic:
         return unknown
     return tuple(Dim(dim.get_min_length(), dim.get_max_length()) for dim in shape)
 
 
 def to_partial_shape(dims: Sequence[Dim]) -> ov.PartialShape:
-    """Give OpenVINO's form of a shape."""
+    """Convert dimensions to OpenVINO's partial shape."""
     return ov.PartialShape([ov.Dimension(dim.low, dim.high) for dim in dims])
 
 
 def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelSignature:
-    """Describe a model.
+    """Read the signature of a model.
 
     Raises:
-        ConfigError: it has no outputs, two tensors of one name, or a tensor that no protocol can carry.
+        ConfigError: the model has no outputs, duplicate tensor names, or a tensor that no protocol supports.
     """
     problems = [] if model.outputs else [Problem("the model has no outputs", file=file)]
     inputs, input_ports = _side(model.inputs, mapping.inputs, file, problems, is_input=True)
@@ -111,11 +103,13 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelS
     if problems:
         raise ConfigError(problems)
     unranked = frozenset(index for index, port in enumerate(model.outputs) if port.get_partial_shape().rank.is_dynamic)
-    return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model), unranked)
+    key = "model_info"
+    extra = {"rt_info": {key: _plain(model.get_rt_info(key))}} if model.has_rt_info(key) else {}
+    return ModelSignature(inputs, input_ports, outputs, output_ports, extra, unranked)
 
 
 def own_specs(ports: Sequence[Any], *, is_input: bool) -> tuple[TensorSpec, ...]:
-    """Describe ports under the model's own names, in its order; their types are ones that protocols carry."""
+    """Return the specs of ports in model order, under the model's own names; element types must be supported."""
     return tuple(_spec(name, port) for name, port in zip(port_names(ports, {}, is_input=is_input), ports, strict=True))
 
 
@@ -125,7 +119,7 @@ def _side(
     kind = "input" if is_input else "output"
     names = port_names(ports, aliases, is_input=is_input)
     problems.extend(
-        Problem(f"two {kind}s are called {name!r}", file=file, suggestion="rename them in mapping_config.json")
+        Problem(f"two {kind}s are named {name!r}", file=file, suggestion="rename them in mapping_config.json")
         for name in sorted({name for name in names if names.count(name) > 1})
     )
     specs = []
@@ -133,7 +127,7 @@ def _side(
         type_name = port.get_element_type().get_type_name()
         if type_name not in BY_OPENVINO_NAME:
             problems.append(
-                Problem(f"{kind} {name!r} has the element type {type_name}, which no protocol carries", file=file)
+                Problem(f"{kind} {name!r} has the element type {type_name}, which no protocol supports", file=file)
             )
         elif is_input and port.get_partial_shape().rank.is_dynamic:
             problems.append(
@@ -146,7 +140,7 @@ def _side(
 
 
 def _spec(name: str, port: Any) -> TensorSpec:
-    # An output of unknown rank is shown as one dimension of any size; the answer's own shape is exact.
+    # An output of unknown rank is reported as one dimension of any size; responses have the exact shape.
     dims = dims_of(port.get_partial_shape())
     layout = port.node.layout
     text = "" if layout.empty or str(layout) == "[...]" else str(layout).strip("[]").replace(",", "")
@@ -166,12 +160,6 @@ def _batch_axis(layout: str, rank: int) -> int | None:
     return None
 
 
-def _extra(model: ov.Model) -> dict[str, Any]:
-    if not model.has_rt_info("model_info"):
-        return {}
-    return {"rt_info": {"model_info": _plain(model.get_rt_info("model_info"))}}
-
-
 def _plain(value: Any) -> Any:
     held = getattr(value, "value", value)
     if isinstance(held, Mapping):
@@ -180,10 +168,6 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in held]
     return held if isinstance(held, (str, int, float, bool)) else str(held)
 
-
-# ----------------------------------------------------------------------
-# Bring settings that users wrote by tensor name to the tensors of the model that they are for
-# ----------------------------------------------------------------------
 
 _T = TypeVar("_T")
 
@@ -197,18 +181,13 @@ def for_ports(
     origin: str = "",
     anonymous_everywhere: bool = False,
 ) -> dict[int, _T]:
-    """Give each setting with the position of the tensor that it is for.
+    """Map settings by tensor name to tensor positions.
 
-    Args:
-        option: the name of the option, for messages.
-        settings: by tensor name; the name ``""`` is for the only tensor.
-        names: what callers call the tensors, by position.
-        aliases: the alias of each tensor that has one, by its name in the model's file.
-        origin: where the settings were written, for messages.
-        anonymous_everywhere: a setting without a name may be for several tensors.
+    The name ``""`` is for the only tensor, or with ``anonymous_everywhere`` for all. ``names`` are tensor names by
+    position, ``aliases`` the alias by the name in the model's file, ``option`` and ``origin`` are for messages.
 
     Raises:
-        ConfigError: a name is unknown or was replaced by an alias, or a setting without a name has several tensors.
+        ConfigError: a name is unknown or replaced by an alias, or a setting without a name is ambiguous.
     """
     found: dict[int, _T] = {}
     problems: list[Problem] = []

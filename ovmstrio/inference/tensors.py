@@ -1,7 +1,7 @@
-"""Between numpy arrays, as the rest of the server has them, and OpenVINO's tensors.
+"""Conversion between numpy arrays and OpenVINO tensors, and the state of stateful models.
 
-There is one way in: ``set_input_tensor`` with a tensor that shares the array's memory.  Mixing it with OpenVINO's
-copying ``infer(inputs)`` corrupts the heap in 2026.4.
+Inputs are always set with ``set_input_tensor`` on shared memory. Mixing this with OpenVINO's copying ``infer(inputs)``
+corrupts the heap in 2026.4.
 """
 
 from __future__ import annotations
@@ -30,36 +30,32 @@ __all__ = [
     "view_of",
 ]
 
-# ----------------------------------------------------------------------
-# Between numpy arrays, as the rest of the server has them, and OpenVINO's tensors
-# ----------------------------------------------------------------------
-
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
 
-# OpenVINO makes its tables of numpy's types when they are first needed, and lets go of Python's lock meanwhile: where
-# two threads need them at once, each waits for ever for what the other holds.  Here nobody else can need them yet.
+# OpenVINO builds its numpy type tables at first use and releases the GIL meanwhile: two threads at once would deadlock.
+# At import no other thread can use them yet.
 ov.Type.f32.to_dtype()
 ov.Type(np.float32)
 
 
 def to_tensor(array: Array, spec: TensorSpec) -> ov.Tensor:
-    """Make a tensor that shares the array's memory, which may be read-only; whoever calls keeps the array alive.
+    """Return a tensor that shares the array's memory, which may be read-only; the caller keeps the array alive.
 
-    Strings are copied, and lose NULs at their ends: OpenVINO takes them in no other form from Python.
+    Strings are copied and lose trailing NULs, a limitation of OpenVINO's Python API.
     """
     if spec.datatype is BYTES:
         tensor = ov.Tensor(ov.Type.string, ov.Shape(array.shape))
         if array.size:
             tensor.bytes_data = array.astype("S")
         return tensor
-    # This constructor, unlike `Tensor(array, shared_memory=True)`, takes read-only arrays, such as views of bytes.
+    # Unlike `Tensor(array, shared_memory=True)`, this constructor accepts read-only arrays, such as views of bytes.
     return ov.Tensor(array, ov.Shape(array.shape), _TYPES[spec.datatype.name])
 
 
 def from_tensor(tensor: ov.Tensor, spec: TensorSpec) -> Array:
-    """Copy a tensor into an array of the dtype ``spec.datatype.numpy``."""
+    """Copy a tensor into an array of dtype ``spec.datatype.numpy``."""
     if spec.datatype is BYTES:
-        # OpenVINO looks for the longest string also where there is none, in memory that is not the tensor's.
+        # For an empty tensor, OpenVINO searches the longest string outside the tensor's memory.
         strings: Array = tensor.bytes_data.astype(object) if tensor.get_size() else np.empty(list(tensor.shape), object)
         return strings
     copy: Array = tensor.data.copy()
@@ -67,25 +63,25 @@ def from_tensor(tensor: ov.Tensor, spec: TensorSpec) -> Array:
 
 
 def view_of(tensor: ov.Tensor, spec: TensorSpec) -> Array:
-    """Give a view of a tensor, of the dtype ``spec.datatype.numpy``, for as long as the tensor; of strings a copy."""
+    """Return a view of a tensor with dtype ``spec.datatype.numpy``, valid as long as the tensor; for strings a copy."""
     if spec.datatype is BYTES:
         return from_tensor(tensor, spec)
     view: Array = tensor.data
     return view if view.dtype == spec.datatype.numpy else view.view(spec.datatype.numpy)
 
 
-def _small_shape(spec: TensorSpec, more: int = 0) -> list[int]:
-    least = [1 if dim.accepts(1) else dim.low for dim in spec.shape]
-    return [size + more if dim.accepts(size + more) else size for size, dim in zip(least, spec.shape, strict=True)]
+def _smallest_shape(spec: TensorSpec, more: int = 0) -> list[int]:
+    smallest = [1 if dim.accepts(1) else dim.low for dim in spec.shape]
+    return [size + more if dim.accepts(size + more) else size for size, dim in zip(smallest, spec.shape, strict=True)]
 
 
 def placeholder(spec: TensorSpec, more: int = 0, *, value: int = 1) -> Array:
-    """Make an input of ones, as small as can be; open dimensions are larger by ``more``.
+    """Create the smallest input of ones; dynamic dimensions are larger by ``more``.
 
-    Zeros are not what models are made for: OpenVINO 2026.4 divides by a step of 0 in ``Range``, which ends the process.
-    Strings are ``1``, or empty for a ``value`` of 0.
+    Zeros are unsafe: OpenVINO 2026.4 divides by a step of 0 in ``Range``, which ends the process. Strings are ``1``, or
+    empty for a ``value`` of 0.
     """
-    shape = _small_shape(spec, more)
+    shape = _smallest_shape(spec, more)
     if spec.datatype is BYTES:
         return np.full(shape, str(value).encode() if value else b"", dtype=object)
     filled = np.full(shape, value, np.float32 if spec.datatype.name == "BF16" else spec.datatype.numpy)
@@ -93,33 +89,25 @@ def placeholder(spec: TensorSpec, more: int = 0, *, value: int = 1) -> Array:
 
 
 def idle_tensor(spec: TensorSpec) -> ov.Tensor:
-    """Make a tensor, of OpenVINO's own memory, for a request that is not in use to hold."""
-    return ov.Tensor(_TYPES[spec.datatype.name], ov.Shape(_small_shape(spec)))
+    """Create a tensor for an idle request to hold, in OpenVINO's own memory."""
+    return ov.Tensor(_TYPES[spec.datatype.name], ov.Shape(_smallest_shape(spec)))
 
 
 def set_inputs(request: ov.InferRequest, ports: Sequence[int], tensors: Sequence[ov.Tensor]) -> None:
-    """Give a request its inputs; what it had before is let go."""
+    """Set the inputs of a request; earlier ones are released."""
     for port, tensor in zip(ports, tensors, strict=True):
         request.set_input_tensor(port, tensor)
 
 
-# ----------------------------------------------------------------------
-# What a model remembers from one inference to the next: the values of its variables, moved in and out of requests
-# ----------------------------------------------------------------------
-
 State = Mapping[str, Array]
-"""The value of each variable, by name; never changed once it is made."""
+"""Value of each variable by name; immutable."""
 
-_KEPT_BYTES: Final = 16 * 1024
-"""Values up to which are given to OpenVINO by way of memory of a request's own: a copy costs less than a new tensor."""
+# Values up to this size are copied into a reused tensor, which costs less than a new one.
+_MAX_COPIED_BYTES: Final = 16 * 1024
 
 
 def read_variables(model: ov.Model, file: str) -> tuple[TensorSpec, ...]:
-    """Describe the variables of a model, in the order of their names.
-
-    Raises:
-        ConfigError: one has an element type that cannot be kept.
-    """
+    """Return the specs of a model's variables, sorted by name; ConfigError if an element type is not supported."""
     variables = [_variable(variable.info, file) for variable in model.get_variables()]
     return tuple(sorted(variables, key=lambda variable: variable.name))
 
@@ -127,17 +115,13 @@ def read_variables(model: ov.Model, file: str) -> tuple[TensorSpec, ...]:
 def _variable(info: Any, file: str) -> TensorSpec:
     datatype = BY_OPENVINO_NAME.get(info.data_type.get_type_name())
     if datatype is None or datatype is BYTES:
-        message = f"the variable {info.variable_id!r} has the element type {info.data_type}, which cannot be kept"
+        message = f"variable {info.variable_id!r} has the unsupported element type {info.data_type}"
         raise ConfigError([Problem(message, file=file, path="stateful")])
     return TensorSpec(info.variable_id, datatype, dims_of(info.data_shape), None)
 
 
 class _Variable(NamedTuple):
-    """One variable of one infer request.
-
-    ``own`` is a tensor for values on their way into it, and ``view`` its memory; None where values may have other
-    shapes, or are large.
-    """
+    """Variable of a request; ``own`` is a reused tensor and ``view`` its memory, None for dynamic or large values."""
 
     spec: TensorSpec
     handle: Any
@@ -145,7 +129,6 @@ class _Variable(NamedTuple):
     view: Array | None
 
     def set(self, value: Array) -> None:
-        """Have it begin with ``value``, which OpenVINO copies."""
         view = self.view
         if view is None or value.shape != view.shape or value.dtype != view.dtype:
             self.handle.state = to_tensor(value, self.spec)
@@ -154,14 +137,14 @@ class _Variable(NamedTuple):
             self.handle.state = self.own
 
 
-_known: Final[WeakKeyDictionary[ov.InferRequest, Sequence[_Variable]]] = WeakKeyDictionary()
-"""The variables of requests: they stay the same, but OpenVINO makes new handles of them each time that it is asked."""
+# Cache, because OpenVINO creates new handles at each query.
+_variable_cache: Final[WeakKeyDictionary[ov.InferRequest, Sequence[_Variable]]] = WeakKeyDictionary()
 
 
 def _variables_of(request: ov.InferRequest, specs: Mapping[str, TensorSpec]) -> Sequence[_Variable]:
-    found = _known.get(request)
+    found = _variable_cache.get(request)
     if found is None:
-        found = _known[request] = [_look_up(handle, specs[handle.name]) for handle in request.query_state()]
+        found = _variable_cache[request] = [_look_up(handle, specs[handle.name]) for handle in request.query_state()]
     return found
 
 
@@ -169,19 +152,13 @@ def _look_up(handle: Any, spec: TensorSpec) -> _Variable:
     if not all(dim.is_fixed for dim in spec.shape):
         return _Variable(spec, handle, None, None)
     own = idle_tensor(spec)
-    if own.byte_size > _KEPT_BYTES:
+    if own.byte_size > _MAX_COPIED_BYTES:
         return _Variable(spec, handle, None, None)
     return _Variable(spec, handle, own, view_of(own, spec))
 
 
 class StateChange:
-    """One inference's way from one state to the next, through whichever infer request it gets.
-
-    Args:
-        variables: the variables of the model, by name.
-        before: the state that the inference begins with; None for the initial one.
-        keep: whether the state that it ends with is wanted.
-    """
+    """State of a model before one inference (None for the initial one), and after it if ``keep`` is set."""
 
     __slots__ = ("_before", "_entered", "_keep", "_variables", "after")
 
@@ -193,11 +170,7 @@ class StateChange:
         self.after: State = {}
 
     def enter(self, request: ov.InferRequest) -> None:
-        """Give a request the state to begin with.
-
-        Raises:
-            ModelFailure: OpenVINO refuses it.
-        """
+        """Set the state of a request; raise ModelFailure if OpenVINO refuses the state."""
         if not self._variables:
             return
         try:
@@ -208,14 +181,10 @@ class StateChange:
             for variable in self._entered:
                 variable.set(self._before[variable.spec.name])
         except OPENVINO_ERRORS as error:
-            raise ModelFailure(f"OpenVINO refuses the state of the sequence: {reason(error)}") from error
+            raise ModelFailure(f"OpenVINO rejects the state of the sequence: {reason(error)}") from error
 
     def leave(self, request: ov.InferRequest) -> None:
-        """Copy what the request remembers now into ``after``.
-
-        Raises:
-            ModelFailure: OpenVINO does not give it.
-        """
+        """Copy the state of the request into ``after``; raise ModelFailure if OpenVINO does not return the state."""
         if not self._variables or not self._keep:
             return
         try:
@@ -224,4 +193,4 @@ class StateChange:
                 for variable in self._entered or _variables_of(request, self._variables)
             }
         except OPENVINO_ERRORS as error:
-            raise ModelFailure(f"OpenVINO does not give the state of the sequence: {reason(error)}") from error
+            raise ModelFailure(f"cannot read the state of the sequence: {reason(error)}") from error

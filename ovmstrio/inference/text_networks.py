@@ -1,4 +1,4 @@
-"""Compile what models of texts are made of: a tokenizer, and a transformer that gives a row a text."""
+"""Compilation of embedding and reranking models and their tokenizers."""
 
 from __future__ import annotations
 
@@ -31,54 +31,45 @@ __all__ = [
     "score_pairs",
 ]
 
-# ----------------------------------------------------------------------
-# Models of texts made to give one row of numbers a text, whatever they give a token
-# ----------------------------------------------------------------------
-
 Pooling = Literal["CLS", "LAST", "MEAN"]
 
 KNOWN_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
-_OF_TEXTS: Final = "sentence_embedding"
-_OF_TOKENS: Final = ("last_hidden_state", "token_embeddings")
+_POOLED_OUTPUT: Final = "sentence_embedding"
+_TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
 _SCORES: Final = "logits"
 _RANK_OF_TEXTS: Final = 2
 _RANK_OF_TOKENS: Final = 3
-_LEAST_LENGTH: Final = 1e-12
+_NORM_EPSILON: Final = 1e-12
 _EXPECTED_INPUTS: Final = "input_ids, attention_mask and, if any, token_type_ids and position_ids"
 
 
 def pool_embeddings(model: ov.Model, pooling: Pooling, *, normalize: bool, file: str) -> ov.Model:
-    """Give the model with one output ``embeddings``, f32 [texts, numbers].
+    """Return the model with a single output ``embeddings``, f32 [texts, dimensions], of length 1 if ``normalize``.
 
-    A model that has pooled its output itself, by Optimum's name ``sentence_embedding``, is left to that.
-
-    Args:
-        model: takes [texts, tokens], and gives numbers of tokens or texts.
-        pooling: which token's numbers stand for the text, or the mean of all that are no padding.
-        normalize: whether to give each text's numbers the length 1.
-        file: where it was read from, for messages.
+    An existing output ``sentence_embedding`` (Optimum's name for pooled embeddings) is used as is. MEAN excludes
+    padding.
 
     Raises:
-        ConfigError: it is no such model.
+        ConfigError: inputs or outputs are not those of an embedding model.
     """
     inputs = _inputs(model, file)
     outputs = _outputs(model)
-    pooled = outputs.get(_OF_TEXTS)
+    pooled = outputs.get(_POOLED_OUTPUT)
     if pooled is None or pooled.get_partial_shape().rank != _RANK_OF_TEXTS:
-        pooled = _pooled(_of_tokens(outputs, file), inputs["attention_mask"], pooling)
+        pooled = _pooled(_token_output(outputs, file), inputs["attention_mask"], pooling)
     result = op.convert(pooled, np.float32)
     if normalize:
-        result = op.normalize_l2(result, _ints(1), _LEAST_LENGTH, "max")
+        result = op.normalize_l2(result, _ints(1), _NORM_EPSILON, "max")
     return _named(model, result, "embeddings")
 
 
 def score_pairs(model: ov.Model, file: str) -> ov.Model:
-    """Give the model with one output ``scores``, f32 [texts], from 0 to 1.
+    """Return the model with a single output ``scores``, f32 [texts], from 0 to 1.
 
-    One logit a text becomes that by the logistic function, of two it is the share of the second.
+    One logit per text is passed through the logistic function; of two the softmax of the second is used.
 
     Raises:
-        ConfigError: it gives no logits of texts, or more than two.
+        ConfigError: the model has no logits per text, or more than two.
     """
     _inputs(model, file)
     logits = _outputs(model).get(_SCORES)
@@ -86,7 +77,7 @@ def score_pairs(model: ov.Model, file: str) -> ov.Model:
     count = shape[1].get_length() if shape is not None and shape.rank == _RANK_OF_TEXTS and shape[1].is_static else 0
     if logits is None or count not in (1, 2):
         found = ", ".join(f"{name} {each.get_partial_shape()}" for name, each in _outputs(model).items())
-        message = "the model does not tell how well a document answers a query"
+        message = "not a reranking model"
         raise ConfigError([Problem(message, file=file, expected="an output logits [?,1] or [?,2]", found=found)])
     wide = op.convert(logits, np.float32)
     scores = op.sigmoid(wide) if count == 1 else op.softmax(wide, 1)
@@ -94,7 +85,7 @@ def score_pairs(model: ov.Model, file: str) -> ov.Model:
 
 
 def _pooled(tokens: ov.Output, mask: ov.Output, pooling: Pooling) -> ov.Node:
-    """[texts, tokens, numbers] -> [texts, numbers]; padding is behind the tokens."""
+    """[texts, tokens, numbers] -> [texts, numbers]; padding follows the tokens."""
     if pooling == "CLS":
         return op.gather(tokens, _scalar(0), _scalar(1))
     counted = op.convert(mask, np.int64)
@@ -113,20 +104,20 @@ def _inputs(model: ov.Model, file: str) -> Mapping[str, ov.Output]:
     if len(found) == len(model.inputs) and {"input_ids", "attention_mask"} <= found.keys():
         return found
     names = ", ".join(sorted(name for port in model.inputs for name in port.get_names()))
-    raise ConfigError([Problem("the model takes no texts", file=file, expected=_EXPECTED_INPUTS, found=names)])
+    raise ConfigError([Problem("not a text model", file=file, expected=_EXPECTED_INPUTS, found=names)])
 
 
 def _outputs(model: ov.Model) -> dict[str, ov.Output]:
     return {name: port.get_node().input_value(0) for port in model.outputs for name in port.get_names()}
 
 
-def _of_tokens(outputs: Mapping[str, ov.Output], file: str) -> ov.Output:
-    for name in (*_OF_TOKENS, *outputs):
+def _token_output(outputs: Mapping[str, ov.Output], file: str) -> ov.Output:
+    for name in (*_TOKEN_OUTPUTS, *outputs):
         if name in outputs and outputs[name].get_partial_shape().rank == _RANK_OF_TOKENS:
             return outputs[name]
     found = ", ".join(f"{name} {each.get_partial_shape()}" for name, each in outputs.items())
-    expected = f"an output {' or '.join(_OF_TOKENS)} [?,?,?], or {_OF_TEXTS} [?,?]"
-    raise ConfigError([Problem("the model gives no vectors of texts", file=file, expected=expected, found=found)])
+    expected = f"an output {' or '.join(_TOKEN_OUTPUTS)} [?,?,?], or {_POOLED_OUTPUT} [?,?]"
+    raise ConfigError([Problem("not an embedding model", file=file, expected=expected, found=found)])
 
 
 def _named(model: ov.Model, result: ov.Node, name: str) -> ov.Model:
@@ -142,21 +133,17 @@ def _scalar(value: int) -> ov.Node:
     return op.constant(np.int64(value))
 
 
-# ----------------------------------------------------------------------
-# Compile what models of texts are made of: a tokenizer, and a transformer that gives a row a text
-# ----------------------------------------------------------------------
-
+# Embeddings are compared with those of other machines, which round differently in lower precision.
 _EXACT: Final = {"INFERENCE_PRECISION_HINT": "f32"}
-"""Vectors are compared with others that another machine made, which does not round as this one does."""
 _MOST_TOKENIZED_AT_ONCE: Final = 4
 _HINTS: Final = {"PERFORMANCE_HINT", "NUM_STREAMS"}
-_MANY: Final = {"PERFORMANCE_HINT": "THROUGHPUT"}
-"""Rows of several requests are joined, and a processor's cores do more on a batch each than on one together."""
+# Requests are batched, and one batch per core is faster than all cores on one batch.
+_THROUGHPUT: Final = {"PERFORMANCE_HINT": "THROUGHPUT"}
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledTokenizer:
-    """A ragged tokenizer, what stands around its texts, and the token to fill them up with."""
+    """Compiled ragged tokenizer with its special and padding tokens."""
 
     compiled: Compiled
     special_tokens: SpecialTokens
@@ -164,44 +151,28 @@ class CompiledTokenizer:
 
 
 def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
-    """Read and compile a tokenizer, which never runs on the event loop: texts may have any length.  Blocks.
-
-    Raises:
-        ConfigError: it cannot be read, or is not of the form that ``openvino_tokenizers`` gives tokenizers.
-    """
+    """Read and compile a tokenizer, which never runs on the event loop: texts may have any length. Blocks."""
     read = read_tokenizer(file)
-    spec = ModelSpec(name=name, base_path=file.parent, plugin_config=_one_thread_each())
+    # A few texts in parallel, each on one thread: no tokenizer operation uses more.
+    count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))
+    config = {"NUM_STREAMS": count, "INFERENCE_NUM_THREADS": count, "ENABLE_CPU_PINNING": "NO"}
+    spec = ModelSpec(name=name, base_path=file.parent, plugin_config=config)
     compiled = compile_read(read.model, ModelFile(file, spec))
     return CompiledTokenizer(replace(compiled, placement=Placement.away(), loop=None), read.special_tokens, read.pad_id)
 
 
 def compile_embedder(source: ModelFile, pooling: Pooling, *, normalize: bool) -> Compiled:
-    """Read and compile a model of embeddings, see :func:`pool_embeddings`.  Blocks.
-
-    Raises:
-        ConfigError: as there, or it cannot be read or compiled.
-    """
+    """Read and compile an embedding model; see :func:`pool_embeddings`. Blocks."""
     model = pool_embeddings(read_model(source.file), pooling, normalize=normalize, file=str(source.file))
-    return compile_read(model, _settled(source))
+    return compile_read(model, _with_defaults(source))
 
 
 def compile_scorer(source: ModelFile) -> Compiled:
-    """Read and compile a model that scores pairs, see :func:`score_pairs`.  Blocks.
-
-    Raises:
-        ConfigError: as there, or it cannot be read or compiled.
-    """
-    return compile_read(score_pairs(read_model(source.file), str(source.file)), _settled(source))
+    """Read and compile a reranking model; see :func:`score_pairs`. Blocks."""
+    return compile_read(score_pairs(read_model(source.file), str(source.file)), _with_defaults(source))
 
 
-def _settled(source: ModelFile) -> ModelFile:
-    """Choose what the configuration does not say."""
+def _with_defaults(source: ModelFile) -> ModelFile:
     chosen = source.spec.plugin_config
-    config = {**_EXACT, **({} if _HINTS & chosen.keys() else _MANY), **chosen}
+    config = {**_EXACT, **({} if _HINTS & chosen.keys() else _THROUGHPUT), **chosen}
     return replace(source, spec=source.spec.model_copy(update={"plugin_config": config}))
-
-
-def _one_thread_each() -> dict[str, str]:
-    """Let a few texts be tokenized side by side, each by one thread, which none of a tokenizer's operations divides."""
-    count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))
-    return {"NUM_STREAMS": count, "INFERENCE_NUM_THREADS": count, "ENABLE_CPU_PINNING": "NO"}

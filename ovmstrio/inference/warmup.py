@@ -1,4 +1,4 @@
-"""Run a model on its buckets before anybody calls it: the first call is as fast as others, and what is odd is told."""
+"""Warm-up of a model on its shape buckets, with a check that padding does not change its outputs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ __all__ = ["warm_buckets"]
 
 log = structlog.get_logger(__name__)
 
-_MOST_SHAPES: Final = 64
-_MOST_SECONDS: Final = 20.0
-_TOLERANCE: Final = 0.02
-"""What bf16 makes of the same numbers in sums of another order stays below it."""
+_MAX_SHAPES: Final = 64
+_MAX_SECONDS: Final = 20.0
+_TOLERANCE: Final = 0.02  # above the difference that another summation order makes in bf16
 
 
 def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
-    """Run a model on ones that are padded up to its buckets, on each of its streams.  Blocks for as long as that takes.
+    """Run a model on padded ones for each bucket and stream, up to 64 shapes or 20 seconds. Blocks.
 
-    After 64 shapes or 20 seconds the rest is left to requests.  A model that does not run on ones is left alone.
+    A model that does not run on ones is skipped.
 
     Returns:
-        The model, compiled again if a run failed, and warnings: of what failed, and of outputs that are others when
-        inputs are padded.
+        The model, recompiled if a run failed, and warnings about failures and about outputs that padding changes.
     """
     buckets = compiled.buckets
     if buckets is None or compiled.timing is None:
@@ -45,19 +43,20 @@ def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
     slots = [compiled.make_slot() for _ in range(max(1, compiled.side_by_side))]
     ones = _ones(compiled.signature.inputs, buckets)
     try:
-        problems = [each for dimension in buckets.dimensions for each in _changes(compiled, slots[0], dimension, ones)]
+        problems = [
+            each for dimension in buckets.dimensions for each in _padding_effects(compiled, slots[0], dimension, ones)
+        ]
         _run_all(buckets, slots, ones)
     except ModelFailure as error:
         for slot in slots:
             slot.keep_if_stuck()
-        message = f"the model fails on ones that are padded to buckets: {error.message}"
+        message = f"warm-up failed on inputs padded to buckets: {error.message}"
         warning = Problem(message, path=OPTION, severity="warning")
         return replace(compiled, model=compiled.compile_again()), [warning]
     return compiled, problems
 
 
 def _ones(inputs: Sequence[TensorSpec], buckets: ShapeBuckets) -> list[Array]:
-    """Make inputs as small as can be, of one size in each dimension that has buckets."""
     ones = [placeholder(spec) for spec in inputs]
     for dimension in buckets.dimensions:
         size = max(ones[place.tensor].shape[place.axis] for place in dimension.inputs)
@@ -69,22 +68,16 @@ def _ones(inputs: Sequence[TensorSpec], buckets: ShapeBuckets) -> list[Array]:
 
 
 def _run_all(buckets: ShapeBuckets, slots: Sequence[Slot], ones: Sequence[Array]) -> None:
-    """Run on all sizes, as far as there is time.
-
-    Raises:
-        ModelFailure: a run fails.
-    """
     begin = monotonic()
     every = buckets.all_sizes()
     for done, sizes in enumerate(every):
-        if done >= _MOST_SHAPES or monotonic() - begin > _MOST_SECONDS:
-            log.info("buckets left to requests", shapes=len(every) - done, warmed_up=done)
+        if done >= _MAX_SHAPES or monotonic() - begin > _MAX_SECONDS:
+            log.info("bucket warm-up incomplete", shapes=len(every) - done, warmed_up=done)
             return
         _run_on_each(slots, buckets.shaped(ones, sizes).filled())
 
 
 def _run_on_each(slots: Sequence[Slot], arrays: Sequence[Array]) -> None:
-    """Run at once on as many streams as there are."""
     try:
         for slot in slots:
             slot.bind(arrays)
@@ -101,25 +94,21 @@ def _run_on_each(slots: Sequence[Slot], arrays: Sequence[Array]) -> None:
         slot.unbind()
 
 
-def _changes(compiled: Compiled, slot: Slot, dimension: Dimension, ones: Sequence[Array]) -> list[Problem]:
-    """Tell which outputs are others for the same input when that is padded along one dimension.
-
-    Raises:
-        ModelFailure: a run fails.
-    """
+def _padding_effects(compiled: Compiled, slot: Slot, dimension: Dimension, ones: Sequence[Array]) -> list[Problem]:
+    """Return a warning for each output that changes when the input is padded along one dimension."""
     place = dimension.inputs[0]
     given = ones[place.tensor].shape[place.axis]
     size = next((size for size in dimension.sizes if size > given), 0)
     if not size:
         return []
-    alone = ShapeBuckets([dimension], compiled.signature.inputs)
+    buckets = ShapeBuckets([dimension], compiled.signature.inputs)
     exact = _outputs(slot, Fitted(ones, {}))
-    padded = _outputs(slot, alone.shaped(ones, [size]))
+    padded = _outputs(slot, buckets.shaped(ones, [size]))
     return [
         Problem(
-            f"the output {spec.name!r} is another one where inputs are padded, as ones from {given} to {size} show",
+            f"output {spec.name!r} changes when inputs are padded (tested with ones from {given} to {size})",
             path=f"{OPTION}.{dimension.name}",
-            suggestion='set "pad" to what the model takes for nothing, or leave this dimension out',
+            suggestion='set "pad" to a value that the model ignores, or leave this dimension out',
             severity="warning",
         )
         for spec, first, second in zip(compiled.signature.outputs, exact, padded, strict=True)

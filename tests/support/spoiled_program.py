@@ -13,7 +13,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     await first.answer(None)
     loads = 0
     while (request := await requests.next()) is not None:
-        loads += request.value["deed"] == "load"
+        loads += request.value["operation"] == "load"
         if loads == 2:
             os.abort()
         await request.answer(None)

@@ -1,12 +1,12 @@
-"""From a model as some framework wrote it to a version of a repository that a server has been seen to load.
+"""Conversion of models of other frameworks to a repository version that is known to load.
 
 ::
 
     file or folder ─> find_models ─> read_source ─> describe_inputs ─> quantize ─> make_stateful ─> new_version
-                      (sources)     (frameworks)      (inputs)     (quantization)   (states)            │
+                      (sources)     (convert)         (inputs)     (quantization)  (inputs)             │
                                                                                         loaded as a server would
 
-Nothing of the source's framework has to be installed, but for PyTorch's, which only torch itself can read.
+Only PyTorch models need their framework installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turn a model of any framework into a version directory of a repository that is known to load."""
+"""Conversion of a model into a version folder of a repository."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ from ovmstrio.inference.signature import own_specs, read_signature
 
 __all__ = ["Conversion", "Converted", "convert", "new_folder", "new_version", "read_source", "refuse_existing", "save"]
 
-# ----------------------------------------------------------------------
-# Read a model with the frontend of the framework that wrote it: asked for any, OpenVINO lets all try and complain
-# ----------------------------------------------------------------------
-
 _FRONTENDS: Final = {
     "OpenVINO IR": "ir",
     "ONNX": "onnx",
@@ -42,14 +38,12 @@ _FRONTENDS: Final = {
 
 
 def read_source(source: Path, framework: str) -> ov.Model:
-    """Read a model.
+    """Read a model with the frontend of ``framework``, see :func:`~.sources.framework_of`.
 
-    Args:
-        source: the file, or the folder that the framework takes for one model.
-        framework: what :func:`~.sources.framework_of` says of it.
+    OpenVINO's own detection would try all frontends, and fail with the messages of all.
 
     Raises:
-        ConfigError: it cannot be read or converted; the message tells why.
+        ConfigError: the model cannot be read or converted.
     """
     if framework == "PaddlePaddle":
         model = read_paddle(source)
@@ -58,8 +52,8 @@ def read_source(source: Path, framework: str) -> ov.Model:
     else:
         model = _read(source, framework)
     if not model.outputs:
-        # An empty file is a whole model to some readers, and nothing could be served of it.
-        raise refused(source, f"as {framework} it is a model without outputs", "is the file complete?")
+        # Some frontends read an empty file as an empty model.
+        raise refused(source, f"the {framework} model has no outputs", "is the file complete?")
     return model
 
 
@@ -72,35 +66,26 @@ def _read(source: Path, framework: str) -> ov.Model:
         model = read_onnx_content(source)
         if model is not None:
             return model
-        raise refused(source, f"OpenVINO cannot convert all of it: {reason(error)}") from error
+        raise refused(source, f"OpenVINO cannot convert the model: {reason(error)}") from error
     except OPENVINO_ERRORS as error:
         raise refused(source, f"cannot be read as {framework}: {reason(error)}", "is the file complete?") from error
 
 
-# ----------------------------------------------------------------------
-# Folders that appear when they are whole: versions of a repository, and what else a server may be watching
-# ----------------------------------------------------------------------
-
-
 def refuse_existing(target: Path, another: str, *, force: bool) -> None:
-    """Refuse to write what exists; ``another`` is the option that leads elsewhere.
-
-    Raises:
-        AlreadyExists: it exists and ``force`` is not set.
-    """
+    """Raise AlreadyExists if ``target`` exists and ``force`` is not set; ``another`` is the option that avoids it."""
     if target.exists() and not force:
         raise AlreadyExists(f"{target} exists; choose another {another}, or replace it with --force")
 
 
 @contextmanager
 def new_folder(target: Path, *, force: bool = False, another: str = "--repository") -> Iterator[Path]:
-    """Give a folder to fill, which becomes ``target`` when the block ends without error.
+    """Provide a folder that becomes ``target`` when the block ends without error.
 
-    A server that watches the repository never sees it half-written.  After an error nothing is left of it, nor of the
-    folders above it that were not there.
+    A server that watches the repository never sees a partial folder. After an error, nothing is left, not even new
+    parent folders.
 
     Raises:
-        AlreadyExists: it exists and ``force`` is not set; ``another`` is the option that leads elsewhere.
+        AlreadyExists: the target exists and ``force`` is not set; ``another`` is the option for another target.
     """
     refuse_existing(target, another, force=force)
     new_parents = [parent for parent in target.parents if not parent.exists()]
@@ -116,54 +101,46 @@ def new_folder(target: Path, *, force: bool = False, another: str = "--repositor
     finally:
         shutil.rmtree(scratch)
         for parent in new_parents:
-            with suppress(OSError):  # what is not empty stays
+            with suppress(OSError):  # fails unless empty
                 parent.rmdir()
 
 
 @contextmanager
 def new_version(repository: Path, name: str, version: int = 1, *, force: bool = False) -> Iterator[Path]:
-    """Give a folder to fill, which becomes ``<repository>/<name>/<version>``; as :func:`new_folder` otherwise."""
+    """Provide a folder that becomes ``<repository>/<name>/<version>``; see :func:`new_folder`."""
     with new_folder(repository / name / str(version), force=force, another="--version") as made:
         yield made
 
-
-# ----------------------------------------------------------------------
-# Turn a model of any framework into a version directory of a repository that is known to load
-# ----------------------------------------------------------------------
 
 _MODEL: Final = "model.xml"
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What is asked of a conversion.
+    """Options of a conversion.
 
-    ``state`` maps inputs to the outputs that hold their next value; with ``stateful`` and no pairs they are found by
-    name and shape.  ``fp16`` stores the weights in half precision.  ``inputs`` tells types and shapes of inputs.
-    ``calibration`` is a folder of samples with which the model is quantized to int8.
+    Attributes:
+        state: input names to the outputs with their next value; empty to detect them by name and shape.
     """
 
-    fp16: bool = False
-    stateful: bool = False
+    fp16: bool = False  # store the weights in half precision
+    stateful: bool = False  # turn state inputs into variables
     low_latency: bool = False
     state: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, InputForm] = field(default_factory=dict)
-    calibration: Path | None = None
+    inputs: Mapping[str, InputForm] = field(default_factory=dict)  # types and shapes of inputs
+    calibration: Path | None = None  # folder of samples for int8 quantization
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What came out: where it lies and how it is called.
-
-    ``state`` holds the pairs that became variables, ``samples`` is with how many it was quantized.
-    """
+    """Result of a conversion."""
 
     directory: Path
     framework: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    state: Mapping[str, str]
-    samples: int = 0
+    state: Mapping[str, str]  # (input, output) pairs that became variables
+    samples: int = 0  # number of samples used for quantization
 
 
 def save(model: ov.Model, directory: Path, *, fp16: bool = False) -> None:
@@ -183,8 +160,7 @@ def convert(
     """Convert ``source`` into ``<repository>/<name>/<version>/model.xml`` and ``model.bin``, and load it once.
 
     Raises:
-        ConfigError: the source cannot be read, not be transformed as asked, or what comes out cannot be loaded; the
-            message names the way out, and nothing is written.
+        ConfigError: the model cannot be read, transformed or loaded; nothing is written.
         AlreadyExists: the version exists and ``force`` is not set.
     """
     wanted = wanted or Conversion()
@@ -193,7 +169,7 @@ def convert(
     refuse_existing(target, "--version", force=force)
     model = read_source(source, framework)
     describe_inputs(source, model, wanted.inputs)
-    read_signature(model, NO_MAPPING, str(source))  # refuses what no protocol can carry
+    read_signature(model, NO_MAPPING, str(source))  # rejects unsupported tensors
     samples = 0
     if wanted.calibration is not None:
         model, samples = quantize(source, model, wanted.calibration)
@@ -202,18 +178,8 @@ def convert(
     inputs, outputs = own_specs(model.inputs, is_input=True), own_specs(model.outputs, is_input=False)
     with new_version(repository, name, version, force=force) as directory:
         save(model, directory, fp16=wanted.fp16)
-        _load(source, directory, name)
+        try:
+            compile_model(ModelFile(directory / _MODEL, ModelSpec(name=name, base_path=directory.parent)))
+        except ConfigError as error:
+            raise ConfigError([replace(problem, file=str(source)) for problem in error.problems]) from error
     return Converted(target, framework, inputs, outputs, state, samples)
-
-
-def _load(source: Path, directory: Path, name: str) -> None:
-    """Load what was written as a server would.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
-    spec = ModelSpec(name=name, base_path=directory.parent)
-    try:
-        compile_model(ModelFile(directory / _MODEL, spec))
-    except ConfigError as error:
-        raise ConfigError([replace(problem, file=str(source)) for problem in error.problems]) from error

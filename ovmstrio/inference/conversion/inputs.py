@@ -1,4 +1,4 @@
-"""Types and shapes of inputs that the user tells: for formats that do not say them, or to narrow them down."""
+"""Input types, shapes and state that the user specifies for a conversion."""
 
 from __future__ import annotations
 
@@ -21,45 +21,33 @@ from ovmstrio.inference.signature import port_names, to_partial_shape
 
 __all__ = ["InputForm", "describe_inputs", "detect_state", "make_stateful", "parse_input_form"]
 
-# ----------------------------------------------------------------------
-# Types and shapes of inputs that the user tells: for formats that do not say them, or to narrow them down
-# ----------------------------------------------------------------------
-
 _FORM: Final = re.compile(r"(?P<name>.+?)=(?P<type>[A-Za-z0-9]*)\s*[\[(](?P<dims>[^\])]*)[\])]")
 _EXAMPLE: Final = "NAME=TYPE[SIZES] such as image=FP32[-1,3,224,224], with -1 for any size"
 
 
 @dataclass(frozen=True, slots=True)
 class InputForm:
-    """The shape of an input, and its type if that is to be told."""
+    """Shape of an input, and its type if specified."""
 
     shape: tuple[Dim, ...]
     datatype: Datatype | None = None
 
 
 def parse_input_form(text: str) -> tuple[str, InputForm]:
-    """Read ``image=FP32[-1,3,224,224]``; the type may be left out.
-
-    Raises:
-        ConfigError: it has another form.
-    """
+    """Parse ``image=FP32[-1,3,224,224]``, in which the type is optional; ConfigError if malformed."""
     matched = _FORM.fullmatch(text.strip())
     if matched is None:
         raise ConfigError([Problem(f"--input: expected {_EXAMPLE}, got {text!r}")])
     datatype = BY_NAME.get(matched["type"].upper())
     if matched["type"] and datatype is None:
         known = ", ".join(BY_NAME)
-        raise ConfigError([Problem(f"--input: {matched['type']!r} is no element type; known are {known}")])
+        raise ConfigError([Problem(f"--input: unknown element type {matched['type']!r}; known are {known}")])
     dims = parse_shape("--input", f"({matched['dims']})").dims
     return matched["name"], InputForm(dims or (), datatype)
 
 
 def describe_inputs(source: Path, model: ov.Model, forms: Mapping[str, InputForm]) -> None:
-    """Give the model's inputs the types and shapes that the user tells; every input must have one then.
-
-    Raises:
-        ConfigError: an input is unknown, cannot have that form, or has none yet.
-    """
+    """Set types and shapes of inputs; raise ConfigError if an input is unknown, incompatible or incomplete."""
     names = port_names(model.inputs, {}, is_input=True)
     _refuse_unknown(source, names, list(forms))
     for name, port in zip(names, model.inputs, strict=True):
@@ -69,23 +57,23 @@ def describe_inputs(source: Path, model: ov.Model, forms: Mapping[str, InputForm
         node, type_name = port.get_node(), port.get_element_type().get_type_name()
         if form.datatype is not None and type_name not in {"dynamic", form.datatype.openvino}:
             own = BY_OPENVINO_NAME[type_name].name if type_name in BY_OPENVINO_NAME else type_name
-            raise refused(source, f"input {name!r} is {own}, and not {form.datatype.name}", "leave the type out")
+            raise refused(source, f"input {name!r} is {own}, not {form.datatype.name}", "leave the type out")
         if form.datatype is not None:
             node.set_element_type(getattr(ov.Type, form.datatype.openvino))
         if not port.get_partial_shape().compatible(to_partial_shape(form.shape)):
-            shapes = f"{port.get_partial_shape()}, and not {to_partial_shape(form.shape)}"
+            shapes = f"{port.get_partial_shape()}, not {to_partial_shape(form.shape)}"
             raise refused(source, f"input {name!r} has the shape {shapes}")
         node.set_partial_shape(to_partial_shape(form.shape))
     try:
         model.validate_nodes_and_infer_types()
     except OPENVINO_ERRORS as error:
-        raise refused(source, f"the model cannot take inputs of these forms: {reason(error)}") from error
+        raise refused(source, f"the model does not accept these inputs: {reason(error)}") from error
     _refuse_formless(source, names, model)
 
 
-def _refuse_unknown(source: Path, names: Sequence[str], told: Sequence[str]) -> None:
+def _refuse_unknown(source: Path, names: Sequence[str], given: Sequence[str]) -> None:
     problems = []
-    for name in told:
+    for name in given:
         if name not in names:
             near = get_close_matches(name, names, 1)
             known = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none'}"
@@ -102,14 +90,9 @@ def _refuse_formless(source: Path, names: Sequence[str], model: ov.Model) -> Non
     ]
     if formless:
         listed = ", ".join(map(repr, formless))
-        way_out = " ".join(f"--input '{name}=FP32[-1,...]'" for name in formless)
-        message = f"the file tells no type or no number of dimensions of {listed}"
-        raise refused(source, message, f"tell them: {way_out}")
+        options = " ".join(f"--input '{name}=FP32[-1,...]'" for name in formless)
+        raise refused(source, f"the file has no type or no rank for {listed}", f"specify {options}")
 
-
-# ----------------------------------------------------------------------
-# Inputs that hold the last call's outputs, as variables of the model: found by name, or named by the user
-# ----------------------------------------------------------------------
 
 _STATE_WORDS: Final = re.compile(r"(?i)(^|[_./])(state|hidden|cell|cache|mem|memory|past|kv|h|c)")
 
@@ -117,16 +100,13 @@ _STATE_WORDS: Final = re.compile(r"(?i)(^|[_./])(state|hidden|cell|cache|mem|mem
 def make_stateful(
     source: Path, model: ov.Model, *, pairs: Mapping[str, str] | None, low_latency: bool
 ) -> dict[str, str]:
-    """Change the model so that it remembers; give the pairs of inputs and outputs that became variables.
+    """Turn state inputs into variables; return the (input, output) pairs.
 
-    Args:
-        source: what it was read from, for messages.
-        model: is changed.
-        pairs: inputs, each with the output that holds its next value; none to find them, None to make no variables.
-        low_latency: keep the state of loops.
+    ``pairs`` maps inputs to the outputs with their next value; empty to detect them, None for no variables.
+    ``low_latency`` keeps the state of loops.
 
     Raises:
-        ConfigError: there is nothing to remember, or it cannot be.
+        ConfigError: there is no state, or it cannot become a variable.
     """
     made: dict[str, str] = {}
     manager = Manager()
@@ -141,13 +121,12 @@ def make_stateful(
     except OPENVINO_ERRORS as error:
         raise refused(source, f"OpenVINO cannot make it stateful: {reason(error)}") from error
     if low_latency and not model.get_sinks():
-        message = "low latency keeps the state of TensorIterator and Loop operations, and the model has none"
+        message = "--low_latency requires TensorIterator or Loop operations, and the model has none"
         raise refused(source, message, "leave out --low_latency")
     return made
 
 
 def _next_names(name: str) -> list[str]:
-    """List the names that exporters give to the next value of the state ``name``."""
     names = [f"{name}{end}" for end in ("n", "N", "_n", "_next", "_new", "_out", ".1")]
     names += [f"{start}{name}" for start in ("next_", "new_", "out_", "present_")]
     names += [name.replace(old, new) for old, new in (("past", "present"), ("prev", "next")) if old in name]
@@ -157,7 +136,7 @@ def _next_names(name: str) -> list[str]:
 
 
 def detect_state(model: ov.Model) -> dict[str, str]:
-    """Pair inputs with the outputs that hold their next value, by name, element type and shape."""
+    """Return inputs with the outputs of their next value, matched by name, element type and shape."""
     outputs = {name: port for port in model.outputs for name in port.get_names()}
     pairs: dict[str, str] = {}
     for port in model.inputs:
@@ -178,12 +157,12 @@ def _check_pairs(source: Path, model: ov.Model, pairs: Mapping[str, str]) -> Non
     outputs = {name for port in model.outputs for name in port.get_names()}
     listing = f"its inputs are {sorted(inputs)}, its outputs {sorted(outputs)}"
     if not pairs:
-        raise refused(source, f"no input looks like the state of an output: {listing}", "name them: --state in=out")
+        raise refused(source, f"no state inputs found: {listing}", "name them: --state in=out")
     for name, successor in pairs.items():
         for side, known, wanted in (("input", inputs, name), ("output", outputs, successor)):
             if wanted not in known:
                 raise refused(source, f"the model has no {side} {wanted!r}: {listing}")
         shape = inputs[name].get_partial_shape()
         if shape.rank.is_static and len(shape) and shape[0].is_dynamic:
-            message = f"the state {name!r} has no fixed batch size ({shape}), so it has no initial value"
-            raise refused(source, message, "export the model with a fixed batch, or let clients carry the state")
+            message = f"the state {name!r} has no fixed batch size ({shape}), and thus no initial value"
+            raise refused(source, message, "export the model with a fixed batch, or keep the state in clients")

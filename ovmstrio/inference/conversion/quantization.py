@@ -1,4 +1,4 @@
-"""Models whose weights and activations become int8, by NNCF and samples of what comes in."""
+"""Quantization to int8 with NNCF and calibration samples."""
 
 from __future__ import annotations
 
@@ -26,16 +26,11 @@ from ovmstrio.util.truncation import text_of
 
 __all__ = ["MOST_SAMPLES", "Calibration", "CalibrationBatch", "quantize", "read_calibration"]
 
-# ----------------------------------------------------------------------
-# Samples of a model's inputs in ``.npy`` files, from which quantization learns which values occur
-# ----------------------------------------------------------------------
-
 MOST_SAMPLES: Final = 300
-"""How many samples are used, the first ones by name: more change little and take long."""
+"""Maximum number of samples, the first by name; more change little and take long."""
 
 _ROOT: Final = "."
-_NOT_OF_NUMPY: Final = frozenset({"BF16", "BYTES"})
-"""Types of which numpy writes no files that it reads again without unpickling."""
+_UNSUPPORTED_TYPES: Final = frozenset({"BF16", "BYTES"})  # types that .npy files cannot hold without pickling
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,56 +42,49 @@ class CalibrationBatch:
     end: int | None = None
 
     def read(self, spec: TensorSpec) -> Array:
-        """Read the batch, of the type of its input.
-
-        Raises:
-            ConfigError: the file cannot be read, or holds numbers that are not finite.
-        """
+        """Read the batch; raise ConfigError if the file cannot be read or has non-finite numbers."""
         rows = np.array(_open(self.file)[self.start : self.end] if self.end else _open(self.file))
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
-            raise ConfigError([_problem(self.file, "holds numbers that are not finite", spec)])
+            raise ConfigError([_problem(self.file, "has non-finite numbers", spec)])
         return np.ascontiguousarray(rows.astype(spec.datatype.numpy, copy=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Samples that were found to fit ``inputs``, each a batch for every input in their order."""
+    """Samples that fit ``inputs``: each has a batch for every input, in order."""
 
     inputs: tuple[TensorSpec, ...]
     samples: tuple[tuple[CalibrationBatch, ...], ...]
 
     def arrays(self, sample: Sequence[CalibrationBatch]) -> list[Array]:
-        """Read one sample, as :meth:`CalibrationBatch.read` does."""
+        """Read one sample."""
         return [batch.read(spec) for batch, spec in zip(sample, self.inputs, strict=True)]
 
 
 def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
-    """Find samples for all inputs, and check by the heads of their files that they fit.
+    """Find samples for all inputs, and check their file headers.
 
-    Files of the only input lie in ``folder`` or in ``folder/<input>``; those of several in ``folder/<input>`` each,
-    where equal names make one sample.  A file has the shape of its input; where that has a fixed batch, it may hold
-    several batches.
+    Files of a single input are in ``folder`` or ``folder/<input>``, files of several inputs in ``folder/<input>``,
+    where equal names form one sample. A file has the shape of its input, or several batches if the batch is fixed.
 
     Raises:
         ConfigError: there are no files, or some do not fit; lists all that do not.
     """
     problems = [
-        Problem(f"input {spec.name!r} has elements of {spec.datatype.name}, which numpy's files have not", str(folder))
+        Problem(f"input {spec.name!r} is {spec.datatype.name}, which .npy files do not support", str(folder))
         for spec in inputs
-        if spec.datatype.name in _NOT_OF_NUMPY
+        if spec.datatype.name in _UNSUPPORTED_TYPES
     ]
     files = _files(folder, inputs, problems)
     samples: list[tuple[CalibrationBatch, ...]] = []
     for name in sorted(set().union(*files.values())):
-        beside = [files[spec.name].get(name) for spec in inputs]
-        batches = [
-            _batches(file, spec, problems) for file, spec in zip(beside, inputs, strict=True) if file is not None
-        ]
-        if None in beside:
-            lacking = ", ".join(spec.name for file, spec in zip(beside, inputs, strict=True) if file is None)
-            problems.append(Problem(f"{name} is there without that of {lacking}", str(folder)))
+        parts = [files[spec.name].get(name) for spec in inputs]
+        batches = [_batches(file, spec, problems) for file, spec in zip(parts, inputs, strict=True) if file is not None]
+        if None in parts:
+            missing = ", ".join(spec.name for file, spec in zip(parts, inputs, strict=True) if file is None)
+            problems.append(Problem(f"{name} is missing for {missing}", str(folder)))
         elif len({len(each) for each in batches if each}) > 1:
-            problems.append(Problem(f"the files called {name} hold different numbers of batches", str(folder)))
+            problems.append(Problem(f"the files {name} have different numbers of batches", str(folder)))
         else:
             samples.extend(zip(*batches, strict=False))
     if problems:
@@ -105,7 +93,6 @@ def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
 
 
 def _files(folder: Path, inputs: Sequence[TensorSpec], problems: list[Problem]) -> dict[str, dict[str, Path]]:
-    """Give the files of each input by their names."""
     names = [spec.name for spec in inputs]
     found: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.rglob("*.npy")):
@@ -113,13 +100,11 @@ def _files(folder: Path, inputs: Sequence[TensorSpec], problems: list[Problem]) 
         found.setdefault(names[0] if place == _ROOT and len(names) == 1 else place, {})[file.name] = file
     for place in found.keys() - set(names):
         near = get_close_matches(place, names, 1)
-        way_out = f"did you mean {near[0]}?" if near else f"a folder for each input: {', '.join(names)}"
-        problems.append(
-            Problem("holds .npy files, and is called like no input", str(folder / place), suggestion=way_out)
-        )
+        hint = f"did you mean {near[0]}?" if near else f"a folder for each input: {', '.join(names)}"
+        problems.append(Problem("folder with .npy files matches no input", str(folder / place), suggestion=hint))
     if not found:
         where = "there" if len(names) == 1 else f"in {', '.join(f'{folder}/{name}' for name in names)}"
-        problems.append(Problem(f"no .npy files lie {where}", str(folder)))
+        problems.append(Problem(f"no .npy files {where}", str(folder)))
     return {name: found.get(name, {}) for name in names}
 
 
@@ -132,14 +117,13 @@ def _open(file: Path) -> np.ndarray[Any, Any]:
 
 
 def _batches(file: Path, spec: TensorSpec, problems: list[Problem]) -> list[CalibrationBatch]:
-    """Give the batches in a file, none if it does not fit."""
     try:
         array = _open(file)
     except ConfigError as error:
         problems.extend(error.problems)
         return []
     if not np.can_cast(array.dtype, spec.datatype.numpy, "same_kind"):
-        problems.append(_problem(file, f"holds {array.dtype}", spec))
+        problems.append(_problem(file, f"has {array.dtype}", spec))
         return []
     if _fits(array.shape, spec):
         return [CalibrationBatch(file)]
@@ -162,31 +146,19 @@ def _problem(file: Path, message: str, spec: TensorSpec) -> Problem:
     return Problem(f"{message}; input {spec.name!r} is {spec}", str(file))
 
 
-# ----------------------------------------------------------------------
-# Models whose weights and activations become int8, by NNCF and samples of what comes in
-# ----------------------------------------------------------------------
-
 _QUANTIZED: Final = "FakeQuantize"
 
 
 def quantize(source: Path, model: ov.Model, samples: Path) -> tuple[ov.Model, int]:
-    """Make a model of int8 where that loses little.  Blocks for an inference a sample and more.
-
-    Args:
-        source: what the model was read from, for messages.
-        model: may be changed.
-        samples: a folder of ``.npy`` files (:func:`~.calibration.read_calibration`).
-
-    Returns:
-        The model, and how many samples it was calibrated with.
+    """Quantize a model to int8 where the loss is small; return it and the number of samples. Blocks.
 
     Raises:
-        ConfigError: NNCF is not installed, samples do not fit, or nothing of the model can be quantized.
+        ConfigError: NNCF is not installed, samples do not fit, or nothing can be quantized.
     """
     if importlib.util.find_spec("nncf") is None:
         raise refused(source, "quantization needs nncf", way_to_install(Extra.QUANTIZE))
     if not model.inputs:
-        raise refused(source, "the model has no inputs that samples could be of", "leave out --quantize")
+        raise refused(source, "the model has no inputs to calibrate", "leave out --quantize")
     calibration = read_calibration(samples, own_specs(model.inputs, is_input=True))
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,8 +170,8 @@ def quantize(source: Path, model: ov.Model, samples: Path) -> tuple[ov.Model, in
         except ConfigError:
             raise
         except Exception as error:
-            # What NNCF makes of models that it was not written for is of any class.
+            # NNCF raises exceptions of any class for unsupported models.
             raise refused(source, f"NNCF cannot quantize it: {text_of(error)}") from error
     if not any(node.get_type_name() == _QUANTIZED for node in quantized.get_ops()):
-        raise refused(source, "NNCF found nothing in the model that int8 is of use for", "leave out --quantize")
+        raise refused(source, "NNCF found nothing to quantize in the model", "leave out --quantize")
     return quantized, len(calibration.samples)

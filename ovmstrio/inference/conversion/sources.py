@@ -1,4 +1,4 @@
-"""What lies at a path: a model of which framework, or a folder with several, each with a name to serve it under."""
+"""Model sources: framework detection for a file or folder, and discovery of several models in a folder."""
 
 from __future__ import annotations
 
@@ -26,58 +26,41 @@ __all__ = [
     "was_traced",
 ]
 
-# ----------------------------------------------------------------------
-# What PyTorch's files hold, as their tables of contents tell without torch: programs, or weights alone
-# ----------------------------------------------------------------------
-
 EXPORT: Final = "PyTorch export"
 SCRIPT: Final = "TorchScript"
 
-_WAY_OUT: Final = (
+_EXPORT_HINT: Final = (
     "load the weights into their module and write torch.export.save(torch.export.export(module, inputs), 'model.pt2')"
 )
-_MARKS_OF_EXPORTS: Final = ("archive_format", "serialized_exported_program.json")
+_EXPORT_ENTRIES: Final = ("archive_format", "serialized_exported_program.json")
 _TRACED: Final = "traced_inputs.pkl"
 
 
 def torch_framework_of(source: Path) -> str:
-    """Tell whether a file holds a program of ``torch.export`` or TorchScript, whatever its suffix.
-
-    Raises:
-        ConfigError: it holds pickled objects, such as weights, that tell no computation, or is no such file.
-    """
+    """Return the kind of a PyTorch file by its content; raise ConfigError if it has weights but no program."""
     inner = _entries(source)
-    if inner & {*_MARKS_OF_EXPORTS}:
+    if inner & {*_EXPORT_ENTRIES}:
         return EXPORT
     if any(entry.startswith("code/") for entry in inner):
         return SCRIPT
-    message = "holds pickled objects of PyTorch, such as weights, and no program"
-    raise ConfigError([Problem(message, file=str(source), suggestion=_WAY_OUT)])
+    message = "has pickled PyTorch objects, such as weights, but no program"
+    raise ConfigError([Problem(message, file=str(source), suggestion=_EXPORT_HINT)])
 
 
 def was_traced(source: Path) -> bool:
-    """Tell whether TorchScript was written with the inputs that it was traced with."""
+    """Return whether a TorchScript file contains the inputs that it was traced with."""
     return _TRACED in _entries(source)
 
 
 def _entries(source: Path) -> set[str]:
-    """Give the names of what is in a file, with the folder that they all lie in and without it.
-
-    Raises:
-        ConfigError: it is no archive.
-    """
     try:
         with zipfile.ZipFile(source) as archive:
             entries = archive.namelist()
     except (zipfile.BadZipFile, OSError) as error:
-        message = f"is no file that PyTorch writes programs to: {error}"
-        raise ConfigError([Problem(message, file=str(source), suggestion=_WAY_OUT)]) from error
+        message = f"not a PyTorch program file: {error}"
+        raise ConfigError([Problem(message, file=str(source), suggestion=_EXPORT_HINT)]) from error
     return {entry.partition("/")[2] for entry in entries} | set(entries)
 
-
-# ----------------------------------------------------------------------
-# What lies at a path: a model of which framework, or a folder with several, each with a name to serve it under
-# ----------------------------------------------------------------------
 
 _FRAMEWORK_BY_SUFFIX: Final = {
     ".xml": "OpenVINO IR",
@@ -89,38 +72,34 @@ _FRAMEWORK_BY_SUFFIX: Final = {
 _TORCH: Final = (".pt2", ".pt")
 _SAVED_MODEL: Final = "saved_model.pb"
 
-_ELSEWHERE: Final = {
+_HINTS: Final = {
     ".pth": "load the weights in PyTorch and save torch.export.export(module, inputs) as .pt2",
     ".h5": "load it in Keras and write model.export('saved_model')",
     ".keras": "load it in Keras and write model.export('saved_model')",
     ".gguf": "OpenVINO itself does not read GGUF; OpenVINO GenAI does",
-    ".bin": "give the .xml beside it",
-    ".pdiparams": "give the .pdmodel beside it",
+    ".bin": "use the .xml in the same folder",
+    ".pdiparams": "use the .pdmodel in the same folder",
 }
 _PARTNERS: Final = {".xml": ".bin", ".pdmodel": ".pdiparams"}
-_SAYS_NOTHING: Final = {"model", "inference", "openvino_model", "frozen_inference_graph"}
+_GENERIC_NAMES: Final = {"model", "inference", "openvino_model", "frozen_inference_graph"}
 _HEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's file or folder, and a name to serve it under."""
+    """Model file or folder, with the name to serve it under."""
 
     path: Path
     name: str
 
 
 def refused(source: Path, message: str, suggestion: str = "") -> ConfigError:
-    """Make the error of a source that cannot be converted."""
+    """Return the error of a source that cannot be converted."""
     return ConfigError([Problem(message, file=str(source), suggestion=suggestion)])
 
 
 def framework_of(source: Path) -> str:
-    """Name the framework that wrote ``source``, by its suffix or, for a folder, by what lies in it.
-
-    Raises:
-        ConfigError: nothing is there, or nothing that can be read.
-    """
+    """Return the framework of a file (by suffix) or folder (by content); raise ConfigError if it is not supported."""
     if not source.exists():
         raise refused(source, "no such file or folder")
     if source.is_dir():
@@ -128,7 +107,7 @@ def framework_of(source: Path) -> str:
             return "TensorFlow SavedModel"
         if _is_paddle(source, _names_in(source)):
             return "PaddlePaddle"
-        raise refused(source, f"the folder is no model: it holds no {_SAVED_MODEL} and no {PROGRAM}")
+        raise refused(source, f"the folder is not a model: it has no {_SAVED_MODEL} and no {PROGRAM}")
     if source.name == PROGRAM:
         return "PaddlePaddle"
     suffix = source.suffix.lower()
@@ -136,35 +115,35 @@ def framework_of(source: Path) -> str:
         return torch_framework_of(source)
     if suffix not in _FRAMEWORK_BY_SUFFIX:
         known = ", ".join([*_FRAMEWORK_BY_SUFFIX, *_TORCH])
-        way_out = _ELSEWHERE.get(suffix, f"known are {known}, and folders of TensorFlow (SavedModel) and Paddle")
-        raise refused(source, f"files of the kind {suffix or '(no suffix)'} cannot be read", way_out)
+        hint = _HINTS.get(suffix, f"known are {known}, and folders of TensorFlow (SavedModel) and Paddle")
+        raise refused(source, f"unsupported file type {suffix or '(no suffix)'}", hint)
     partner = source.with_suffix(_PARTNERS.get(suffix, suffix))
     if not partner.is_file():
-        raise refused(source, f"the weights {partner.name} are missing beside it")
+        raise refused(source, f"the weights {partner.name} are missing")
     return _FRAMEWORK_BY_SUFFIX[suffix]
 
 
 def find_models(source: Path) -> tuple[FoundModel, ...]:
-    """Find the models at a path: the one that a file or folder is, or all that lie in a folder, by their paths.
+    """Find the models at a path: the file or folder itself, or all models in the folder, sorted by path.
 
-    A model is called like its file or, if that says nothing (``inference.pdmodel``), like its folder; where two would
-    have one name, like both.  Hidden files and folders are passed over.
+    A model is named after its file or, for generic names (``inference.pdmodel``), its folder; on conflict, after both.
+    Hidden files and folders are skipped.
 
     Raises:
-        ConfigError: there is none, or two would have one name.
+        ConfigError: there is no model, or two have the same name.
     """
     if not source.is_dir() or _is_model(source, _names_in(source)):
-        return (FoundModel(source, _fit(source.resolve().stem)),)
+        return (FoundModel(source, _valid_name(source.resolve().stem)),)
     paths = list(_walk(source))
     if not paths:
         known = ", ".join([*_FRAMEWORK_BY_SUFFIX, *_TORCH])
-        way_out = f"known are {known}, and folders of TensorFlow (SavedModel) and Paddle"
-        raise refused(source, "no model lies in the folder", way_out)
+        hint = f"known are {known}, and folders of TensorFlow (SavedModel) and Paddle"
+        raise refused(source, "no model found in the folder", hint)
     return tuple(FoundModel(*pair) for pair in zip(paths, _names(source, paths), strict=True))
 
 
 def _is_paddle(folder: Path, names: Sequence[str]) -> bool:
-    """Tell a folder of Paddle's that is more than a ``.pdmodel``; what cannot be read of them is told by the reader."""
+    """Return whether a folder is a Paddle model other than a ``.pdmodel``; the reader reports incomplete ones."""
     alone = (name for name in names if name.endswith(".pdiparams"))
     return PROGRAM in names or any(not (folder / name).with_suffix(".pdmodel").exists() for name in alone)
 
@@ -194,47 +173,40 @@ def _is_model_file(file: Path) -> bool:
         return False
     if suffix != ".xml":
         return True
-    with open_regular(file) as opened:  # there is much other XML
+    with open_regular(file) as opened:  # other XML files are common
         return b"<net" in opened.read(_HEAD_BYTES)
 
 
 def _names(root: Path, paths: Sequence[Path]) -> list[str]:
-    """Name models found in a folder.
-
-    Raises:
-        ConfigError: two would have one name.
-    """
     short = [
-        _fit(path.stem if path.is_file() and _says_something(path) else _folder_name(root, path)) for path in paths
+        _valid_name(
+            path.stem if path.is_file() and path.stem.lower() not in _GENERIC_NAMES else _folder_name(root, path)
+        )
+        for path in paths
     ]
     counts = Counter(short)
     names = [
-        name if counts[name] == 1 else _fit(f"{path.parent.resolve().name}_{path.stem}")
+        name if counts[name] == 1 else _valid_name(f"{path.parent.resolve().name}_{path.stem}")
         for name, path in zip(short, paths, strict=True)
     ]
     problems = []
     for name, count in Counter(names).items():
         if count > 1:
             same = [str(path) for path, other in zip(paths, names, strict=True) if other == name]
-            message = f"these would all be called {name!r}: {', '.join(same)}"
+            message = f"several models have the name {name!r}: {', '.join(same)}"
             problems.append(Problem(message, file=str(root), suggestion="prepare them one by one, with --name"))
     if problems:
         raise ConfigError(problems)
     return names
 
 
-def _says_something(path: Path) -> bool:
-    return path.is_file() and path.stem.lower() not in _SAYS_NOTHING
-
-
 def _folder_name(root: Path, path: Path) -> str:
-    """Give the name of the folder that a model is or lies in, passing over those of versions."""
+    """Return the name of a model's folder, skipping version folders."""
     folder = path if path.is_dir() else path.parent
     while folder.name.isdigit() and folder != root:
         folder = folder.parent
     return folder.resolve().name
 
 
-def _fit(name: str) -> str:
-    """Make a name that can be served and be a folder's."""
+def _valid_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", name).lstrip(".+-") or "model"

@@ -1,4 +1,4 @@
-"""Read programs of PyTorch through torch, which has to be installed for it alone."""
+"""Reader of PyTorch programs; requires torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import openvino as ov
 
-from ovmstrio.core.errors import ConfigError
 from ovmstrio.inference.conversion.sources import EXPORT, refused, was_traced
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.util.extras import Extra, way_to_install
@@ -23,16 +22,16 @@ from ovmstrio.util.truncation import text_of
 __all__ = ["read_torch"]
 
 _NEEDED: Final = ("torch", "packaging")
-_REWRITE: Final = "write it again with the torch that is installed here, with torch.export.save() or torch.jit.save()"
+_REWRITE: Final = "save the model with the installed torch version, by torch.export.save() or torch.jit.save()"
 
 
 def read_torch(source: Path, framework: str) -> ov.Model:
-    """Read a program of ``torch.export`` or TorchScript; its inputs are called like the arguments of ``forward``.
+    """Read a ``torch.export`` or TorchScript program; inputs are named after the arguments of ``forward``.
 
-    TorchScript tells types and numbers of dimensions of the inputs only if it was traced.
+    TorchScript has input types and ranks only if it was traced.
 
     Raises:
-        ConfigError: torch is not installed, cannot read the file, or OpenVINO cannot convert the program.
+        ConfigError: torch is not installed or cannot read the file, or OpenVINO cannot convert the program.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -43,8 +42,11 @@ def read_torch(source: Path, framework: str) -> ov.Model:
         try:
             model: ov.Model = ov.convert_model(program)
         except OPENVINO_ERRORS as error:
-            raise refused(source, f"OpenVINO cannot convert all of it: {reason(error)}") from error
-        _describe(model, _sizes(program) if framework == EXPORT else _arguments(program))
+            raise refused(source, f"OpenVINO cannot convert the model: {reason(error)}") from error
+        if framework == EXPORT:
+            _describe(model, _sizes(program))
+        else:
+            _describe(model, {str(argument.name): None for argument in program.forward.schema.arguments[1:]})
     return model
 
 
@@ -52,21 +54,17 @@ def _load(source: Path, framework: str) -> Any:
     torch: Any = importlib.import_module("torch")
     try:
         if framework == EXPORT:
-            with open_regular(source) as opened:  # by its path torch reads files alone that are called .pt2
+            with open_regular(source) as opened:  # by path, torch requires the suffix .pt2
                 return importlib.import_module("torch.export").load(opened)
         return torch.jit.load(str(source), map_location="cpu", _restore_shapes=was_traced(source)).eval()
     except Exception as error:
-        # Anything may come out of a file that another version wrote.
-        raise _unreadable(source, error) from error
-
-
-def _unreadable(source: Path, error: Exception) -> ConfigError:
-    first, _, _ = text_of(error).strip().partition("\n")
-    return refused(source, f"torch cannot read it: {type(error).__name__}: {first}", _REWRITE)
+        # A file of another version may raise any exception.
+        first, _, _ = text_of(error).strip().partition("\n")
+        raise refused(source, f"torch cannot read the file: {type(error).__name__}: {first}", _REWRITE) from error
 
 
 def _sizes(program: Any) -> dict[str, list[int] | None]:
-    """Give the inputs of an exported program with their shapes, in which -1 is a size that it leaves open."""
+    """Return the inputs of an exported program with their shapes; -1 is a dynamic size."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     shapes: dict[str, list[int] | None] = {}
     for name in program.graph_signature.user_inputs:
@@ -76,13 +74,7 @@ def _sizes(program: Any) -> dict[str, list[int] | None]:
     return shapes
 
 
-def _arguments(module: Any) -> dict[str, list[int] | None]:
-    _, *arguments = module.forward.schema.arguments
-    return {str(argument.name): None for argument in arguments}
-
-
 def _describe(model: ov.Model, inputs: Mapping[str, Sequence[int] | None]) -> None:
-    """Give the inputs the names and shapes that the program has for them, where there are as many."""
     if len(inputs) != len(model.inputs):
         return
     for port, (name, shape) in zip(model.inputs, inputs.items(), strict=True):
@@ -96,7 +88,6 @@ def _describe(model: ov.Model, inputs: Mapping[str, Sequence[int] | None]) -> No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch and OpenVINO's decoders from telling of their own affairs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,12 +1,12 @@
-"""Trials: a model that was never seen to run on this machine runs first in a process that may crash.
+"""Crash probe: a model never seen to run on this machine first runs in a process that may crash.
 
 ::
 
-    who loads a model ─> try_model ─> TrialMemory: seen before? ─> load it, or say why not
-                                          └ no ─> TrialPool ─> worker process: compile, run on ones, run on zeros
-                                                      └ crashed ─> halves of the model, one by one, for the layer
+    load of a model ─> try_model ─> TrialMemory: known? ─> load it, or raise the stored error
+                                        └ no ─> TrialPool ─> worker process: compile, run on ones, run on zeros
+                                                    └ crashed ─> bisect the model for the layer
 
-Nothing here but the worker's program imports OpenVINO, so that a server that has no models does not either.
+Only the worker's program imports OpenVINO, so that a server without models does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The program of a worker process that tries models: each request names a deed, and what with."""
+"""Program of a crash-probe worker: each request names an operation on a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import openvino.opset13 as op
 import trio
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
-from ovmstrio.core.tensor import BYTES, Array, TensorSpec
+from ovmstrio.core.tensor import BYTES
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core
 from ovmstrio.inference.tensors import placeholder
@@ -28,33 +28,25 @@ from ovmstrio.telemetry.logs import configure_logs
 
 __all__ = ["layers_of", "main", "run_part"]
 
-# ----------------------------------------------------------------------
-# Run the first layers of a model alone, so that the one can be found that crashes
-# ----------------------------------------------------------------------
-
-_NO_LAYERS: Final = frozenset({"Parameter", "Constant", "Result"})
+_NON_LAYER_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 _ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
-_LONG: Final = 40
-"""Strings of such a length have memory of their own, which two owners give back twice."""
+_LONG_STRING_BYTES: Final = 40  # strings of this length are allocated on the heap, where a double free shows
 
 
 def layers_of(model: ov.Model) -> list[str]:
-    """Name the layers in the order in which they run; none for a model with state, which cannot be cut."""
+    """Return the layer names in execution order; empty for a stateful model, which cannot be cut."""
     return [] if model.get_sinks() else [f"{node.friendly_name} ({node.get_type_name()})" for node in _layers(model)]
 
 
 def _layers(model: ov.Model) -> list[ov.Node]:
-    return [node for node in model.get_ordered_ops() if node.get_type_name() not in _NO_LAYERS]
+    return [node for node in model.get_ordered_ops() if node.get_type_name() not in _NON_LAYER_TYPES]
 
 
 def run_part(model: ov.Model, count: int, value: int, device: str) -> None:
-    """Run the first ``count`` layers on inputs that are all ``value``, open dimensions being 1.
-
-    What OpenVINO refuses is no crash.
-    """
+    """Run the first ``count`` layers on inputs filled with ``value``, with dynamic dimensions 1; errors are ignored."""
     kept = _layers(model)[:count]
     names = {node.friendly_name for node in kept}
-    ends = [op.result(port) for node in kept for port in node.outputs() if not _is_used_up(port, names)]
+    ends = [op.result(port) for node in kept for port in node.outputs() if not _is_internal(port, names)]
     with suppress(*OPENVINO_ERRORS):
         part = ov.Model(ends, model.get_parameters(), "part")
         compiled = core().compile_model(part, device, _ONE_THREAD)
@@ -65,8 +57,8 @@ def run_part(model: ov.Model, count: int, value: int, device: str) -> None:
             request.infer(share_inputs=True)
 
 
-def _is_used_up(port: Any, names: set[str]) -> bool:
-    """Tell whether only layers that are kept take an output."""
+def _is_internal(port: Any, names: set[str]) -> bool:
+    """Return whether only selected layers consume an output."""
     takers = [taker.get_node().friendly_name for taker in port.get_target_inputs()]
     return bool(takers) and all(taker in names for taker in takers)
 
@@ -75,72 +67,60 @@ def _filled(port: Any, value: int) -> ov.Tensor:
     shape = [max(1, size.get_min_length()) if size.is_dynamic else size.get_length() for size in port.partial_shape]
     tensor = ov.Tensor(port.element_type, ov.Shape(shape))
     if port.element_type == ov.Type.string:
-        tensor.bytes_data = np.full(shape, _LONG * str(value).encode() if value else b"")
+        tensor.bytes_data = np.full(shape, _LONG_STRING_BYTES * str(value).encode() if value else b"")
     else:
         tensor.data[...] = value
     return tensor
 
 
-# ----------------------------------------------------------------------
-# The program of a worker process that tries models: each request names a deed, and what with
-# ----------------------------------------------------------------------
-
 _RUNS: Final = 2
-_POLITENESS: Final = 5
-"""Calls of a server that is serving go before a trial."""
+_NICENESS: Final = 5  # niceness, as requests take precedence
 
 
-class _Subject:
-    """The model that was tried last."""
-
+class _ProbedModel:
     def __init__(self) -> None:
         self._compiled: Compiled | None = None
 
-    def load(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Compile a model and run it on ones, as a server does; gives what is wrong with it."""
+    def load(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Compile a model and run it on ones, like a server; return problems."""
         try:
-            compiled = self._compiled = _function(question["compile"])(question["argument"])
+            compiled = self._compiled = _function(request["compile"])(request["argument"])
         except ConfigError as error:
             return [asdict(problem) for problem in error.problems]
-        except Exception as error:  # noqa: BLE001 - what OpenVINO raises becomes the model's state
+        except Exception as error:  # noqa: BLE001 - reported as the model's error
             text = f"OpenVINO cannot compile the model: {type(error).__name__}: {error}"
-            return [asdict(Problem(text, file=question["source"]))]
+            return [asdict(Problem(text, file=request["source"]))]
         specs = compiled.signature.inputs
         _run(compiled, [placeholder(spec) for spec in specs])
         if any(spec.datatype is BYTES for spec in specs):
-            # Short strings and long ones have their memory in different places.
-            _run(compiled, [_longer(placeholder(spec), spec) for spec in specs])
+            # Short strings are stored inline, long ones on the heap.
+            long = np.array(_LONG_STRING_BYTES * b"1", dtype=object)
+            ones = [placeholder(spec) for spec in specs]
+            _run(compiled, [np.full(one.shape, long) if one.dtype.hasobject else one for one in ones])
         if compiled.may_fail:
-            # So does a server mend a model after a request that failed.
+            # A server verifies a model this way after a failed request.
             _run(compiled, [placeholder(spec, 1) for spec in specs])
         return []
 
     def zeros(self, _: Mapping[str, Any]) -> None:
-        """Run the model on zeros."""
         if self._compiled is not None:
             _run(self._compiled, [placeholder(spec, value=0) for spec in self._compiled.signature.inputs])
 
     def forget(self, _: Mapping[str, Any]) -> None:
-        """Give back all memory, which is where it shows if it was spoiled."""
+        """Free the model, which reveals heap corruption."""
         self._compiled = None
         gc.collect()
 
-    def layers(self, question: Mapping[str, Any]) -> list[str]:
-        """Tell what the layers are called, in the order in which they run."""
-        return layers_of(_function(question["read"])(Path(question["source"])))
+    def layers(self, request: Mapping[str, Any]) -> list[str]:
+        return layers_of(_function(request["read"])(Path(request["source"])))
 
-    def part(self, question: Mapping[str, Any]) -> None:
-        """Run the first ``count`` layers of a model on inputs of one value."""
-        model = _function(question["read"])(Path(question["source"]))
-        run_part(model, question["count"], question["value"], question["device"])
-
-
-def _longer(array: Array, spec: TensorSpec) -> Array:
-    return np.full(array.shape, _LONG * b"1", dtype=object) if spec.datatype is BYTES else array
+    def part(self, request: Mapping[str, Any]) -> None:
+        model = _function(request["read"])(Path(request["source"]))
+        run_part(model, request["count"], request["value"], request["device"])
 
 
 def _run(compiled: Compiled, inputs: Sequence[Any]) -> None:
-    """Run a model a few times, and let its request go; what it refuses is no crash."""
+    """Run a model a few times on a new request; errors are ignored."""
     slot = compiled.make_slot()
     with suppress(ModelFailure):
         for _ in range(_RUNS):
@@ -152,35 +132,26 @@ def _run(compiled: Compiled, inputs: Sequence[Any]) -> None:
 
 
 def _function(name: str) -> Callable[[Any], Any]:
-    """Find a function of the server's own."""
     module, _, function = name.partition(":")
     found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
     return found
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Do what is asked, until the server has nothing more to ask.
-
-    Cancellation: at once; what a thread does goes on until the process ends.
-    """
     await first.answer(None)
-    await requests.handle_all(partial(_answer, _Subject()))
+    await requests.handle_all(partial(_answer, _ProbedModel()))
 
 
-async def _answer(subject: _Subject, request: WorkRequest) -> None:
-    """Do what is asked, and send what comes of it.
-
-    Cancellation: at once; nobody is there to be answered then.
-    """
-    deed: Callable[[Any], Any] = getattr(subject, request.value["deed"])
-    await request.answer(await trio.to_thread.run_sync(deed, request.value, abandon_on_cancel=True))
+async def _answer(subject: _ProbedModel, request: WorkRequest) -> None:
+    operation: Callable[[Any], Any] = getattr(subject, request.value["operation"])
+    await request.answer(await trio.to_thread.run_sync(operation, request.value, abandon_on_cancel=True))
 
 
 def main() -> None:
-    """Serve the server whose socket's descriptor is the first argument."""
+    """Serve on the socket whose descriptor is ``argv[1]``."""
     configure_logs(level="ERROR")
-    os.nice(_POLITENESS)
-    # A crash is what this is for, and no reason to fill the disk with its memory.
+    os.nice(_NICENESS)
+    # Crashes are expected here, so write no core dumps.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     run_program(_serve)
     leave()

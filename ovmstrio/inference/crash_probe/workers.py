@@ -1,4 +1,4 @@
-"""Models that are not known to run: tried in worker processes, several side by side, until there is a verdict."""
+"""Crash probe: models not known to run are first loaded in worker processes, several at a time."""
 
 from __future__ import annotations
 
@@ -33,33 +33,25 @@ __all__ = [
     "trying_models",
 ]
 
-# ----------------------------------------------------------------------
-# The worker processes in which models are tried: lent to one trial at a time, and kept for a while after it
-# ----------------------------------------------------------------------
-
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
+# Signals that a process causes itself; others, such as the OOM killer's, come from outside.
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
-"""Signals that what runs in a process brings upon it; others are sent to it, as by who saves memory."""
+# How long a process is kept for the next model: it takes a second to start, and has much memory.
 _IDLE_SECONDS: Final = 3.0
-"""How long a process is kept for the next model: it has taken a second to start, and has much memory."""
-_SECONDS_TO_LEAVE: Final = 2.0
+_CLOSE_SECONDS: Final = 2.0
 
 
 class Crashed(Exception):
-    """The process that tried a model was ended by the signal of this name, while it did what it was asked."""
+    """The probing process ended with the signal ``name`` during the operation ``operation``."""
 
-    def __init__(self, name: str, deed: str) -> None:
+    def __init__(self, name: str, operation: str) -> None:
         super().__init__(name)
         self.name = name
-        self.deed = deed
+        self.operation = operation
 
 
 class TrialWorker:
-    """A worker process.
-
-    Attributes:
-        has_tried: whether it has been used before.
-    """
+    """Worker process; ``has_tried`` is True after its first use."""
 
     def __init__(self) -> None:
         self.worker = WorkerProcess(_PROGRAM)
@@ -67,61 +59,54 @@ class TrialWorker:
         self._taken = trio.Event()
 
     def put_back(self) -> trio.Event:
-        """Give the event that is set when it is taken again."""
+        """Mark the worker idle; return the event that is set when it is taken again."""
         self.has_tried = True
         self._taken = trio.Event()
         return self._taken
 
     async def take(self, nursery: trio.Nursery) -> None:
-        """Begin to use it, which starts it once.
-
-        Raises:
-            NotReady: it cannot be started.
-        """
+        """Take the worker, starting it at first use; raise NotReady if it cannot be started."""
         self._taken.set()
         if self.worker.pid is not None:
             return
         try:
             await self.worker.start(nursery, None)
         except (OSError, WorkerEnded) as error:
-            raise NotReady(f"models cannot be tried: no worker process can be started ({error})") from error
+            raise NotReady(f"crash probe worker not started: {error}") from error
 
-    async def do(self, trial: Trial, deeds: Sequence[str]) -> None:
-        """Have it do one thing after the other with a model.
-
-        Raises:
-            ConfigError: the model cannot be compiled.
-            Crashed, NotReady: as :meth:`ask`.
-        """
-        for deed in deeds:
-            problems = await self.ask(trial, deed)
+    async def do(self, trial: Trial, operations: Sequence[str]) -> None:
+        """Run several operations on a model; raise ConfigError if it cannot be compiled. See :meth:`ask`."""
+        for operation in operations:
+            problems = await self.ask(trial, operation)
             if problems:
                 raise ConfigError([Problem(**problem) for problem in problems])
 
-    async def ask(self, trial: Trial, deed: str, **details: Any) -> Any:
-        """Have it do something with a model, and give its answer.
+    async def ask(self, trial: Trial, operation: str, **details: Any) -> Any:
+        """Run one operation on a model and return its answer.
 
         Raises:
-            Crashed: the process was ended by a signal of its own making.
-            NotReady: it was ended by anything else.
+            Crashed: the process ended with a signal that it caused.
+            NotReady: the process ended for another reason.
         """
-        question = {**asdict(trial), "path": str(trial.path), "source": str(trial.source), **details, "deed": deed}
+        request = {
+            **asdict(trial),
+            "path": str(trial.path),
+            "source": str(trial.source),
+            **details,
+            "operation": operation,
+        }
         try:
-            return await self.worker.call(question)
+            return await self.worker.call(request)
         except WorkerEnded as error:
             await self.worker.ended.wait()
             status = self.worker.status or 0
             if status < 0 and signal_name(-status) in _CRASHES:
-                raise Crashed(signal_name(-status), deed) from error
-            raise NotReady(f"the model {trial.name!r} could not be tried: the worker process {error.why}") from error
+                raise Crashed(signal_name(-status), operation) from error
+            raise NotReady(f"crash probe of model {trial.name!r} failed: the worker process {error.why}") from error
 
 
 class TrialWorkers:
-    """Processes that have nothing to do at the moment, and new ones.
-
-    Args:
-        nursery: hosts them.
-    """
+    """Pool of idle worker processes, which starts new ones on demand."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -129,11 +114,7 @@ class TrialWorkers:
 
     @asynccontextmanager
     async def lend(self, *, is_new: bool = False) -> AsyncIterator[TrialWorker]:
-        """Lend a process, which is kept for the next model unless it has ended; one that has tried none on demand.
-
-        Raises:
-            NotReady: none can be started.
-        """
+        """Provide a worker, an unused one if ``is_new``, and keep it for the next model unless it has ended."""
         sound = [process for process in self._idle if not (is_new or process.worker.is_retired)]
         process = sound[-1] if sound else TrialWorker()
         if sound:
@@ -158,12 +139,8 @@ class TrialWorkers:
             await taken.wait()
         if not taken.is_set():
             self._idle.remove(process)
-            await process.worker.close(_SECONDS_TO_LEAVE)
+            await process.worker.close(_CLOSE_SECONDS)
 
-
-# ----------------------------------------------------------------------
-# Models that are not known to run: tried in worker processes, several side by side, until there is a verdict
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -172,16 +149,12 @@ LAYER_SECONDS: Final = 30.0
 
 
 class TrialPool:
-    """Tries models that are not known to run.
+    """Probes models that are not known to run.
 
     Args:
         nursery: hosts the processes.
-        memory: what is known.
-        tries_again: whether models are tried that are known to crash, once.
+        tries_again: whether to probe known crashing models once more.
         layer_seconds: timeout of the search for the layer that crashes; after it no layer is reported.
-
-    Attributes:
-        token: of the event loop, for threads.
     """
 
     def __init__(
@@ -192,34 +165,34 @@ class TrialPool:
         tries_again: bool = False,
         layer_seconds: float = LAYER_SECONDS,
     ) -> None:
-        self.token = trio.lowlevel.current_trio_token()
+        self.token = trio.lowlevel.current_trio_token()  # token of the event loop, for threads
         self._memory = memory
-        self._tries_again = tries_again
+        self._retries = tries_again
         self._layer_seconds = layer_seconds
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._workers = TrialWorkers(nursery)
         self._seen: set[str] = set()
-        self._under_way: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
     async def try_model(self, trial: Trial) -> Verdict:
-        """Return once a model has run, now or in an earlier trial.
+        """Return the verdict on a model, from this or an earlier probe.
 
         Raises:
-            ConfigError: OpenVINO crashes, now or in an earlier trial, or the model cannot be compiled.
-            NotReady: it could not be tried.
-
-        Cancellation: at once; the process is killed.
+            ConfigError: the model crashes OpenVINO, or cannot be compiled.
+            NotReady: the probe failed.
         """
         try:
             key = await run_load(lambda: self._memory.key_of(trial))
         except OSError as error:
             raise ConfigError([Problem(f"cannot be read: {error.strerror}", file=str(error.filename))]) from error
-        lock = self._under_way.setdefault(key, trio.Lock())
+        lock = self._locks.setdefault(key, trio.Lock())
         async with lock:
-            verdict = await run_load(lambda: self._known(key))
+            verdict = await run_load(lambda: self._memory.recall(key))
+            if verdict is not None and verdict.crash and self._retries and key not in self._seen:
+                verdict = None
             remembered = verdict is not None
             if verdict is None:
-                verdict = await self._try(trial)
+                verdict = await self._probe(trial)
                 new = verdict
                 await run_load(lambda: self._memory.remember(key, new))
             self._seen.add(key)
@@ -229,57 +202,36 @@ class TrialPool:
             log.warning("model crashes on zeros", model=trial.name, reason=str(remark))
         return verdict
 
-    def _known(self, key: str) -> Verdict | None:
-        verdict = self._memory.recall(key)
-        if verdict is not None and verdict.crash and self._tries_again and key not in self._seen:
-            return None
-        return verdict
-
-    async def _try(self, trial: Trial) -> Verdict:
-        """Have a model run on ones, then on zeros; the second must not crash it, but is told.
-
-        Raises:
-            ConfigError: it cannot be compiled.
-            NotReady: it could not be tried.
-        """
-        log.info("trying a model that was never seen to run here", model=trial.name, path=str(trial.source))
+    async def _probe(self, trial: Trial) -> Verdict:
+        """Run a model on ones, then on zeros; a crash on zeros is reported only."""
+        log.info("crash probe started", model=trial.name, path=str(trial.source))
         verdict = Verdict(day=datetime.now(UTC).date().isoformat())
         async with self._limiter:
             crashed = await self._crash_of(trial, "load", "zeros", "forget")
             if crashed is None:
                 return verdict
-            # Memory that is spoiled shows only when it is given back.
-            on_ones = crashed if crashed.deed == "load" else await self._crash_of(trial, "load", "forget")
+            # Heap corruption shows only when memory is freed.
+            on_ones = crashed if crashed.operation == "load" else await self._crash_of(trial, "load", "forget")
             if on_ones is not None:
                 return replace(verdict, crash=on_ones.name, layer=await self._layer(trial, 1))
             return replace(verdict, zeros_crash=crashed.name, zeros_layer=await self._layer(trial, 0))
 
-    async def _crash_of(self, trial: Trial, *deeds: str) -> Crashed | None:
-        """Do several things with a model in one process, and give the crash if there was one.
-
-        Raises:
-            ConfigError: the model cannot be compiled.
-            NotReady: it could not be tried.
-        """
-        try:
-            async with self._workers.lend() as process:
-                may_be_spoiled = process.has_tried
-                await process.do(trial, deeds)
-        except Crashed as crash:
-            if not may_be_spoiled:
-                return crash
-        else:
-            return None
-        # What an earlier model has done to the memory of the process is no fault of this one.
-        try:
-            async with self._workers.lend(is_new=True) as process:
-                await process.do(trial, deeds)
-        except Crashed as crash:
-            return crash
+    async def _crash_of(self, trial: Trial, *operations: str) -> Crashed | None:
+        for is_new in (False, True):
+            try:
+                async with self._workers.lend(is_new=is_new) as process:
+                    may_be_corrupted = process.has_tried
+                    await process.do(trial, operations)
+            except Crashed as crash:
+                # An earlier model may have corrupted a used process, so repeat in a new one.
+                if not may_be_corrupted:
+                    return crash
+            else:
+                return None
         return None
 
     async def _layer(self, trial: Trial, value: int) -> str:
-        """Tell which layer of a model crashes on inputs of a value: the last one of the shortest part that does."""
+        """Return the layer that crashes on inputs of a value: the last one of the shortest prefix that crashes."""
         with trio.move_on_after(self._layer_seconds):
             try:
                 async with self._workers.lend() as process:
@@ -307,29 +259,18 @@ class TrialPool:
         return False
 
 
-# ----------------------------------------------------------------------
-# The trials of the server that loads a model: whoever loads one asks here first
-# ----------------------------------------------------------------------
-
 TrialMode = Literal["auto", "off", "again"]
-"""Whether models are tried that were never seen to run; ``again`` tries those, too, that crashed."""
+"""Probe of unknown models: on, off, or on with one more attempt for models that crashed before."""
 
-# Code of users may load models as well, in threads that know of no server but by their context.
-_current: Final[ContextVar[TrialPool | None]] = ContextVar("trials of models", default=None)
+# User code may load models too, in threads that reach the server through their context only.
+_current: Final[ContextVar[TrialPool | None]] = ContextVar("crash probe", default=None)
 
 
 @contextmanager
 def trying_models(
     nursery: trio.Nursery, mode: TrialMode, folder: Path | None, *, layer_seconds: float = LAYER_SECONDS
 ) -> Iterator[None]:
-    """Have models tried that tasks load which start in the block.
-
-    Args:
-        nursery: hosts the processes, which end when it is cancelled.
-        mode: whether at all.
-        folder: where verdicts are remembered.
-        layer_seconds: timeout of the search for the layer that crashes.
-    """
+    """Probe models loaded by tasks that start in the block; ``folder`` stores verdicts, ``nursery`` hosts workers."""
     if mode == "off":
         yield
         return
@@ -342,24 +283,18 @@ def trying_models(
 
 
 async def try_model(trial: Trial) -> Verdict:
-    """Return once a model may be loaded; at once where none are tried.
+    """Return once a model may be loaded; at once if the probe is off.
 
     Raises:
-        ConfigError: OpenVINO crashes, or the model cannot be compiled.
-        NotReady: it could not be tried.
-
-    Cancellation: at once; the trial is given up.
+        ConfigError: the model crashes OpenVINO, or cannot be compiled.
+        NotReady: the probe failed.
     """
     pool = _current.get()
     return Verdict() if pool is None else await pool.try_model(trial)
 
 
 def try_model_from_thread(trial: Trial) -> None:
-    """Do as :func:`try_model`, from a thread that is not the event loop's; what loads on the loop is not tried.
-
-    Raises:
-        ConfigError, NotReady: as :func:`try_model`.
-    """
+    """Like :func:`try_model`, from a worker thread; loads on the event loop are not probed."""
     pool = _current.get()
     if pool is not None and not trio.lowlevel.in_trio_run():
         trio.from_thread.run(pool.try_model, trial, trio_token=pool.token)

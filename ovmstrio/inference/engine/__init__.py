@@ -1,4 +1,4 @@
-"""A language model in a process of its own: a program that makes many texts side by side.
+"""Language-model engine: continuous batching in a process of its own.
 
 ::
 
@@ -7,8 +7,8 @@
                <──────────────── ["loaded", facts]
     a request  ["add", id, request] ───────────────>    template, tokens ─> queue ─> batch
                <── ["accepted", ...] or ["refused"]
-               ["cancel", id] ─────────────────────>    seen before the next step
-               <──────── [rows, failures, figures]          one frame a step, for all texts together
+               ["cancel", id] ─────────────────────>    read before the next step
+               <──────── [rows, failures, figures]          one frame per step, for all sequences
 
-Everything that steps, tokenizes or renders holds the interpreter's lock, up to seconds: nothing of it is in the server.
+Steps, tokenization and rendering hold the GIL for up to seconds, so none of them runs in the server.
 """

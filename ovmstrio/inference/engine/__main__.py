@@ -1,4 +1,4 @@
-"""The program of an engine process."""
+"""Entry point of an engine process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's pipeline for speech, a window of a recording at a time."""
+"""Speech recognition with OpenVINO GenAI's Whisper pipeline, one window of a recording at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from ovmstrio.util.regular_files import read_regular_bytes
 __all__ = ["HeardWindow", "Hearing", "Wanted"]
 
 Span = tuple[float, float, str]
-"""Start and end in seconds from the window's beginning, and what was said."""
+"""Start and end in seconds from the start of the window, and the text."""
 
 _PREPROCESSOR: Final = "preprocessor_config.json"
 _WINDOW_SECONDS: Final = 30
-_PROMPT_TOKENS: Final = 223
-"""Of what was said before: half of what the decoder takes, less the mark in front of it."""
+_PROMPT_TOKENS: Final = 223  # half of the decoder's context, less the start token
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How windows are heard; see :class:`ovmstrio.core.speech.TranscriptionRequest`."""
+    """Transcription options; see :class:`ovmstrio.core.speech.TranscriptionRequest`."""
 
     translates: bool = False
     language: str = ""
@@ -40,7 +39,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class HeardWindow:
-    """What was understood of a window, and how many samples of it that is."""
+    """Transcript of a window, and the number of its samples that it covers."""
 
     text: str
     samples: int
@@ -50,21 +49,7 @@ class HeardWindow:
 
 
 class Hearing:
-    """One model.
-
-    Args:
-        folder: as Optimum exports Whisper.
-        device: where it runs.
-        properties: of the device.
-        tells_words: whether it can tell when words were spoken, which makes it slower.
-
-    Attributes:
-        window: how many samples it hears at once.
-        languages: that it knows, as ``en``; none if it knows English alone.
-
-    Raises:
-        RuntimeError: it cannot be loaded.
-    """
+    """Whisper model as exported by Optimum; ``tells_words`` enables word timestamps, which are slower."""
 
     def __init__(self, folder: str, device: str, properties: dict[str, Any], *, tells_words: bool) -> None:
         self._make: Callable[[], Any] = lambda: genai.WhisperPipeline(
@@ -73,33 +58,28 @@ class Hearing:
         self._pipeline = self._make()
         config = self._pipeline.get_generation_config()
         self.languages = {name.strip("<|>"): name for name in config.lang_to_id} if config.is_multilingual else {}
-        self.window = _samples(Path(folder))
+        self.window = _window_samples(Path(folder))  # maximum number of samples per window
 
     def hear(
         self, sound: Samples, wanted: Wanted, *, is_first: bool, is_last: bool, tell: Callable[[str], bool]
     ) -> HeardWindow:
-        """Write a window down.
+        """Transcribe up to :attr:`window` samples.
 
-        Args:
-            sound: up to :attr:`window` samples.
-            wanted: how.
-            is_first: whether the recording begins with it.
-            is_last: whether the recording ends with it.
-            tell: gets text as it is made, of a window that is the whole recording and has no times; False from it ends
-                that.
+        ``is_first`` and ``is_last`` tell whether the recording starts or ends with this window. For a complete
+        recording without timestamps, ``tell`` receives text while it is generated and returns False to stop.
 
         Raises:
-            ModelFailure: the library failed; it is loaded again.
+            ModelFailure: the library failed; the model was reloaded.
         """
         is_timed = wanted.has_segments or wanted.has_words or not (is_first and is_last)
         try:
             config = self._config(wanted, is_first=is_first, is_timed=is_timed)
             if not is_timed:
-                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(goes_on=tell(text)))
+                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(is_running=tell(text)))
                 return HeardWindow(made.texts[0], len(sound), made.language or "")
             return self._hear_timed(sound, config, is_last=is_last)
         except RuntimeError as error:
-            # What it was doing would stay in its state.
+            # The failed run would stay in the pipeline's state.
             self._pipeline = self._make()
             raise ModelFailure(f"the model failed: {reason_of(error)}") from error
 
@@ -112,15 +92,15 @@ class Hearing:
         if is_last:
             samples = len(sound)
         else:
-            spans = self._of_first_pass(spans, passes)
+            spans = self._first_pass(spans, passes)
             samples = round(spans[-1][1] * RATE) if spans else len(sound)
-            # A model that stands still would never come to the end.
+            # Always advance, or a model that reports no progress would loop forever.
             samples = min(samples, len(sound)) if samples >= RATE else len(sound)
         text = "".join(span[2] for span in spans)
         return HeardWindow(text, samples, made.language or "", spans, words)
 
-    def _of_first_pass(self, spans: list[Span], passes: _Passes) -> list[Span]:
-        """Give the segments of the first pass; what the library has heard of the rest belongs to the next window."""
+    def _first_pass(self, spans: list[Span], passes: _Passes) -> list[Span]:
+        """Return the segments of the first pass; the rest is transcribed again with the next window."""
         if len(passes.tokens) <= 1:
             return spans
         room = len(self._pipeline.get_tokenizer().decode(passes.tokens[0]))
@@ -144,38 +124,27 @@ class Hearing:
             config.do_sample = True
             config.temperature = wanted.temperature
         if wanted.prompt and is_first:
-            config.initial_prompt = self._cut(wanted.prompt)
+            config.initial_prompt = self._truncate_prompt(wanted.prompt)
         return config
 
-    def _cut(self, prompt: str) -> str:
-        """Give the end of a prompt that the decoder has room for."""
+    def _truncate_prompt(self, prompt: str) -> str:
         tokenizer = self._pipeline.get_tokenizer()
         ids = tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
         return prompt if len(ids) <= _PROMPT_TOKENS else str(tokenizer.decode(ids[-_PROMPT_TOKENS:]))
 
     def check(self, wanted: Wanted) -> None:
-        """See that the model does what is wanted.
-
-        Raises:
-            InvalidField: it does not.
-        """
+        """Check that the model supports the options; raise InvalidField if it does not."""
         if wanted.translates and not self.languages:
-            raise InvalidField("this model knows English alone and translates nothing", field="model")
+            raise InvalidField("this English-only model cannot translate", field="model")
         known = self.languages or {"en": ""}
         if wanted.language and wanted.language not in known:
-            expected = (
-                f"one of {', '.join(sorted(known))}" if self.languages else "en, which is all that the model knows"
-            )
+            expected = f"one of {', '.join(sorted(known))}" if self.languages else "en (English-only model)"
             message = f"Invalid language code. Expected {expected}"
             raise InvalidField(message, field="language", got=repr(wanted.language[:40]))
 
 
 class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no types
-    """Hears of each pass over a window, of which the library makes one more for what the last one has left.
-
-    Args:
-        ends_after: this many; None for as many as there are.
-    """
+    """Streamer that records each pass over a window (one more for the rest of it), and stops after ``ends_after``."""
 
     def __init__(self, ends_after: int | None) -> None:
         super().__init__()
@@ -183,21 +152,20 @@ class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no t
         self._ends_after = ends_after
 
     def write(self, tokens: int | list[int]) -> Any:
-        """Take the tokens of a pass."""
         self.tokens.append([tokens] if isinstance(tokens, int) else list(tokens))
-        return _status(goes_on=len(self.tokens) != self._ends_after)
+        return _status(is_running=len(self.tokens) != self._ends_after)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Do nothing."""
 
 
-def _status(*, goes_on: bool) -> Any:
-    return genai.StreamingStatus.RUNNING if goes_on else genai.StreamingStatus.CANCEL
+def _status(*, is_running: bool) -> Any:
+    return genai.StreamingStatus.RUNNING if is_running else genai.StreamingStatus.CANCEL
 
 
-def _samples(folder: Path) -> int:
+def _window_samples(folder: Path) -> int:
     try:
-        told = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
+        samples = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
     except (OSError, ValueError, AttributeError):
-        told = None
-    return told if isinstance(told, int) and told > 0 else _WINDOW_SECONDS * RATE
+        samples = None
+    return samples if isinstance(samples, int) and samples > 0 else _WINDOW_SECONDS * RATE

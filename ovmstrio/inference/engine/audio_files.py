@@ -1,4 +1,4 @@
-"""Files of sound as samples, read bit by bit: however long a recording is, only the next window of it is in memory."""
+"""Streaming audio file reader and writers."""
 
 from __future__ import annotations
 
@@ -14,45 +14,33 @@ from ovmstrio.core.errors import InvalidField
 
 __all__ = ["RATE", "Recording", "Samples", "SoundWriter", "sound_writer"]
 
-# ----------------------------------------------------------------------
-# Files of sound as samples, read bit by bit: however long a recording is, only the next window of it is in memory
-# ----------------------------------------------------------------------
-
 RATE: Final = 16_000
-"""Samples a second that models of speech take."""
+"""Sample rate of speech models in Hz."""
 
-_LONGEST_SECONDS: Final = 4 * 3600
-_SHORTEST_SECONDS: Final = 0.1
+_MAX_SECONDS: Final = 4 * 3600
+_MIN_SECONDS: Final = 0.1
 _RATES: Final = range(1000, 768_001)
 _BLOCK_SAMPLES: Final = 2**18
-_UNKNOWN: Final = 2**63 - 1
-"""How many frames the library says that a file has which does not tell, as programs write it into pipes."""
-_FORMS: Final = "wav, flac, ogg (Vorbis, Opus) or mp3"
+_UNKNOWN: Final = 2**63 - 1  # the library's frame count for files of unknown length, as written to pipes
+_FORMATS: Final = "wav, flac, ogg (Vorbis, Opus) or mp3"
 _FIELD: Final = "file"
-_TOO_LONG: Final = f"a recording may have {_LONGEST_SECONDS // 3600} hours; cut it into several files"
+_TOO_LONG: Final = f"recording too long: limit {_MAX_SECONDS // 3600} hours; split it into several files"
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class _SoundStream(soundfile.SoundFile):  # type: ignore[misc]  # the library has no types
-    """A file that is read from its beginning to its end.
-
-    One that can be sought in is sought in behind each block, which fails for files that do not tell their length.
-    """
+    """Sequential reader; the base class seeks after each block, which fails for files of unknown length."""
 
     def seekable(self) -> bool:
-        """Say that nothing is sought in it."""
         return False
 
 
 class Recording:
-    """One file, whose samples are asked for from its beginning to its end.
-
-    Args:
-        data: the file.
+    """Audio file, decoded sequentially; only the next window of samples is in memory.
 
     Raises:
-        InvalidField: it is empty, no sound, too short or too long.
+        InvalidField: the file is empty, not audio, too short or too long.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -61,104 +49,89 @@ class Recording:
         try:
             self._file = _SoundStream(io.BytesIO(data))
         except (soundfile.SoundFileError, RuntimeError, TypeError) as error:
-            message = f"Received input file is not a valid audio file; expected {_FORMS}"
-            raise InvalidField(message, field=_FIELD, got=_shown(data)) from error
+            message = f"Received input file is not a valid audio file; expected {_FORMATS}"
+            got = f"{len(data)} bytes, first {bytes(data[:8])!r}"
+            raise InvalidField(message, field=_FIELD, got=got) from error
         rate, channels = self._file.samplerate, self._file.channels
         if rate not in _RATES:
-            message = f"a recording has {_RATES.start} to {_RATES.stop - 1} samples a second"
+            message = f"sample rate out of range: expected {_RATES.start} to {_RATES.stop - 1} Hz"
             raise InvalidField(message, field=_FIELD, got=str(rate))
-        if _LONGEST_SECONDS * rate < self._file.frames != _UNKNOWN:
+        if _MAX_SECONDS * rate < self._file.frames != _UNKNOWN:
             raise InvalidField(_TOO_LONG, field=_FIELD, got=f"{self._file.frames / rate / 3600:.1f} hours")
         self._frames = max(1, _BLOCK_SAMPLES // channels)
         self._resampler = None if rate == RATE else soxr.ResampleStream(rate, RATE, 1, dtype="float32")
         self._ready: Samples = np.empty(0, np.float32)
         self._start = 0
-        self._is_whole = False
-        if len(self.window(0, RATE)) < _SHORTEST_SECONDS * RATE:
-            message = f"Audio file is too short. Minimum audio length is {_SHORTEST_SECONDS} seconds."
+        self._is_complete = False
+        if len(self.window(0, RATE)) < _MIN_SECONDS * RATE:
+            message = f"Audio file is too short. Minimum audio length is {_MIN_SECONDS} seconds."
             raise InvalidField(message, field=_FIELD)
 
     def window(self, start: int, length: int) -> Samples:
-        """Give up to ``length`` samples from ``start`` on, 16 kHz, one channel; those before are forgotten.
-
-        Raises:
-            InvalidField: the file cannot be read any further.
-        """
+        """Return up to ``length`` 16 kHz mono samples from ``start``; raise InvalidField if the file is damaged."""
         self._ready = self._ready[start - self._start :]
         self._start = start
         parts, have = [self._ready], len(self._ready)
-        # One more than is asked for tells whether that is the end.
-        while have <= length and not self._is_whole:
+        # One sample more than requested shows whether the file ends there.
+        while have <= length and not self._is_complete:
             parts.append(self._read())
             have += len(parts[-1])
-            if start + have > _LONGEST_SECONDS * RATE:
+            if start + have > _MAX_SECONDS * RATE:
                 raise InvalidField(_TOO_LONG, field=_FIELD)
         self._ready = np.concatenate(parts) if len(parts) > 1 else self._ready
         return self._ready[:length]
 
     def ends_at(self, end: int) -> bool:
-        """Tell whether nothing comes behind a window that has been read up to ``end``."""
-        return self._is_whole and self._start + len(self._ready) <= end
+        """Return whether the recording ends at or before ``end``, which was read."""
+        return self._is_complete and self._start + len(self._ready) <= end
 
     @property
     def seconds(self) -> float:
-        """How long what has been read is."""
+        """Length of the part read so far."""
         return (self._start + len(self._ready)) / RATE
 
     def _read(self) -> Samples:
         try:
             block = self._file.read(self._frames, dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, RuntimeError) as error:
-            message = f"the file cannot be read beyond {self.seconds:.1f} seconds: it is damaged"
+            message = f"the file is damaged after {self.seconds:.1f} seconds"
             raise InvalidField(message, field=_FIELD) from error
-        self._is_whole = len(block) < self._frames
+        self._is_complete = len(block) < self._frames
         mono: Samples = block.mean(axis=1, dtype=np.float32)
         mono = np.clip(np.nan_to_num(mono), -1, 1)
-        return mono if self._resampler is None else self._resampler.resample_chunk(mono, last=self._is_whole)
+        return mono if self._resampler is None else self._resampler.resample_chunk(mono, last=self._is_complete)
 
 
-def _shown(data: bytes) -> str:
-    return f"{len(data)} bytes that begin with {bytes(data[:8])!r}"
-
-
-# ----------------------------------------------------------------------
-# Samples as files of sound, bit by bit: what is written of a file can be sent before the rest of it is there
-# ----------------------------------------------------------------------
-
-_PCM_RATE: Final = 24_000
-"""Samples a second that OpenAI's clients expect where nothing tells the rate."""
+_PCM_RATE: Final = 24_000  # OpenAI's clients expect this rate for raw samples
 
 _CODED: Final = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
-_MP3_RATES: Final = {
+# Supported sample rates; others are resampled. A voice needs no higher rate for opus.
+_CODEC_RATES: Final = {
     "mp3": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
     "opus": (_PCM_RATE,),
 }
-"""Samples a second that these can have, of which opus has few, and a voice needs no higher one; others are changed."""
 _OPEN_ENDED: Final = 0xFFFFFFFF
 _FLOAT: Final = 3
 _BYTES: Final = 4
 
 
 class SoundWriter(Protocol):
-    """Writes one file."""
+    """Encoder of one audio file."""
 
     def write(self, samples: Samples) -> bytes:
-        """Write samples from -1 to 1, and give what of the file can be sent."""
+        """Encode samples from -1 to 1; return the bytes that can be sent."""
         ...
 
     def close(self) -> bytes:
-        """End the file, and give the rest of it."""
+        """Finish the file; return the remaining bytes."""
         ...
 
 
 def sound_writer(form: str, rate: int, *, is_streamed: bool) -> SoundWriter:
-    """Make what writes a file of one channel.
+    """Create the encoder of a mono file of ``rate`` Hz.
 
-    Args:
-        form: ``wav`` (32-bit floats), ``pcm`` (16 bits, 24 kHz, little-endian, no head), ``flac``, ``mp3``, ``opus``.
-        rate: samples a second.
-        is_streamed: whether the file is sent while it is written, so that its head does not tell its length; else all
-            of it comes at its end.
+    ``form`` is ``wav`` (32-bit floats), ``pcm`` (16-bit, 24 kHz, little-endian, no header), ``flac``, ``mp3`` or
+    ``opus``. With ``is_streamed`` the header has no length; otherwise all bytes are returned at the end.
     """
     if form == "wav":
         return _Wave(rate, is_streamed=is_streamed)
@@ -200,16 +173,16 @@ class _Pcm:
         self._resampler = None if rate == _PCM_RATE else soxr.ResampleStream(rate, _PCM_RATE, 1, dtype="float32")
 
     def write(self, samples: Samples) -> bytes:
-        return self._give(samples if self._resampler is None else self._resampler.resample_chunk(samples))
+        return self._encode(samples if self._resampler is None else self._resampler.resample_chunk(samples))
 
     def close(self) -> bytes:
         rest = np.empty(0, np.float32)
         if self._resampler is not None:
             rest = self._resampler.resample_chunk(rest, last=True)
-        last = self._give(rest)
+        last = self._encode(rest)
         return last if self._kept is None else b"".join(self._kept)
 
-    def _give(self, samples: Samples) -> bytes:
+    def _encode(self, samples: Samples) -> bytes:
         data = (np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()
         if self._kept is None:
             return data
@@ -222,11 +195,11 @@ class _Coded:
         kind, coding = _CODED[form]
         self._is_streamed = is_streamed
         self._resampler = None
-        if rate not in _MP3_RATES.get(form, (rate,)):
+        if rate not in _CODEC_RATES.get(form, (rate,)):
             self._resampler = soxr.ResampleStream(rate, _PCM_RATE, 1, dtype="float32")
             rate = _PCM_RATE
         self._sink = _Sink()
-        # Programs guess the length of what has one rate of bits, of which the head does not tell the number.
+        # A constant bit rate lets players estimate the length, which the header does not contain.
         rates = {"bitrate_mode": "CONSTANT", "compression_level": 0.6} if form == "mp3" else {}
         self._file = soundfile.SoundFile(self._sink, "w", rate, 1, subtype=coding, format=kind, **rates)
 
@@ -247,7 +220,7 @@ class _Coded:
 
 
 class _Sink:
-    """A file of which what has been taken cannot be changed any more, as heads are when the length is known."""
+    """Write-only file object; bytes already taken are immutable, so late header updates are dropped."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -255,14 +228,12 @@ class _Sink:
         self._at = 0
 
     def take(self) -> bytes:
-        """Give what has come since the last time."""
         taken = bytes(self._rest)
         self._taken += len(taken)
         self._rest.clear()
         return taken
 
     def write(self, data: bytes) -> int:
-        """Write where the file stands."""
         size, start = len(data), self._at - self._taken
         late = bytes(data)[max(0, -start) :]
         start = max(0, start)
@@ -271,15 +242,12 @@ class _Sink:
         return size
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Stand elsewhere."""
         self._at = offset + (0, self._at, self._taken + len(self._rest))[whence]
         return self._at
 
     def tell(self) -> int:
-        """Say where the file stands."""
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Give nothing: what is written is not read again."""
         del size
         return b""

@@ -1,4 +1,4 @@
-"""All texts that are being made: stepped together, and made again without the one that breaks a step."""
+"""Continuous batch of running sequences, with recovery after a failed step, and admission by KV-cache blocks."""
 
 from __future__ import annotations
 
@@ -20,96 +20,73 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "BlockAdmission", "BlockNeed", "BlockRoom", "StepOutcome"]
 
-# ----------------------------------------------------------------------
-# All texts that are being made: stepped together, and made again without the one that breaks a step
-# ----------------------------------------------------------------------
-
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step has brought.
-
-    Attributes:
-        news: tokens.
-        failed: requests that failed.
-        proven: requests of which it is now known that they run.
-        left: requests that were cancelled while they read their prompts, and are out of the batch now.
-    """
+    """Result of a step; ``left`` are requests cancelled during prefill that have now left the batch."""
 
     news: list[NewTokens] = field(default_factory=list)
     failed: list[tuple[AskedTexts, ServerError]] = field(default_factory=list)
-    proven: list[AskedTexts] = field(default_factory=list)
+    proven: list[AskedTexts] = field(default_factory=list)  # requests whose grammar is now known to work
     left: list[AskedTexts] = field(default_factory=list)
 
 
 class Batch:
-    """The texts of a pipeline.
-
-    Args:
-        pipeline: makes them.
-
-    Attributes:
-        rebuilds: how often the pipeline had to be made again.
-        suspensions: how often a text was left out of a step, for lack of room in the cache.
-    """
+    """Running sequences of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._starts = PromptStarts(pipeline)
+        self._prefill = PromptStarts(pipeline)
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningText] = {}
-        self.rebuilds = 0
-        self.suspensions = 0
+        self.rebuilds = 0  # number of times the pipeline was recreated
+        self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has something to do, be it only to give back the blocks of what was cancelled."""
+        """Return whether a step has work, including the release of blocks of cancelled sequences."""
         return bool(self._texts) or self._pipeline.is_busy
 
     @property
     def running(self) -> int:
-        """How many texts are being made."""
+        """Number of running sequences."""
         return len(self._texts)
 
     @property
     def has_unproven(self) -> bool:
-        """Whether there is a text in it whose form the library may not take."""
+        """Return whether a sequence has a grammar that is not known to work."""
         return any(not text.asked.is_proven for text in self._texts.values())
 
     @property
     def is_forming(self) -> bool:
-        """Whether there is a text in it that has a form, and yet to get its first token."""
+        """Return whether a sequence with a grammar has not received its first token."""
         return any(
             text.asked.request.grammar is not None and (text.handle is None or text.is_reading)
             for text in self._texts.values()
         )
 
-    def takes(self, asked: AskedTexts) -> bool:
-        """Tell whether a request that begins now is in the next step; otherwise it waits for those before it."""
+    def takes(self, queued: AskedTexts) -> bool:
+        """Return whether a request that begins now is in the next step; otherwise it must wait."""
         texts = self._texts.values()
-        return all(text.handle is not None for text in texts) and self._starts.may_start(asked.prompt, texts)
+        return all(text.handle is not None for text in texts) and self._prefill.may_start(queued.prompt, texts)
 
     @property
     def used(self) -> float:
-        """Which part of the cache the texts fill, as far as they share nothing."""
+        """Fraction of the KV cache that the sequences fill, ignoring shared blocks."""
         block = self._pipeline.block_tokens
         return min(1.0, sum(-(-text.length // block) for text in self._texts.values()) / self._pipeline.blocks)
 
-    def begin(self, asked: AskedTexts) -> None:
-        """Have the texts of a request made from the next step on, or from when it is their turn to start.
-
-        Raises:
-            InvalidRequest: the library does not take what is asked.
-        """
-        first = RunningText(asked)
-        texts = [first, *(RunningText(asked, index) for index in range(1, 1 if first.has_beams else asked.request.n))]
-        asked.left = asked.request.n
+    def begin(self, queued: AskedTexts) -> None:
+        """Add the sequences of a request, once prefill allows; raise InvalidRequest if the parameters are rejected."""
+        first = RunningText(queued)
+        texts = [first, *(RunningText(queued, index) for index in range(1, 1 if first.has_beams else queued.request.n))]
+        queued.left = queued.request.n
         try:
             for text in texts:
                 self._start(text)
         except (RuntimeError, TypeError, ValueError) as error:
-            self.cancel(asked)
-            raise InvalidRequest(f"the model cannot make such a text: {reason_of(error)}") from error
+            self.cancel(queued)
+            raise InvalidRequest(f"generation parameters rejected: {reason_of(error)}") from error
 
     def _start(self, text: RunningText) -> None:
         number = next(self._numbers)
@@ -118,20 +95,19 @@ class Batch:
         self._texts[number] = text
 
     def _may_start(self, text: RunningText) -> bool:
-        """Tell whether it is a text's turn to start; one that may have broken a step starts alone."""
+        """Return whether a sequence may start; a suspect of a failed step starts alone."""
         others = self._texts.values()
         if text.is_suspect and any(each.is_new for each in others):
             return False
-        return self._starts.may_start(text.read_first, others)
+        return self._prefill.may_start(text.read_first, others)
 
     def _start_now(self, text: RunningText, number: int) -> None:
         text.start(self._pipeline, number)
-        cached = self._starts.begin(text.read_first)
+        cached = self._prefill.begin(text.read_first)
         if text.index == 0 and not text.was_restarted:
             text.asked.cached = cached
 
-    def _start_waiting(self, outcome: StepOutcome) -> None:
-        """Start the texts that wait for their turn, as far as it has come."""
+    def _start_queued(self, outcome: StepOutcome) -> None:
         for number, text in list(self._texts.items()):
             if text.handle is not None or number not in self._texts:
                 continue
@@ -140,49 +116,39 @@ class Batch:
             try:
                 self._start_now(text, number)
             except (RuntimeError, TypeError, ValueError) as error:
-                self._fail(
-                    text.asked, InvalidRequest(f"the model cannot make such a text: {reason_of(error)}"), outcome
-                )
+                self._fail(text.asked, InvalidRequest(f"generation parameters rejected: {reason_of(error)}"), outcome)
                 self.cancel(text.asked)
 
-    def cancel(self, asked: AskedTexts) -> bool:
-        """Have the texts of a request leave the batch at the next step, or when they have read their prompts.
+    def cancel(self, queued: AskedTexts) -> bool:
+        """Remove the sequences of a request; return whether some must finish prefill, see :attr:`StepOutcome.left`."""
+        self._drop(number for number, text in self._texts.items() if text.asked is queued)
+        return any(text.asked is queued for text in self._texts.values())
 
-        Returns:
-            Whether some of them read on; :attr:`StepOutcome.left` tells when they have left.
-        """
-        self._drop(number for number, text in self._texts.items() if text.asked is asked)
-        return any(text.asked is asked for text in self._texts.values())
-
-    def end(self, asked: AskedTexts, index: int) -> None:
-        """Have one text leave the batch at the next step, if it has not ended by itself."""
-        self._drop(number for number, text in self._texts.items() if text.asked is asked and text.index == index)
+    def end(self, queued: AskedTexts, index: int) -> None:
+        """Remove one sequence at the next step, if it has not ended."""
+        self._drop(number for number, text in self._texts.items() if text.asked is queued and text.index == index)
 
     def _drop(self, numbers: Iterable[int]) -> None:
         for number in list(numbers):
             text = self._texts[number]
-            # The library takes a block that has been computed in part for a full one, for whoever has the same prompt.
-            text.is_leaving = self._starts.caches and text.is_reading and not text.is_new
+            # The library would reuse a partially computed block as a full one for another request of the same prompt.
+            text.is_leaving = self._prefill.caches and text.is_reading and not text.is_new
             if not text.is_leaving:
                 self._remove(number).cancel()
 
     def _remove(self, number: int) -> RunningText:
         text = self._texts.pop(number)
         if text.has_beams:
-            self._starts.end_of_beams(text.asked.prompt)
+            self._prefill.end_of_beams(text.asked.prompt)
         else:
-            self._starts.end(text.computed)
+            self._prefill.end(text.computed)
         return text
 
     def step(self) -> StepOutcome:
-        """Make the next token of each text.
-
-        Raises:
-            RuntimeError: the step failed, and the pipeline could not be made again.
-        """
+        """Generate the next token of each sequence; raise RuntimeError if a failed pipeline cannot be recreated."""
         outcome = StepOutcome()
         reason = ""
-        self._start_waiting(outcome)
+        self._start_queued(outcome)
         try:
             self._pipeline.step()
         except RuntimeError as error:
@@ -194,7 +160,7 @@ class Batch:
         if reason:
             self._recover(reason, outcome)
             return outcome
-        failed = {id(asked) for asked, _ in outcome.failed}
+        failed = {id(queued) for queued, _ in outcome.failed}
         for text in stepped:
             text.is_new = text.is_suspect = False
             if not text.asked.is_proven and id(text.asked) not in failed:
@@ -203,9 +169,9 @@ class Batch:
         return outcome
 
     def _follow_beams(self, stepped: list[RunningText]) -> None:
-        """Find out which beams have read their prompts, of which the library says nothing before they end.
+        """Track prefill of beam sequences, of which the library reports nothing before they end.
 
-        It reads prompts in the order in which they have come, with what those that write leave of a step.
+        The library processes prompts in order of arrival, with the step's token budget that decoding leaves.
         """
         room = self._pipeline.batched_tokens
         readers = [text for text in stepped if text.is_reading]
@@ -218,7 +184,7 @@ class Batch:
                 return
             room -= text.read_on(room)
             if not text.is_reading:
-                self._starts.go_on(text.asked.prompt)
+                self._prefill.go_on(text.asked.prompt)
 
     def _read(self, outcome: StepOutcome) -> None:
         over = [
@@ -228,11 +194,10 @@ class Batch:
             if text.is_leaving:
                 text.cancel()
                 outcome.left.append(text.asked)
-        for asked, _ in outcome.failed:
-            self.cancel(asked)
+        for queued, _ in outcome.failed:
+            self.cancel(queued)
 
     def _read_text(self, text: RunningText, outcome: StepOutcome) -> bool:
-        """Take what has come of a text; tells whether nothing more will."""
         try:
             news = text.read()
         except (DifferentTextError, NoRoomError) as error:
@@ -241,41 +206,35 @@ class Batch:
             return text.is_leaving
         self.suspensions += text.was_suspended
         if text.is_first:
-            self._starts.go_on(text.computed)
+            self._prefill.go_on(text.computed)
         if text.is_leaving:
             return not text.is_reading
         outcome.news += news
         return bool(news) and news[-1].finish is not None
 
-    def _fail(self, asked: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
-        if all(each is not asked for each, _ in outcome.failed):
-            outcome.failed.append((asked, error))
-
-    # After a step that failed
+    def _fail(self, queued: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
+        if all(each is not queued for each, _ in outcome.failed):
+            outcome.failed.append((queued, error))
 
     def _recover(self, reason: str, outcome: StepOutcome) -> None:
-        """Make the pipeline again, and go on with all texts but those to blame.
-
-        Raises:
-            RuntimeError: it could not be made.
-        """
-        print(f"a step failed and the batch is made again: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
+        """Recreate the pipeline and restart all sequences except the culprits; RuntimeError if that fails."""
+        print(f"step failed, batch rebuilt: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
         self.rebuilds += 1
         texts = list(self._texts.values())
         newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.was_restarted}
         culprits = self._culprits(texts, list(newcomers.values()), reason)
-        for asked, error in culprits:
-            self._fail(asked, error, outcome)
-        blamed = [asked for asked, _ in outcome.failed]
+        for queued, error in culprits:
+            self._fail(queued, error, outcome)
+        blamed = [queued for queued, _ in outcome.failed]
         for text in texts:
             text.cancel()
         self._texts.clear()
         self._pipeline.rebuild()
-        self._starts.clear()
+        self._prefill.clear()
         for text in texts:
             if text.is_leaving:
                 outcome.left.append(text.asked)
-            elif all(asked is not text.asked for asked in blamed):
+            elif all(queued is not text.asked for queued in blamed):
                 text.is_suspect = text.is_suspect or (not culprits and id(text.asked) in newcomers)
                 text.was_restarted = not text.is_suspect
                 self._start(text)
@@ -283,40 +242,31 @@ class Batch:
     def _culprits(
         self, texts: list[RunningText], newcomers: list[AskedTexts], reason: str
     ) -> list[tuple[AskedTexts, ServerError]]:
-        """Tell who is to blame: whoever came with a form that was new, or else as the only one; or all, at last.
+        """Return the requests to blame: one with an unproven grammar, else the only new one, else all restarted ones.
 
-        Of several that have come together nobody is, before they have started one by one.
+        Of several new requests none is blamed before each has started alone.
         """
         unproven = [text.asked for text in texts if not text.asked.is_proven]
         if unproven:
-            return [
-                (unproven[0], InvalidField(f"the form of the answer cannot be used: {reason}", field="response_format"))
-            ]
+            return [(unproven[0], InvalidField(f"response format rejected: {reason}", field="response_format"))]
         if newcomers:
             blamed = newcomers if len(newcomers) == 1 else []
-            return [(asked, ModelFailure(f"the model failed on this request: {reason}")) for asked in blamed]
+            return [(queued, ModelFailure(f"the model failed on this request: {reason}")) for queued in blamed]
         return [
-            (text.asked, ModelFailure(f"the model failed again and again: {reason}"))
-            for text in texts
-            if text.was_restarted
+            (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.was_restarted
         ]
 
 
-# ----------------------------------------------------------------------
-# Which requests are in the batch and which wait: by room in the cache of keys and values, first come, first served
-# ----------------------------------------------------------------------
-
-_FIRST_GUESS: Final = 512
-_LEARNS: Final = 0.05
+_INITIAL_ANSWER_TOKENS: Final = 512
+_AVERAGE_WEIGHT: Final = 0.05
 _MARGIN: Final = 1.5
-"""By how much answers may be longer than usual."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRoom:
-    """What there is: blocks of so many tokens, 0 blocks for any number, and texts side by side."""
+    """Capacity: blocks of ``block_tokens`` tokens (0 blocks for no limit) and concurrent sequences."""
 
     blocks: int
     block_tokens: int
@@ -324,15 +274,10 @@ class BlockRoom:
     overcommit: float = 1.0
     shares_prompts: bool = True
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens one text may have."""
-        return self.blocks * self.block_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class BlockNeed:
-    """What a request needs: texts with a prompt each, and up to ``most`` more tokens, ``is_open`` if nobody said."""
+    """``texts`` sequences with a prompt and up to ``most`` tokens each; ``is_open`` without a user limit."""
 
     prompt: int
     most: int
@@ -341,38 +286,33 @@ class BlockNeed:
 
 
 class BlockAdmission(Generic[T]):
-    """Counts what is promised to requests; plain values, nothing waits here.
+    """FIFO admission by reserved KV-cache blocks.
 
-    Answers whose length nobody has limited get room for what answers had lately, and not for all that they may have:
-    the library suspends some of the batch where that was too little.
-
-    Args:
-        room: what there is.
-        most_waiting: how many requests may wait.
+    Without a user limit, an answer reserves a margin over the recent average; the library suspends sequences if needed.
     """
 
     def __init__(self, room: BlockRoom, most_waiting: int) -> None:
         self._room = room
         self._most_waiting = most_waiting
         self._queue: deque[tuple[T, BlockNeed]] = deque()
-        self._promised: dict[int, tuple[int, int]] = {}
-        self._usual = float(_FIRST_GUESS)
+        self._reserved: dict[int, tuple[int, int]] = {}
+        self._average_tokens = float(_INITIAL_ANSWER_TOKENS)
         self.blocks = 0
         self.texts = 0
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of queued requests."""
         return len(self._queue)
 
     @property
     def is_full(self) -> bool:
-        """Whether a request that cannot be run at once is to be refused."""
+        """Return whether a request that cannot run at once must be rejected."""
         return len(self._queue) >= self._most_waiting
 
     def blocks_of(self, need: BlockNeed) -> int:
-        """Tell how many blocks are promised to a request."""
-        most = min(need.most, round(self._usual * _MARGIN)) if need.is_open else need.most
+        """Return the number of blocks to reserve for a request."""
+        most = min(need.most, round(self._average_tokens * _MARGIN)) if need.is_open else need.most
         one = self._blocks(need.prompt + most)
         if need.texts == 1 or not self._room.shares_prompts:
             return one * need.texts
@@ -382,8 +322,8 @@ class BlockAdmission(Generic[T]):
         return -(-tokens // self._room.block_tokens)
 
     def fits_now(self, need: BlockNeed) -> bool:
-        """Tell whether there is room; a request that is alone always has it."""
-        if not self._promised:
+        """Return whether there is room; a lone request always fits."""
+        if not self._reserved:
             return True
         if self.texts + need.texts > self._room.texts:
             return False
@@ -392,24 +332,24 @@ class BlockAdmission(Generic[T]):
         )
 
     def wait(self, item: T, need: BlockNeed) -> None:
-        """Put a request at the end of the queue."""
+        """Append a request to the queue."""
         self._queue.append((item, need))
 
     def head(self) -> T | None:
-        """Give the request whose turn it is, if there is room for it."""
+        """Return the first queued request, if there is room for it."""
         return self._queue[0][0] if self._queue and self.fits_now(self._queue[0][1]) else None
 
     def enter(self, number: int) -> T:
-        """Take the first request out of the queue; what it needs is its own until :meth:`leave` of the same number."""
+        """Remove the first request from the queue and reserve its blocks until :meth:`leave`."""
         item, need = self._queue.popleft()
         blocks = self.blocks_of(need)
-        self._promised[number] = blocks, need.texts
+        self._reserved[number] = blocks, need.texts
         self.blocks += blocks
         self.texts += need.texts
         return item
 
     def withdraw(self, item: T) -> bool:
-        """Take a request out of the queue wherever it is, and tell whether it was there."""
+        """Remove a request from the queue; return whether it was there."""
         for place, (each, _) in enumerate(self._queue):
             if each is item:
                 del self._queue[place]
@@ -417,9 +357,9 @@ class BlockAdmission(Generic[T]):
         return False
 
     def leave(self, number: int, generated: int | None = None) -> None:
-        """Note that a request is out of the batch, with so many tokens if it came to its end."""
-        blocks, texts = self._promised.pop(number, (0, 0))
+        """Release the blocks of a request; ``generated`` is its token count if it ran to its end."""
+        blocks, texts = self._reserved.pop(number, (0, 0))
         self.blocks -= blocks
         self.texts -= texts
         if generated is not None:
-            self._usual += _LEARNS * (generated - self._usual)
+            self._average_tokens += _AVERAGE_WEIGHT * (generated - self._average_tokens)

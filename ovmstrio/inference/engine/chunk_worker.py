@@ -1,10 +1,10 @@
-"""What programs have in common that answer requests part by part, in the order in which parts are asked for.
+"""Base of worker programs that answer requests part by part, in the order in which parts are requested.
 
 ::
 
-    ["open", number, what is asked]             ["accepted"] or ["refused", error]
-    ["part", number]                            ["part", what was made] or ["refused", error]
-    ["close", number]                           is not answered
+    ["open", number, request]                   ["accepted"] or ["refused", error]
+    ["part", number]                            ["part", result] or ["refused", error]
+    ["close", number]                           not answered
 """
 
 from __future__ import annotations
@@ -31,19 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TurnProgram", "run_process"]
 
-# ----------------------------------------------------------------------
-# What programs have in common that answer requests part by part, in the order in which parts are asked for
-# ----------------------------------------------------------------------
-
 _OpenedT = TypeVar("_OpenedT")
 
 
 class TurnProgram(Generic[_OpenedT]):
-    """Serves one model.
-
-    Args:
-        channel: to the server.
-    """
+    """Serves one model on a channel."""
 
     def __init__(self, channel: BlockingChannel) -> None:
         self.channel = channel
@@ -51,67 +43,51 @@ class TurnProgram(Generic[_OpenedT]):
         self._waiting: deque[Message | None] = deque()
 
     def run(self) -> None:
-        """Serve until the server has nothing more to say."""
+        """Serve until the server closes its side."""
+        answer: list[Any]
         while (message := self._waiting.popleft() if self._waiting else self.channel.receive()) is not None:
             number, (kind, request, *rest) = message.value
             if kind == "close":
                 self._opened.pop(request, None)
                 continue
             try:
-                answer = self._open(request, *rest) if kind == "open" else self._make_part(request)
+                if kind == "open":
+                    self._opened[request] = self.open(*rest)
+                    answer = [ACCEPTED]
+                else:
+                    answer = self._make_part(request)
             except ServerError as error:
                 answer = [REFUSED, encode_failure(error)]
             self.channel.send([number, answer])
 
-    def _open(self, request: int, *asked: Any) -> list[Any]:
-        self._opened[request] = self.open(*asked)
-        return [ACCEPTED]
-
     def _make_part(self, request: int) -> list[Any]:
         opened = self._opened.get(request)
         if opened is None:
-            # Its client has left in the moment in which the part before this one was done.
+            # The client disconnected while the previous part was computed.
             raise ModelFailure("the request is closed")
         return [PART, self.make_part(request, opened)]
 
     @abstractmethod
-    def open(self, *asked: Any) -> _OpenedT:
-        """Begin a request.
-
-        Raises:
-            ServerError: it cannot be answered.
-        """
+    def open(self, *arguments: Any) -> _OpenedT:
+        """Start a request; raise ServerError if it is rejected."""
 
     @abstractmethod
     def make_part(self, number: int, opened: _OpenedT) -> dict[str, Any]:
-        """Make the next part of a request; ``is_last`` says whether it is the last one.
-
-        Raises:
-            ServerError: it cannot be answered any further.
-        """
+        """Return the next part of a request, with ``is_last`` for the last one; raise ServerError if it failed."""
 
     def is_wanted(self, number: int) -> bool:
-        """Tell whether there is still somebody who wants a request answered, by what the server has said since."""
+        """Return whether a request is still open, after reading pending messages."""
         while self.channel.has_message() and (not self._waiting or self._waiting[-1] is not None):
             self._waiting.append(self.channel.receive())
         return not any(message is None or message.value[1][:2] == ["close", number] for message in self._waiting)
 
 
-# ----------------------------------------------------------------------
-# What all programs here begin and end with: the server's socket, its lifeline, and a status for what was wrong
-# ----------------------------------------------------------------------
-
-
 def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
-    """Serve the server whose socket is the first argument, and end the process.
-
-    Args:
-        serve: gets the channel, and the number and the value of the first message.
-    """
+    """Pass the first message of the socket ``argv[1]`` to ``serve``, then end the process."""
     end, lifeline = map(int, sys.argv[1:3])
     watch_lifeline(lifeline)
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, _leave_it_to_the_server)
+    for server_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(server_signal, _ignore_signal)
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
     status = 0
@@ -121,14 +97,14 @@ def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
             serve(channel, *first.value)
     except ChannelLost:
         status = LOST_CHANNEL
-    except Exception:  # noqa: BLE001 - the server learns of it by the status
+    except Exception:  # noqa: BLE001 - reported by the exit status
         traceback.print_exc()
         status = LOST_MODEL
     sys.stdout.flush()
     sys.stderr.flush()
-    # What the library would still do takes long, and gives nobody anything.
+    # The library's own cleanup is slow and unnecessary.
     os._exit(status)
 
 
-def _leave_it_to_the_server(*_: object) -> None:
-    """Do nothing; an ignored signal would be ignored by processes that libraries start, too."""
+def _ignore_signal(*_: object) -> None:
+    """Do nothing; SIG_IGN would be inherited by processes that libraries start."""

@@ -1,4 +1,4 @@
-"""What the server asks of a model, on its way through template, queue, batch and rows."""
+"""Requests of one model in an engine process: template, grammar, admission, batch and output rows."""
 
 from __future__ import annotations
 
@@ -39,54 +39,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Limits", "TextTokenizing"]
 
-# ----------------------------------------------------------------------
-# What the server asks of a model, on its way through template, queue, batch and rows
-# ----------------------------------------------------------------------
-
-_LEARNS: Final = 0.2
-_LONGEST_RETRY: Final = 60.0
+_PACE_WEIGHT: Final = 0.2
+_MAX_RETRY_SECONDS: Final = 60.0
 _SEEDS: Final = 2**32
+# How long running sequences wait for a conversation to be rendered; most take less than a millisecond.
 _RENDER_SECONDS: Final = 0.02
-"""How long the texts that run wait for a conversation to be rendered; most take less than a millisecond."""
 
 
 class Limits(NamedTuple):
-    """What requests may ask for.
+    """Request limits."""
 
-    Attributes:
-        tokens: of a prompt and its answer together.
-        answer: tokens of an answer; None for as many as fit.
-        texts: side by side.
-        waiting: requests in the queue.
-        overcommit: how much of the cache is promised, 1 for what there is.
-    """
-
-    tokens: int
-    answer: int | None = None
-    texts: int = 256
-    waiting: int = 256
-    overcommit: float = 1.0
+    tokens: int  # prompt and answer together
+    answer: int | None = None  # tokens of an answer; None for as many as fit
+    texts: int = 256  # concurrent sequences
+    waiting: int = 256  # requests in the queue
+    overcommit: float = 1.0  # KV-cache overcommit factor; 1.0 admits a request only if its worst case fits
 
 
 class _AddedRequest(NamedTuple):
-    """A request before its prompt is known: the number of its message, its own, and what it requests."""
-
     message: int
     number: int
     request: GenerationRequest
 
 
 class Engine:
-    """One model's requests.
+    """Requests of one model.
 
     Args:
-        pipeline: makes the texts.
-        prompts: makes tokens of prompts.
-        limits: what requests may ask for.
-        answer: is told the number of a message and what it is answered with.
-        forms: compiles those that answers are to have.
-        templates: renders conversations; without it ``prompts`` does.
-        caches_prefixes: whether the pipeline computes once what prompts have in common.
+        answer: sends an answer to the message of a number.
+        forms: compiles grammars.
+        templates: process that renders conversations; without it ``prompts`` renders them.
+        caches_prefixes: whether the pipeline has a prefix cache.
     """
 
     def __init__(
@@ -107,52 +90,46 @@ class Engine:
         room = BlockRoom(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
         self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
-        self._trials = FormTrials(forms)
+        self._grammars = FormTrials(forms)
         self._renderings = None if templates is None else Renderings[_AddedRequest](templates)
         self._scores = PromptScores(pipeline, limits.tokens)
         self._rows = TextRows(self._decode)
         self._unrendered: dict[int, _AddedRequest] = {}
-        self._asked: dict[int, AskedTexts] = {}
-        self._rows_told: list[list[Any]] = []
+        self._requests: dict[int, AskedTexts] = {}
+        self._new_rows: list[list[Any]] = []
         self._failures: list[list[Any]] = []
-        self._pace = 1.0
+        self._seconds_per_request = 1.0
         self._last_end = time.monotonic()
 
     def _decode(self, rows: list[list[int]], skips_special_tokens: bool) -> list[str]:
-        """Give the texts of rows of tokens."""
         decode = self._pipeline.tokenizer.decode
         if skips_special_tokens:
             return decode(rows, skip_special_tokens=True)  # type: ignore[no-any-return]
-        # The library fills shorter rows up with tokens that are special, and would be shown.
+        # The library pads shorter rows with special tokens, which would appear in the text.
         return [decode(row, skip_special_tokens=False) for row in rows]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has something to do."""
+        """Return whether :meth:`step` has work."""
         has_rendered = self._renderings is not None and self._renderings.has_ended
-        has_news = self._rows_told or self._failures or self._trials.has_ended or has_rendered
+        has_news = self._new_rows or self._failures or self._grammars.has_ended or has_rendered
         return self._batch.is_busy or self._scores.is_busy or bool(has_news)
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors that become readable when a trial or a rendering has ended."""
-        return [self._trials.descriptor, *([] if self._renderings is None else [self._renderings.descriptor])]
+        """Descriptors that become readable when a grammar is compiled or a conversation rendered."""
+        return [self._grammars.descriptor, *([] if self._renderings is None else [self._renderings.descriptor])]
 
     @property
     def seconds_left(self) -> float | None:
-        """After how many seconds :attr:`is_busy` may change without a message or a descriptor."""
+        """Seconds after which :attr:`is_busy` may change without a message or a descriptor."""
         return None if self._renderings is None else self._renderings.seconds_left
 
-    # Requests
-
     def add(self, message: int, number: int, plain: dict[str, Any]) -> None:
-        """Take a request of a number; the message is answered when it runs, or cannot.
-
-        What is wrong with it is the answer.
-        """
+        """Queue a request; its message is answered when the request runs or is rejected."""
         try:
             request = decode_request(plain)
-            waiting = self._admission.waiting if request.grammar is None else self._trials.waiting
+            waiting = self._admission.waiting if request.grammar is None else self._grammars.waiting
             if self._renderings is not None and isinstance(request.prompt, Conversation):
                 waiting += self._renderings.waiting
             if waiting and self._waiting >= self._limits.waiting:
@@ -168,7 +145,6 @@ class Engine:
             self._answer(message, [REFUSED, encode_failure(error)])
 
     def _take_rendered(self) -> None:
-        """Go on with the requests whose conversations have been rendered."""
         while self._renderings is not None and self._renderings.has_ended:
             rendered = self._renderings.take()
             if rendered is None:
@@ -183,41 +159,30 @@ class Engine:
                 self._answer(added.message, [REFUSED, encode_failure(error)])
 
     def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
-        """Take a request with the tokens of its prompt.
-
-        Raises:
-            InvalidRequest: it does not fit.
-            Overloaded: too many others wait.
-        """
-        asked = self._prepare(added, tokens)
-        if asked.is_proven:
-            self._take(asked)
+        queued = self._prepare(added, tokens)
+        if queued.is_proven:
+            self._take(queued)
             return
-        self._asked[added.number] = asked
-        self._trials.wait(asked)
-        self._try_next()
+        self._requests[added.number] = queued
+        self._grammars.wait(queued)
+        self._compile_next()
 
     @property
     def _waiting(self) -> int:
         rendered = 0 if self._renderings is None else self._renderings.waiting
-        return self._admission.waiting + self._trials.waiting + rendered
+        return self._admission.waiting + self._grammars.waiting + rendered
 
     def _overloaded(self) -> Overloaded:
         waiting = self._waiting
-        seconds = min(max(1.0, waiting * self._pace), _LONGEST_RETRY)
-        message = f"{waiting} requests wait for room already (max_queue); try again in {seconds:.0f} s"
+        seconds = min(max(1.0, waiting * self._seconds_per_request), _MAX_RETRY_SECONDS)
+        message = f"{waiting} requests are queued already (max_queue); try again in {seconds:.0f} s"
         return Overloaded(message, retry_after_seconds=seconds)
 
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> AskedTexts:
-        """Check that a prompt fits, and return what is to be made.
-
-        Raises:
-            InvalidRequest: it does not fit.
-        """
         request = added.request
-        wished = request.sampling.max_tokens
-        self._prompts.check_length(tokens, needs_answer=wished != 0)
-        most = min(value for value in (wished, self._limits.answer, self._limits.tokens) if value is not None)
+        max_tokens = request.sampling.max_tokens
+        self._prompts.check_length(tokens, needs_answer=max_tokens != 0)
+        most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return AskedTexts(
             id=added.number,
@@ -226,146 +191,124 @@ class Engine:
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
             seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
-            is_open=wished is None and self._limits.answer is None,
+            is_open=max_tokens is None and self._limits.answer is None,
             is_proven=request.grammar is None,
         )
 
-    def _take(self, asked: AskedTexts) -> None:
-        """Have a request run as soon as there is room.
-
-        Raises:
-            Overloaded: too many others wait.
-        """
-        texts = max(asked.request.n, asked.request.sampling.best_of)
-        need = BlockNeed(len(asked.prompt), asked.most, texts, asked.is_open)
+    def _take(self, queued: AskedTexts) -> None:
+        texts = max(queued.request.n, queued.request.sampling.best_of)
+        need = BlockNeed(len(queued.prompt), queued.most, texts, queued.is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
             raise self._overloaded()
-        self._asked[asked.id] = asked
-        self._admission.wait(asked, need)
+        self._requests[queued.id] = queued
+        self._admission.wait(queued, need)
         self._admit()
 
-    def _try_next(self) -> None:
-        """Begin the next trial; none compiles while a text of the batch is about to ask for what is of its form."""
-        self._trials.go_on(may_compile=not self._batch.is_forming)
+    def _compile_next(self) -> None:
+        """Start the next grammar check; none compiles while a running sequence is about to compile its own grammar."""
+        self._grammars.go_on(may_compile=not self._batch.is_forming)
 
-    def _take_tried(self) -> None:
-        """Go on with the requests whose forms have been tried."""
-        while self._trials.has_ended:
-            tried = self._trials.take()
+    def _take_compiled(self) -> None:
+        while self._grammars.has_ended:
+            tried = self._grammars.take()
             if tried is not None:
-                self._begin_tried(*tried)
-            self._try_next()
+                self._proceed(self._take, *tried)
+            self._compile_next()
 
-    def _begin_tried(self, asked: AskedTexts, error: ServerError | None) -> None:
+    def _proceed(
+        self, proceed: Callable[[AskedTexts], None], queued: AskedTexts, error: ServerError | None = None
+    ) -> None:
+        """Take the next step of a request, or fail it."""
         try:
             if error is not None:
                 raise error
-            self._take(asked)
+            proceed(queued)
         except ServerError as failure:
-            self._forget(asked)
-            self._fail(asked, failure)
+            self._forget(queued)
+            self._fail(queued, failure)
 
     def _admit(self) -> None:
-        """Let in those whose turn it is; of forms that the library may not take only one at a time."""
-        while (asked := self._admission.head()) is not None and self._batch.takes(asked):
-            if not asked.is_proven and self._batch.has_unproven:
+        """Admit queued requests; of those with unproven grammars only one at a time."""
+        while (queued := self._admission.head()) is not None and self._batch.takes(queued):
+            if not queued.is_proven and self._batch.has_unproven:
                 return
-            self._admission.enter(asked.id)
-            try:
-                self._begin(asked)
-            except ServerError as error:
-                self._forget(asked)
-                self._fail(asked, error)
+            self._admission.enter(queued.id)
+            self._proceed(self._begin, queued)
 
-    def _begin(self, asked: AskedTexts) -> None:
-        """Run a request, whose prompt is read first if it is to be told how likely that was.
-
-        Raises:
-            InvalidRequest: the library does not take it.
-        """
-        request = asked.request
-        asked.left = request.n
-        if request.echo and request.logprobs and not asked.prompt_logprobs:
-            self._scores.begin(asked)
-        elif asked.most:
-            self._batch.begin(asked)
+    def _begin(self, queued: AskedTexts) -> None:
+        """Run a request; if prompt log-probabilities are requested, score the prompt first."""
+        request = queued.request
+        queued.left = request.n
+        if request.echo and request.logprobs and not queued.prompt_logprobs:
+            self._scores.begin(queued)
+        elif queued.most:
+            self._batch.begin(queued)
         else:
-            self._tell_prompt(asked)
-        if asked.is_proven:
-            self._accept(asked)
+            self._emit([NewTokens(queued, index, [], [], Finish.LENGTH) for index in range(request.n)])
+        if queued.is_proven:
+            self._accept(queued)
 
-    def _accept(self, asked: AskedTexts) -> None:
-        if asked.answer_to:
-            end = self._prompts.end_of(asked.request.prompt, asked.prompt)
-            self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt), end, asked.cached])
-            asked.answer_to = 0
-
-    def _tell_prompt(self, asked: AskedTexts) -> None:
-        """Answer a request that asks for no token."""
-        ends = [NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(asked.request.n)]
-        self._tell(ends)
+    def _accept(self, queued: AskedTexts) -> None:
+        if queued.answer_to:
+            end = self._prompts.end_of(queued.request.prompt, queued.prompt)
+            self._answer(queued.answer_to, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            queued.answer_to = 0
 
     def cancel(self, number: int) -> None:
-        """Forget a request, wherever it is; one that has ended is nothing."""
+        """Cancel a request in any state; ignored if it has ended."""
         added = self._unrendered.pop(number, None)
         if added is not None and self._renderings is not None:
             self._renderings.withdraw(added)
             self._answer(added.message, [REFUSED, encode_failure(CANCELLED)])
-        asked = self._asked.get(number)
-        if asked is None:
+        queued = self._requests.get(number)
+        if queued is None:
             return
-        self._trials.withdraw(asked)
-        self._admission.withdraw(asked)
-        reads_on = self._batch.cancel(asked)
-        self._scores.cancel(asked)
-        self._forget(asked, keeps_room=reads_on)
-        if asked.answer_to:
-            self._answer(asked.answer_to, [REFUSED, encode_failure(CANCELLED)])
-            asked.answer_to = 0
+        self._grammars.withdraw(queued)
+        self._admission.withdraw(queued)
+        reads_on = self._batch.cancel(queued)
+        self._scores.cancel(queued)
+        self._forget(queued, keeps_room=reads_on)
+        if queued.answer_to:
+            self._answer(queued.answer_to, [REFUSED, encode_failure(CANCELLED)])
+            queued.answer_to = 0
         self._admit()
-        self._try_next()
+        self._compile_next()
 
-    def _forget(self, asked: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
-        self._asked.pop(asked.id, None)
-        self._rows.forget(asked)
+    def _forget(self, queued: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
+        self._requests.pop(queued.id, None)
+        self._rows.forget(queued)
         if keeps_room:
             return
-        self._admission.leave(asked.id, asked.generated // asked.request.n if has_ended else None)
+        self._admission.leave(queued.id, queued.generated // queued.request.n if has_ended else None)
         if has_ended:
             now = time.monotonic()
-            self._pace += _LEARNS * (now - self._last_end - self._pace)
+            self._seconds_per_request += _PACE_WEIGHT * (now - self._last_end - self._seconds_per_request)
             self._last_end = now
 
-    def _fail(self, asked: AskedTexts, error: ServerError) -> None:
-        if asked.answer_to:
-            self._answer(asked.answer_to, [REFUSED, encode_failure(error)])
-            asked.answer_to = 0
+    def _fail(self, queued: AskedTexts, error: ServerError) -> None:
+        if queued.answer_to:
+            self._answer(queued.answer_to, [REFUSED, encode_failure(error)])
+            queued.answer_to = 0
         else:
-            self._failures.append([asked.id, encode_failure(error)])
-
-    # Steps
+            self._failures.append([queued.id, encode_failure(error)])
 
     def step(self) -> list[Any]:
-        """Make the next token of each text; give what there is to tell.
+        """Generate the next token of each sequence; return [rows, failures, figures].
 
-        That is: rows of texts, failures of requests, and figures: seconds, texts in the step, texts that go on,
-        requests that wait, the part of the cache that is filled, how often the batch was made again, and how often a
-        text was suspended.
-
-        Raises:
-            RuntimeError: the model is lost.
+        Figures are: seconds, sequences in the step, sequences still running, queued requests, used fraction of the KV
+        cache, rebuilds of the batch, and suspensions. RuntimeError means that the model is lost.
         """
         started = time.perf_counter()
         self._take_rendered()
-        self._take_tried()
+        self._take_compiled()
         size = self._batch.running
         if self._batch.is_busy:
             self._step_batch()
-        for asked, error in self._scores.step():
-            self._take_scored(asked, error)
+        for queued, error in self._scores.step():
+            self._proceed(self._begin, queued, error)
         self._admit()
-        self._try_next()
-        rows, self._rows_told = self._rows_told, []
+        self._compile_next()
+        rows, self._new_rows = self._new_rows, []
         failures, self._failures = self._failures, []
         seconds = time.perf_counter() - started
         batch = self._batch
@@ -375,54 +318,37 @@ class Engine:
 
     def _step_batch(self) -> None:
         outcome = self._batch.step()
-        for asked, error in outcome.failed:
-            self._forget(asked)
-            self._fail(asked, error)
-        for asked in outcome.left:
-            self._admission.leave(asked.id)
-        for asked in outcome.proven:
-            self._accept(asked)
-        self._tell([new for new in outcome.news if new.asked.id in self._asked])
+        for queued, error in outcome.failed:
+            self._forget(queued)
+            self._fail(queued, error)
+        for queued in outcome.left:
+            self._admission.leave(queued.id)
+        for queued in outcome.proven:
+            self._accept(queued)
+        self._emit([new for new in outcome.news if new.asked.id in self._requests])
 
-    def _take_scored(self, asked: AskedTexts, error: ServerError | None) -> None:
-        """Go on with a request whose prompt has been read."""
-        try:
-            if error is not None:
-                raise error
-            self._begin(asked)
-        except ServerError as failure:
-            self._forget(asked)
-            self._fail(asked, failure)
-
-    def _tell(self, news: list[NewTokens]) -> None:
+    def _emit(self, news: list[NewTokens]) -> None:
         rows = self._rows.make(news)
-        self._rows_told += rows
+        self._new_rows += rows
         for new, row in zip(news, rows, strict=True):
-            asked = new.asked
-            asked.generated += len(new.tokens)
+            queued = new.asked
+            queued.generated += len(new.tokens)
             if row[-1] is None:
                 continue
             if new.finish is None:
-                self._batch.end(asked, new.index)
-            asked.left -= 1
-            if not asked.left:
-                self._forget(asked, has_ended=True)
+                self._batch.end(queued, new.index)
+            queued.left -= 1
+            if not queued.left:
+                self._forget(queued, has_ended=True)
 
 
-# ----------------------------------------------------------------------
-# Requests for the tokens of texts, which are tokenized a few texts at a time between the steps of an engine
-# ----------------------------------------------------------------------
-
-_CHARACTERS_AT_ONCE: Final = 2**15
-"""Characters that are tokenized within some 10 ms, for which the texts that are made wait."""
-_MOST_AT_ONCE: Final = 64
+_CHARACTERS_AT_ONCE: Final = 2**15  # tokenized within about 10 ms, during which running sequences wait
+_TEXTS_AT_ONCE: Final = 64
 
 Tokens = npt.NDArray[np.int64]
 
 
-class _Tokenized:
-    """One request: its texts that are left, and the tokens of the others."""
-
+class _TokenizeRequest:
     __slots__ = ("message", "options", "rows", "texts")
 
     def __init__(self, message: int, texts: list[str], options: dict[str, Any]) -> None:
@@ -432,10 +358,10 @@ class _Tokenized:
         self.rows: list[Tokens] = []
 
     def next_texts(self) -> list[str]:
-        """Take one text, or several that are short; all of them take as much room as the longest one."""
+        """Take one text, or several short ones; each costs as much as the longest."""
         taken = [self.texts.popleft()]
         longest = len(taken[0])
-        while self.texts and len(taken) < _MOST_AT_ONCE:
+        while self.texts and len(taken) < _TEXTS_AT_ONCE:
             longest = max(longest, len(self.texts[0]))
             if longest * (len(taken) + 1) > _CHARACTERS_AT_ONCE:
                 break
@@ -444,35 +370,30 @@ class _Tokenized:
 
 
 class TextTokenizing:
-    """The open requests, by their numbers; the oldest one is served first.
-
-    Args:
-        tokenize: tokenizes texts, with the options of a request.
-        answer: receives the number of a message and its answer.
-    """
+    """Queue of tokenization requests, processed a few texts at a time between the steps of an engine."""
 
     def __init__(self, tokenize: Callable[..., list[Tokens]], answer: Callable[[int, Any], None]) -> None:
         self._tokenize = tokenize
         self._answer = answer
-        self._open: dict[int, _Tokenized] = {}
+        self._open: dict[int, _TokenizeRequest] = {}
 
     @property
     def is_busy(self) -> bool:
-        """True if a request is open."""
+        """Return whether a request is open."""
         return bool(self._open)
 
     def add(self, message: int, number: int, texts: dict[str, Any], options: dict[str, Any]) -> None:
-        """Add a request, which is answered by :meth:`go_on`."""
-        self._open[number] = _Tokenized(message, decode_texts(texts), options)
+        """Queue a request, which :meth:`go_on` answers."""
+        self._open[number] = _TokenizeRequest(message, decode_texts(texts), options)
 
     def cancel(self, number: int) -> None:
-        """Forget a request; the rest of its texts is not tokenized."""
+        """Cancel a request."""
         tokenized = self._open.pop(number, None)
         if tokenized is not None:
             self._answer(tokenized.message, [REFUSED, encode_failure(CANCELLED)])
 
     def go_on(self) -> None:
-        """Tokenize one text of the oldest request, or several that are short, and answer if there are no more."""
+        """Tokenize the next texts of the oldest request, and answer it after the last one."""
         number = next(iter(self._open), None)
         if number is None:
             return

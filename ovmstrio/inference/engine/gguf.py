@@ -1,7 +1,7 @@
-"""Header of a GGUF file: values by their keys, and a check that the file has all bytes of its tensors.
+"""Reader of GGUF headers, with a check that the file contains all tensor data.
 
-The libraries that load the file do not check that: a file that was cut off loads, and answers with other texts.
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Libraries that load the file do not check this: a truncated file loads and produces wrong output. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -22,92 +22,43 @@ __all__ = ["GgufError", "read_header"]
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
-_SCALARS: Final = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING: Final = 8
 _ARRAY: Final = 9
+# (elements per block, bytes per block) by ggml tensor type.
+# fmt: off
 _TYPES: Final = {
-    0: (1, 4),
-    1: (1, 2),
-    2: (32, 18),
-    3: (32, 20),
-    6: (32, 22),
-    7: (32, 24),
-    8: (32, 34),
-    9: (32, 40),
-    10: (256, 84),
-    11: (256, 110),
-    12: (256, 144),
-    13: (256, 176),
-    14: (256, 210),
-    15: (256, 292),
-    16: (256, 66),
-    17: (256, 74),
-    18: (256, 98),
-    19: (256, 50),
-    20: (32, 18),
-    21: (256, 110),
-    22: (256, 82),
-    23: (256, 136),
-    24: (1, 1),
-    25: (1, 2),
-    26: (1, 4),
-    27: (1, 8),
-    28: (1, 8),
-    29: (256, 56),
-    30: (1, 2),
-    34: (256, 54),
-    35: (256, 66),
-    39: (32, 17),
-    40: (64, 36),
-    41: (128, 18),
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66),
+    17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136),
+    24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54),
+    35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18),
 }
-"""Elements of a block and bytes of a block, by the number of a tensor's type in ggml."""
+# fmt: on
 _ALIGNMENT: Final = "general.alignment"
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 2**20
 _MAX_KEYS: Final = 100_000
 _MAX_TENSORS: Final = 100_000
 _MAX_KEY_BYTES: Final = 2**16 - 1
-_MAX_TEXT_BYTES: Final = 2**26
-"""All keys, names and texts together."""
-_MAX_ELEMENTS: Final = 4_000_000
-"""Texts and arrays in all arrays together; the largest vocabularies have less than a million."""
+_MAX_TEXT_BYTES: Final = 2**26  # total
+_MAX_ELEMENTS: Final = 4_000_000  # in all arrays; the largest vocabularies have less than a million
 _MAX_DEPTH: Final = 4
 _MAX_DIMENSIONS: Final = 8
 _DAMAGED: Final = "the header of the file is damaged"
 
 
 class GgufError(ValueError):
-    """The file is no GGUF file, or damaged."""
+    """The file is not a GGUF file, or damaged."""
 
 
 class _Tensor(NamedTuple):
-    """A tensor's name and its extent from the begin of the tensors' data."""
-
     name: str
     offset: int
     size: int
 
 
 class _Header:
-    """Parser of the header.
-
-    Args:
-        data: content of the file.
-    """
-
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._position = 0
@@ -115,14 +66,13 @@ class _Header:
         self._text_bytes = 0
 
     def values(self) -> tuple[dict[str, Any], int]:
-        """Parse the values by their keys, and the number of tensors after these."""
         if self._take(len(_MAGIC)) != _MAGIC:
-            raise GgufError("the file does not begin as GGUF files do")
+            raise GgufError("not a GGUF file")
         version, tensors, count = self._unpack("<IQQ")
         if version not in _VERSIONS or count > _MAX_KEYS or tensors > _MAX_TENSORS:
             text = f"version {version} with {count} keys and {tensors} tensors"
-            limits = f"versions 2 and 3 with at most {_MAX_KEYS} keys and {_MAX_TENSORS} tensors can be read"
-            raise GgufError(f"{text}; {limits}")
+            limits = f"versions 2 and 3 with at most {_MAX_KEYS} keys and {_MAX_TENSORS} tensors"
+            raise GgufError(f"unsupported file: {text}; expected {limits}")
         values = {}
         for _ in range(count):
             key = self._text(_MAX_KEY_BYTES)
@@ -132,7 +82,6 @@ class _Header:
         return values, tensors
 
     def tensors(self, count: int, alignment: int) -> tuple[list[_Tensor], int]:
-        """Parse the tensors, and the begin of their data."""
         tensors = [self._tensor(alignment) for _ in range(count)]
         return tensors, -(-self._position // alignment) * alignment
 
@@ -153,7 +102,7 @@ class _Header:
         return _Tensor(name, offset, math.prod(shape) // block * size)
 
     def _value(self, kind: int, depth: int = 0) -> Any:
-        """Parse a value; None for an array, which is skipped."""
+        """Return a value; None for an array, which is skipped."""
         if kind == _STRING:
             return self._text(_MAX_TEXT_BYTES)
         if kind != _ARRAY:
@@ -194,17 +143,14 @@ class _Header:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the numbers and texts of the header, without arrays such as vocabularies; blocking.
-
-    The tensors are checked: each is in the file with all its bytes, and none overlaps another.
+    """Return the scalars and texts of a header, and check that all tensors are complete and disjoint. Blocks.
 
     Raises:
-        GgufError: the file is no GGUF file, damaged, or too short.
-        OSError: the file cannot be read.
+        GgufError: the file is not a GGUF file, damaged, or truncated.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size < len(_MAGIC):
-            raise GgufError("the file does not begin as GGUF files do")
+            raise GgufError("not a GGUF file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _checked(_Header(data), len(data))

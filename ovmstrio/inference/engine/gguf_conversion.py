@@ -1,8 +1,8 @@
-"""The program that makes a folder of a GGUF file: in a process of its own, whose end gives back the memory.
+"""Program that converts a GGUF file to a model folder, in a process whose exit frees the memory.
 
 ::
 
-    first: [GGUF file, folder to be made beside a link to it]        ["loaded", {}] or ["failed", reason]
+    first: [GGUF file, output folder]        ["loaded", {}] or ["failed", reason]
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["convert"]
 
 
 def convert(channel: BlockingChannel, number: int, value: list[str]) -> None:
-    """Write a model with its tokenizer and detokenizer into an empty folder: the library puts them beside a link."""
+    """Write a model with its tokenizers into an empty folder; the library writes them next to a link to the file."""
     source, folder = map(Path, value)
     link = folder / "model.gguf"
     try:
         link.symlink_to(source)
         genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
         link.unlink()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+    except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, reason_of(error)]])
     else:
         channel.send([number, [LOADED, {}]])

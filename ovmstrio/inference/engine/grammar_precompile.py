@@ -1,4 +1,4 @@
-"""Compiles the forms of answers where no text is made: what cannot be compiled fails here, and not in the batch."""
+"""Compilation of structured-output grammars outside the batch, so that an invalid one does not fail a batch step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompilesForms", "FormCompiler", "FormTrials"]
 
-# ----------------------------------------------------------------------
-# Compiles the forms of answers where no text is made: what cannot be compiled fails here, and not in the batch
-# ----------------------------------------------------------------------
-
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
 _TOKENS: Final = 2
@@ -39,14 +35,7 @@ _PROPERTIES: Final = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": 1}
 
 
 class FormCompiler:
-    """A pipeline of a model without weights, whose tokenizer is the batch's.
-
-    The library keeps what is compiled of a form with the tokenizer, so that the batch finds it there.
-
-    Args:
-        pipeline: makes the texts.
-        folder: of its model, whose number of logits is read when the first form comes.
-    """
+    """Compiles grammars with a weightless pipeline; the shared tokenizer caches them for the batch."""
 
     def __init__(self, pipeline: Pipeline, folder: Path) -> None:
         self._batch = pipeline
@@ -55,7 +44,7 @@ class FormCompiler:
         self._pipeline: Any = None
 
     def ask(self, request: GenerationRequest) -> Any:
-        """Give what :meth:`compile` is to be told of a request, in the thread that steps the batch."""
+        """Return the argument of :meth:`compile` for a request; call it in the thread that steps the batch."""
         defaults = self._batch.defaults()
         config = configure(genai.GenerationConfig(), Sampling(temperature=0), grammar=request.grammar)
         config.max_new_tokens = _TOKENS
@@ -64,21 +53,21 @@ class FormCompiler:
         return config
 
     def compile(self, config: Any) -> None:
-        """Make two tokens in a form, in any one thread at a time; others run meanwhile.
+        """Generate two tokens with a grammar, in one thread at a time.
 
         Raises:
-            RuntimeError: the library does not take the form.
-            OSError, LookupError: no form can be tried with this model.
+            RuntimeError: the library rejects the grammar.
+            OSError, LookupError: grammars cannot be checked with this model.
         """
         if self._pipeline is None:
             try:
                 self._pipeline = self._make()
             except RuntimeError as error:
-                # That says nothing of the form, as where a disk is full.
-                raise LookupError(f"no form can be tried: {reason_of(error)}") from error
+                # This says nothing about the grammar; the disk may be full, for example.
+                raise LookupError(f"grammar check not available: {reason_of(error)}") from error
         pipeline, self._pipeline = self._pipeline, None
         pipeline.generate(ov.Tensor(np.zeros((1, 1), np.int64)), config)
-        # One that has failed may be in any state.
+        # A pipeline that failed is not reused.
         self._pipeline = pipeline
 
     def _make(self) -> Any:
@@ -89,12 +78,7 @@ class FormCompiler:
 
 
 def _logits_of(file: Path) -> int:
-    """Read how many logits a model gives for a token, which may be more than its tokenizer knows tokens.
-
-    Raises:
-        OSError: there is no such file.
-        LookupError: it does not tell.
-    """
+    """Return the number of logits of a model, which may exceed the tokenizer's vocabulary."""
     if not file.is_file():
         raise FileNotFoundError(str(file))
     for output in ov.Core().read_model(file).outputs:
@@ -105,7 +89,7 @@ def _logits_of(file: Path) -> int:
 
 
 def _without_weights(vocabulary: int) -> ov.Model:
-    """Give a model to which all tokens are alike."""
+    """Return a model that gives all tokens the same logit."""
     ids, mask, places = (_input(name, 2, np.int64) for name in ("input_ids", "attention_mask", "position_ids"))
     beams = _input("beam_idx", 1, np.int32)
     one = opset13.constant(np.zeros((1, 1, 1), np.float32))
@@ -121,93 +105,81 @@ def _input(name: str, rank: int, kind: Any) -> Any:
     return parameter
 
 
-# ----------------------------------------------------------------------
-# Forms of answers on trial: each is compiled once beside the batch before its text may join it
-# ----------------------------------------------------------------------
-
-_REMEMBERED: Final = 512
-"""How many forms are known to be taken, those that came last."""
-_NICER: Final = 10
-_LEAST: Final = 19
+_MAX_KNOWN: Final = 512
+_NICENESS_STEP: Final = 10
+_MAX_NICENESS: Final = 19
 
 
 class CompilesForms(Protocol):
-    """What forms are tried with; see :class:`FormCompiler`."""
+    """Grammar compiler; see :class:`FormCompiler`."""
 
     def ask(self, request: GenerationRequest) -> Any:
-        """Give what :meth:`compile` is to be told of a request."""
+        """Return the argument of :meth:`compile` for a request."""
         ...
 
     def compile(self, config: Any) -> None:
-        """Compile a form, in a thread."""
+        """Compile a grammar, in a thread."""
         ...
 
 
-class _Trial(NamedTuple):
-    """What is tried for whom, None for nobody any more."""
-
+class _Compilation(NamedTuple):
     asked: AskedTexts | None
     form: bytes
     done: Future[None] | None
 
 
 class FormTrials:
-    """Requests whose forms are not known yet, in the order in which they have come.
-
-    Args:
-        compiler: what they are tried with.
+    """FIFO queue of requests whose grammars are not known to work.
 
     Attributes:
-        descriptor: can be read once a trial has ended, until :meth:`take`.
+        descriptor: event descriptor, readable from the end of a compilation until :meth:`take`.
     """
 
     def __init__(self, compiler: CompilesForms) -> None:
         self._compiler = compiler
-        self._thread = ThreadPoolExecutor(1, "forms", _yield_to_others)
+        self._thread = ThreadPoolExecutor(1, "forms", _lower_priority)
         self._waiting: deque[AskedTexts] = deque()
-        self._trial: _Trial | None = None
+        self._current: _Compilation | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a trial, or for its end."""
-        return len(self._waiting) + (self._trial is not None and self._trial.asked is not None)
+        """Number of requests queued or being compiled."""
+        return len(self._waiting) + (self._current is not None and self._current.asked is not None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`take` has something to give."""
-        return self._trial is not None and (self._trial.done is None or self._trial.done.done())
+        """Return whether :meth:`take` has a result."""
+        return self._current is not None and (self._current.done is None or self._current.done.done())
 
-    def wait(self, asked: AskedTexts) -> None:
-        """Put a request at the end of those that wait."""
-        self._waiting.append(asked)
+    def wait(self, queued: AskedTexts) -> None:
+        """Queue a request."""
+        self._waiting.append(queued)
 
-    def withdraw(self, asked: AskedTexts) -> bool:
-        """Forget a request, and tell whether it was here; a trial goes on to its end for nobody."""
-        if self._trial is not None and self._trial.asked is asked:
-            self._trial = self._trial._replace(asked=None)
+    def withdraw(self, queued: AskedTexts) -> bool:
+        """Remove a request and return whether it was here; a started compilation continues without effect."""
+        if self._current is not None and self._current.asked is queued:
+            self._current = self._current._replace(asked=None)
             return True
-        found = [place for place, each in enumerate(self._waiting) if each is asked]
+        found = [place for place, each in enumerate(self._waiting) if each is queued]
         for place in found:
             del self._waiting[place]
         return bool(found)
 
     def go_on(self, *, may_compile: bool) -> None:
-        """Begin the next trial, if there is none; of a form that is known it is over at once."""
-        if self._trial is not None or not self._waiting:
+        """Start the next compilation if none runs; a known grammar ends at once."""
+        if self._current is not None or not self._waiting:
             return
-        asked = self._waiting[0]
-        form = _key(asked.request.grammar)
+        queued = self._waiting[0]
+        form = _key(queued.request.grammar)
         if form in self._known:
             self._waiting.popleft()
-            self._trial = _Trial(asked, form, None)
+            self._current = _Compilation(queued, form, None)
         elif may_compile:
             self._waiting.popleft()
-            self._compile_for(asked, form)
-
-    def _compile_for(self, asked: AskedTexts, form: bytes) -> None:
-        self._trial = _Trial(asked, form, self._thread.submit(self._compile, self._compiler.ask(asked.request)))
+            done = self._thread.submit(self._compile, self._compiler.ask(queued.request))
+            self._current = _Compilation(queued, form, done)
 
     def _compile(self, config: Any) -> None:
         try:
@@ -216,37 +188,36 @@ class FormTrials:
             os.eventfd_write(self.descriptor, 1)
 
     def take(self) -> tuple[AskedTexts, InvalidField | None] | None:
-        """Give the request whose trial has ended, and what is wrong with its form; None for nobody."""
-        if self._trial is None or not self.has_ended:
+        """Return the finished request and the error of its grammar; None if it was withdrawn."""
+        if self._current is None or not self.has_ended:
             return None
-        (asked, form, done), self._trial = self._trial, None
+        (queued, form, done), self._current = self._current, None
         error = None
         if done is not None:
             os.eventfd_read(self.descriptor)
             error = done.exception()
         if isinstance(error, RuntimeError):
-            why = f"the form of the answer cannot be used: {reason_of(error)}"
-            return None if asked is None else (asked, InvalidField(why, field="response_format"))
+            why = f"response format rejected: {reason_of(error)}"
+            return None if queued is None else (queued, InvalidField(why, field="response_format"))
         if error is None:
-            self._remember(form)
-        if asked is None:
+            self._known[form] = None
+            self._known.move_to_end(form)
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        if queued is None:
             return None
-        asked.is_proven = error is None
-        return asked, None
-
-    def _remember(self, form: bytes) -> None:
-        self._known[form] = None
-        self._known.move_to_end(form)
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        queued.is_proven = error is None
+        return queued, None
 
 
-def _yield_to_others() -> None:
-    """Let the threads in which the library compiles, eight of them, have together what one has that makes texts."""
+def _lower_priority() -> None:
+    """Lower the priority: the library's eight compile threads together get the share of one generating thread."""
     thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, min(_LEAST, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))
+    os.setpriority(
+        os.PRIO_PROCESS, thread, min(_MAX_NICENESS, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS_STEP)
+    )
 
 
 def _key(grammar: Grammar | None) -> bytes:
-    told = "" if grammar is None else f"{grammar.kind.value}\0{grammar.text}"
-    return hashlib.blake2b(told.encode(errors="surrogatepass"), digest_size=16).digest()
+    text = "" if grammar is None else f"{grammar.kind.value}\0{grammar.text}"
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""What a server and its engines say to each other: requests as plain data, and the words of their messages."""
+"""Message format between a server and its engine processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
 )
-from ovmstrio.core.generation import (
-    Conversation,
-    Finish,
-    GenerationRequest,
-    Grammar,
-    GrammarKind,
-    Prompt,
-    Sampling,
-)
+from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Prompt, Sampling
 from ovmstrio.util.truncation import encode_text
 
 __all__ = [
@@ -50,35 +42,34 @@ __all__ = [
 ]
 
 CONTEXT_FILE: Final = "ovmstrio.json"
-"""In a folder that was made of a file of another form: ``{"context_length": 2048}``."""
+"""File in a converted model folder: ``{"context_length": 2048}``."""
 
 VOICE_FILES: Final = "*.onnx"
-"""Of which a folder has one, if it is a voice of Piper's; beside it is one with ``.json`` behind its name."""
+"""Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""
 
 FINISHES: Final = tuple(Finish)
-"""Rows have the position of their finish in this."""
+"""Finish reasons by their number in output rows."""
 
 LOADED: Final = "loaded"
-"""Answers the first message, with facts of the model."""
+"""Answer to the first message, with facts of the model."""
 
 FAILED: Final = "failed"
-"""Answers the first message, with the reason."""
+"""Answer to the first message, with the reason."""
 
 ACCEPTED: Final = "accepted"
-"""Answers a request that runs: how many tokens its prompt has, the end of a conversation's prompt, and how many of
-these tokens were found in the cache."""
+"""Answer when a request runs: number of prompt tokens, end of the rendered prompt, cached prompt tokens."""
 
 REFUSED: Final = "refused"
-"""Answers a request that does not, with an error."""
+"""Answer to a rejected request, with an error."""
 
 TOKENS: Final = "tokens"
-"""Answers texts, with the tokens of all of them in one array and the numbers of tokens of each."""
+"""Answer to a tokenization request: tokens of all texts in one array, and the count per text."""
 
 CANCELLED: Final = ModelFailure("the request was cancelled")
-"""Answers a request that was cancelled before it was answered, so that nothing waits for its answer."""
+"""Error of a request cancelled before it was answered."""
 
 PART: Final = "part"
-"""Answers a request for the next part, with what was understood of a window, or the sound of a sentence."""
+"""Answer with the next part: transcript of a window, or audio of a sentence."""
 
 _CHAT: Final = "chat"
 _TEXT: Final = "text"
@@ -86,15 +77,12 @@ _IDS: Final = "ids"
 
 
 def encode_texts(texts: Sequence[str]) -> dict[str, Any]:
-    """Encode texts as one buffer, which a channel copies without reading it.
-
-    A thread may do this for long texts: no call in it takes long.
-    """
+    """Encode texts as one buffer, which a channel copies without parsing; safe in a thread, as each call is short."""
     return {"text": encode_text("".join(texts)), "lengths": orjson.dumps(list(map(len, texts)))}
 
 
 def decode_texts(packed: dict[str, Any]) -> list[str]:
-    """Return the texts again."""
+    """Decode the result of :func:`encode_texts`."""
     text, texts, start = packed["text"].decode(), [], 0
     for length in orjson.loads(packed["lengths"]):
         texts.append(text[start : start + length])
@@ -102,38 +90,32 @@ def decode_texts(packed: dict[str, Any]) -> list[str]:
     return texts
 
 
-def encode_request(asked: GenerationRequest) -> dict[str, Any]:
-    """Encode a request; its deadline stays where its clock is.
-
-    The texts of the prompt are one buffer, all else is JSON.
-
-    Raises:
-        TypeError, ValueError, RecursionError: it holds values that JSON cannot write.
-    """
-    sampling = {each.name: getattr(asked.sampling, each.name) for each in fields(Sampling)}
-    grammar = None if asked.grammar is None else [asked.grammar.kind.value, asked.grammar.text]
-    prompt, texts = _encode_prompt(asked.prompt)
+def encode_request(request: GenerationRequest) -> dict[str, Any]:
+    """Encode a request without its deadline: prompt texts are one buffer, the rest is JSON."""
+    sampling = {each.name: getattr(request.sampling, each.name) for each in fields(Sampling)}
+    grammar = None if request.grammar is None else [request.grammar.kind.value, request.grammar.text]
+    prompt, texts = _encode_prompt(request.prompt)
     plain = {
         "prompt": prompt,
         "sampling": {name: value for name, value in sampling.items() if value is not None},
-        "stop": list(asked.stop),
-        "keeps_stop": asked.keeps_stop,
-        "n": asked.n,
-        "logprobs": asked.logprobs,
-        "echo": asked.echo,
+        "stop": list(request.stop),
+        "keeps_stop": request.keeps_stop,
+        "n": request.n,
+        "logprobs": request.logprobs,
+        "echo": request.echo,
         "grammar": grammar,
-        "skips_special_tokens": asked.skips_special_tokens,
+        "skips_special_tokens": request.skips_special_tokens,
     }
     try:
         data = orjson.dumps(plain)
     except orjson.JSONEncodeError:
-        # Half of a surrogate pair, or a number of more than 64 bits.
+        # A lone surrogate, or an integer of more than 64 bits.
         data = json.dumps(plain).encode()
-    return {"n": asked.n, "plain": data, **encode_texts(texts)}
+    return {"n": request.n, "plain": data, **encode_texts(texts)}
 
 
 def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
-    """Return the request again."""
+    """Decode the result of :func:`encode_request`."""
     plain = json.loads(encoded["plain"])
     grammar, sampling = plain["grammar"], plain["sampling"]
     if "stop_token_ids" in sampling:
@@ -153,7 +135,6 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
 
 
 def _encode_prompt(prompt: Prompt) -> tuple[list[Any], list[str]]:
-    """Return the prompt without its texts, and its texts."""
     if isinstance(prompt, str):
         return [_TEXT], [prompt]
     if isinstance(prompt, tuple):
@@ -183,13 +164,13 @@ _DETAILS: Final = ("field", "code", "retry_after_seconds")
 
 
 def encode_failure(error: ServerError) -> list[Any]:
-    """Make plain data of an error; one of another class becomes a failure of the model."""
+    """Encode an error; an unknown class becomes ModelFailure."""
     name = type(error).__name__
     details = {each: getattr(error, each) for each in _DETAILS if hasattr(error, each)}
     return [name, error.message, details] if name in _FAILURES else [ModelFailure.__name__, error.message, {}]
 
 
 def decode_failure(plain: list[Any]) -> ServerError:
-    """Make the error again."""
+    """Decode the result of :func:`encode_failure`."""
     name, message, details = plain
     return _FAILURES[name](message, **details)

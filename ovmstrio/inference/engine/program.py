@@ -1,11 +1,11 @@
-"""The loop of an engine process: all messages that have come, then a step, then one frame with what it has brought.
+"""Main loop of an engine process: receive all pending messages, run a step, send its output in one frame.
 
 ::
 
     first                                       ["loaded", facts] or ["failed", reason]
     ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
     ["tokenize", id, texts, options]            ["tokens", tokens, counts] or ["refused", error]
-    ["cancel", id]                              is not answered; what it ends is refused if it was not answered yet
+    ["cancel", id]                              not answered; a request that it ends unanswered is refused
     number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
 """
 
@@ -31,39 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["EngineProgram", "serve"]
 
 _CANCEL: Final = "cancel"
-_TELL: Final = 0
-"""The number of what nobody has asked for, or is not to be answered."""
-
-_READS_SECONDS: Final = 0.05
-"""How long messages are read before the texts that run get their next token."""
+_UNSOLICITED: Final = 0  # number of messages that are no answer, or need none
+_RECEIVE_SECONDS: Final = 0.05  # time limit for receiving messages between two steps
 
 
 class EngineProgram:
-    """Serves one channel.
-
-    Args:
-        channel: the server's.
-        engine: makes the texts.
-        tokenizing: makes tokens of texts.
-    """
+    """Serves one channel."""
 
     def __init__(self, channel: BlockingChannel, engine: Engine, tokenizing: TextTokenizing) -> None:
         self._channel = channel
         self._engine = engine
         self._tokenizing = tokenizing
-        self._ahead: deque[Message | None] = deque()
+        self._pending: deque[Message | None] = deque()
         self._cancelled: set[int] = set()
 
     def run(self) -> None:
-        """Serve until the server has nothing more to say.
-
-        Raises:
-            RuntimeError: the model is lost.
-            ChannelLost: the socket is not there any more.
-        """
+        """Serve until the server closes its side."""
         while self._take_messages():
             if self._engine.is_busy:
-                self._channel.send([_TELL, self._engine.step()])
+                self._channel.send([_UNSOLICITED, self._engine.step()])
             self._tokenizing.go_on()
 
     @property
@@ -71,27 +57,26 @@ class EngineProgram:
         return self._engine.is_busy or self._tokenizing.is_busy
 
     def _take_messages(self) -> bool:
-        """Take what has come, or wait for something where no text is made; False once nothing more will come."""
         started = time.monotonic()
         while True:
             self._read_ahead()
-            if not self._ahead:
+            if not self._pending:
                 if self._is_busy:
                     return True
                 self._channel.wait(self._engine.descriptors, self._engine.seconds_left)
                 continue
-            message = self._ahead.popleft()
+            message = self._pending.popleft()
             if message is None:
                 return False
             self._take(*message.value)
-            if self._is_busy and time.monotonic() - started > _READS_SECONDS:
+            if self._is_busy and time.monotonic() - started > _RECEIVE_SECONDS:
                 return True
 
     def _read_ahead(self) -> None:
-        """Read the messages that have come, so that no work is done for a request whose cancellation is among them."""
-        while not (self._ahead and self._ahead[-1] is None) and self._channel.has_message():
+        """Receive pending messages, so that requests cancelled among them cause no work."""
+        while not (self._pending and self._pending[-1] is None) and self._channel.has_message():
             message = self._channel.receive()
-            self._ahead.append(message)
+            self._pending.append(message)
             if message is not None and message.value[1][0] == _CANCEL:
                 self._cancelled.add(message.value[1][1])
 
@@ -110,11 +95,6 @@ class EngineProgram:
 
 
 def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TextTokenizing, dict[str, Any]]:
-    """Load what makes texts and tokens, and return it with facts of the model.
-
-    Raises:
-        RuntimeError: the model cannot be loaded.
-    """
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = pipeline.blocks * pipeline.block_tokens
@@ -143,20 +123,15 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
-    """Be an engine of the model that the first message names.
-
-    Raises:
-        RuntimeError: the model is lost.
-        ChannelLost: the socket is not there any more.
-    """
+    """Run an engine for the model named in the first message."""
 
     def answer(message: int, value: Any) -> None:
-        if message != _TELL:
+        if message != _UNSOLICITED:
             channel.send([message, value])
 
     try:
         engine, tokenizing, facts = _load(options, answer)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+    except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, reason_of(error)]])
         return
     channel.send([number, [LOADED, facts]])

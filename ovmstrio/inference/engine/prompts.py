@@ -1,4 +1,4 @@
-"""Prompts as tokens: messages through the chat template, texts through the tokenizer, and whether they fit."""
+"""Prompts: chat rendering, tokenization, length checks and prompt log-probabilities."""
 
 from __future__ import annotations
 
@@ -30,18 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptRenderer", "PromptScores", "Prompts", "choose_renderer", "context_length"]
 
-# ----------------------------------------------------------------------
-# Prompts as tokens: messages through the chat template, texts through the tokenizer, and whether they fit
-# ----------------------------------------------------------------------
-
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
-_END_TOKENS: Final = 12
+_DECODED_END_TOKENS: Final = 12
 _FIELD: Final = "messages"
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
 
 def context_length(folder: Path) -> int | None:
-    """Read how many tokens a model takes; None if its folder does not tell."""
+    """Return the context length from a model's folder; None if unknown."""
     for file in ("config.json", CONTEXT_FILE):
         try:
             settings = json.loads(read_regular_bytes(folder / file))
@@ -65,13 +61,7 @@ def _positive(*parts: Any) -> int | None:
 
 
 class Prompts:
-    """Makes tokens of prompts.
-
-    Args:
-        tokenizer: the library's.
-        render: makes a text of a conversation.
-        most: how many tokens a prompt and its answer have together.
-    """
+    """Tokenizes prompts; ``most`` is the maximum of prompt and answer tokens together."""
 
     def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], most: int) -> None:
         self._tokenizer = tokenizer
@@ -83,27 +73,24 @@ class Prompts:
         self._max_characters = max_characters(most, self.longest_token)
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
-        """Give the tokens of a prompt, at least one.
+        """Return the tokens of a prompt, at least one.
 
         Raises:
-            ContextExceeded: it is so long that nobody need count.
-            InvalidRequest: it has none, or the template or the tokenizer does not take it.
+            ContextExceeded: the prompt is certainly too long.
+            InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
-        if isinstance(prompt, tuple):
-            tokens = self._checked(prompt)
-        elif isinstance(prompt, Conversation):
+        if isinstance(prompt, Conversation):
             return self.tokens_of_rendered(self._render(prompt))
-        else:
-            tokens = self._encode(prompt, add_special_tokens=True)
-        return self._nonempty(tokens)
+        if not isinstance(prompt, tuple):
+            return self._nonempty(self._encode(prompt, add_special_tokens=True))
+        wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
+        if wrong is not None:
+            limit = self.vocabulary_size - 1
+            raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})")
+        return self._nonempty(list(prompt))
 
     def tokens_of_rendered(self, text: str) -> list[int]:
-        """Return the tokens of the text that a conversation was rendered into.
-
-        Raises:
-            ContextExceeded: it is so long that its tokens need not be counted.
-            InvalidRequest: it has none, or the tokenizer does not take it.
-        """
+        """Return the tokens of a rendered conversation; see :meth:`tokens_of`."""
         return self._nonempty(self._encode(text, add_special_tokens=False))
 
     @staticmethod
@@ -112,15 +99,8 @@ class Prompts:
             raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
         return tokens
 
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary_size), None)
-        if wrong is not None:
-            most = self.vocabulary_size - 1
-            raise InvalidRequest(f"the prompt has a token that the model does not know: {wrong} (expected 0 to {most})")
-        return list(tokens)
-
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a prompt, of a long one no more than is needed to know that it does not fit."""
+        """Tokenize a prompt; of a long one only as much as shows that it does not fit."""
         if len(text) > self._max_characters:
             raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
         tokens = np.empty(0, np.int64)
@@ -131,20 +111,12 @@ class Prompts:
         return tokens.tolist()
 
     def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
-        """Return the tokens of a text, with the tokenizer's own options.
-
-        Raises:
-            InvalidRequest: the tokenizer does not take the text.
-        """
-        return np.array(self._encoded(_readable(text), **options).input_ids.data[0], np.int64)
+        """Return the tokens of a text (options are the tokenizer's); raise InvalidRequest if it is rejected."""
+        return np.array(self._encoded(_without_surrogates(text), **options).input_ids.data[0], np.int64)
 
     def encode_all(self, texts: Sequence[str], **options: Any) -> list[npt.NDArray[np.int64]]:
-        """Return the tokens of each text; of short texts in a tenth of the time of a call for each.
-
-        Raises:
-            InvalidRequest: as :meth:`encode`.
-        """
-        encoded = self._encoded([_readable(text) for text in texts], **options)
+        """Return the tokens of each text; for short texts ten times faster than a call per text."""
+        encoded = self._encoded([_without_surrogates(text) for text in texts], **options)
         rows, masks = encoded.input_ids.data, encoded.attention_mask.data
         return [np.array(row[mask == 1], np.int64) for row, mask in zip(rows, masks, strict=True)]
 
@@ -152,10 +124,10 @@ class Prompts:
         try:
             return self._tokenizer.encode(texts, **options)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"the text cannot be cut into tokens: {reason_of(error)}") from error
+            raise InvalidRequest(f"tokenization failed: {reason_of(error)}") from error
 
     def tokenize_all(self, texts: Sequence[str], **options: Any) -> list[npt.NDArray[np.int64]]:
-        """Return the tokens of each text, as :meth:`tokenize`."""
+        """Return the tokens of each text, like :meth:`tokenize`."""
         if len(texts) > 1 and options.get("max_length") is None:
             return self.encode_all(texts, add_special_tokens=options["add_special_tokens"])
         return [self.tokenize(text, **options) for text in texts]
@@ -163,82 +135,65 @@ class Prompts:
     def tokenize(
         self, text: str, *, add_special_tokens: bool, max_length: int | None = None, padding: str | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the tokens of a text, cut at their end and padded to ``max_length`` on one side if requested.
+        """Return the tokens of a text, truncated at the end and padded to ``max_length`` on one side if requested.
 
         Raises:
-            InvalidRequest: the tokenizer does not take the text, or has no token for padding.
+            InvalidRequest: the tokenizer rejects the text, or has no padding token.
         """
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
         if max_length is not None:
             options |= {"max_length": max_length, "truncation": True}
-        # Tokenizers that were made without these options pass over them.
+        # Tokenizers converted without these options ignore them, so truncate here as well.
         tokens = self.encode(text, **options)[:max_length]
         missing = 0 if padding is None or max_length is None else max_length - len(tokens)
         if missing <= 0:
             return tokens
         filling = self._tokenizer.get_pad_token_id()
         if filling < 0:
-            raise InvalidRequest("the tokenizer has no token to fill texts up with; leave out the padding")
+            raise InvalidRequest("the tokenizer has no padding token; leave out the padding")
         return np.pad(tokens, (missing, 0) if padding == "left" else (0, missing), constant_values=filling)
 
     def end_of(self, prompt: Prompt, tokens: Sequence[int]) -> str:
-        """Give the last letters of the prompt that a conversation has become; nothing for others."""
+        """Return the end of a rendered conversation; empty for other prompts."""
         if not isinstance(prompt, Conversation):
             return ""
-        end: str = self._tokenizer.decode(list(tokens[-_END_TOKENS:]), skip_special_tokens=False)
+        end: str = self._tokenizer.decode(list(tokens[-_DECODED_END_TOKENS:]), skip_special_tokens=False)
         return end
 
     def check_length(self, tokens: Sequence[int], *, needs_answer: bool) -> None:
-        """See that a prompt leaves room for an answer, if there is to be one.
-
-        Raises:
-            ContextExceeded: it does not.
-        """
+        """Check that a prompt leaves room for an answer, if one is requested; raise ContextExceeded if it does not."""
         most = self._most - needs_answer
         if len(tokens) > most:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
 
     def _exceeded(self, why: str) -> ContextExceeded:
-        """Make the error, with the words by which clients know that it is about the context."""
         most = f"This model's maximum context length is {self._most} tokens, its answer included"
         return ContextExceeded(f"{most}; {why}", field=_FIELD)
 
 
-def _readable(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can write and the library cannot read."""
+def _without_surrogates(text: str) -> str:
+    """Replace lone surrogates, which JSON can carry and the library rejects."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-# ----------------------------------------------------------------------
-# The text of a conversation: by the model's template in the sandbox, or by the library's own reading of it
-# ----------------------------------------------------------------------
-
 _LIBRARY: Final = "MINJA"
-_ANSWERS: Final = "add_generation_prompt"
+_GENERATION_PROMPT: Final = "add_generation_prompt"
 
 
 class PromptRenderer(NamedTuple):
-    """Makes prompts of conversations.
+    """Renders conversations to prompts.
 
     Attributes:
-        render: renders at once, or refuses.
-        source: the template, by which parsers of answers are found.
-        process: renders as well, while other requests go on; None for what takes next to no time.
+        process: process that renders in the background; None if rendering takes almost no time.
     """
 
-    render: Callable[[Conversation], str]
-    source: str
+    render: Callable[[Conversation], str]  # renders synchronously or raises
+    source: str  # template source, from which output parsers are detected
     process: TemplateProcess | None = None
 
 
 def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
-    """Return what makes prompts of conversations; a template that cannot be read refuses each of them.
-
-    Args:
-        tokenizer: the library's.
-        folder: the model's.
-        mode: ``MINJA`` for the library's own reading.
-    """
+    """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
     if mode == _LIBRARY:
         return PromptRenderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
     try:
@@ -246,23 +201,23 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
             folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
         )
     except (TemplateFailure, OSError) as error:
-        return PromptRenderer(partial(_refuse, f"the chat template of the model cannot be used: {error}"), "")
+        return PromptRenderer(partial(_reject, f"the chat template of the model cannot be used: {error}"), "")
     if template is None:
-        return PromptRenderer(partial(_refuse, "the model has no chat template; send a prompt to /completions"), "")
+        return PromptRenderer(partial(_reject, "the model has no chat template; send a prompt to /completions"), "")
     source = template.arguments["tool_source"] or template.arguments["source"]
     process = TemplateProcess(template.arguments, f"the chat template {template.file}".rstrip())
     return PromptRenderer(process.render, source, process)
 
 
-def _refuse(why: str, _: Conversation) -> str:
+def _reject(why: str, _: Conversation) -> str:
     raise InvalidField(why, field=_FIELD)
 
 
 def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
     if not tokenizer.chat_template:
-        return _refuse("the model has no chat template; send a prompt to /completions", conversation)
+        return _reject("the model has no chat template; send a prompt to /completions", conversation)
     options = dict(conversation.template_options)
-    wants_answer = bool(options.pop(_ANSWERS, True))
+    wants_answer = bool(options.pop(_GENERATION_PROMPT, True))
     tools = [dict(tool) for tool in conversation.tools] if conversation.tool_choice != "none" else []
     try:
         text: str = tokenizer.apply_chat_template(
@@ -272,23 +227,13 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
             extra_context=options or None,
         )
     except (RuntimeError, TypeError, ValueError) as error:
-        message = f"the chat template does not take the messages: {reason_of(error)}"
+        message = f"the chat template rejects the messages: {reason_of(error)}"
         raise InvalidField(message, field=_FIELD) from error
     return text
 
 
-# ----------------------------------------------------------------------
-# How likely prompts are, token by token: a batch of its own, because a prefix that is cached has no probabilities
-# ----------------------------------------------------------------------
-
-
 class PromptScores:
-    """Reads prompts.
-
-    Args:
-        pipeline: of the same model.
-        tokens: how many a prompt has at most.
-    """
+    """Computes the log-probabilities of prompt tokens, one prompt of at most ``tokens`` tokens at a time."""
 
     def __init__(self, pipeline: Pipeline, tokens: int) -> None:
         self._model = pipeline
@@ -300,23 +245,23 @@ class PromptScores:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a prompt is to be read, or to be forgotten."""
+        """Return whether :meth:`step` has work."""
         return bool(self._waiting) or (self._pipeline is not None and self._pipeline.is_busy)
 
-    def begin(self, asked: AskedTexts) -> None:
-        """Have the prompt of a request read."""
-        self._waiting.append(asked)
+    def begin(self, queued: AskedTexts) -> None:
+        """Queue the prompt of a request."""
+        self._waiting.append(queued)
 
-    def cancel(self, asked: AskedTexts) -> None:
-        """Leave it."""
-        if asked in self._waiting:
-            if asked is self._waiting[0] and self._handle is not None:
+    def cancel(self, queued: AskedTexts) -> None:
+        """Cancel a queued or running prompt."""
+        if queued in self._waiting:
+            if queued is self._waiting[0] and self._handle is not None:
                 self._handle.cancel()
                 self._handle = None
-            self._waiting.remove(asked)
+            self._waiting.remove(queued)
 
     def step(self) -> list[tuple[AskedTexts, ServerError | None]]:
-        """Read a part of a prompt; give the request whose prompt has been read, or could not be."""
+        """Process a part of a prompt; return the request when its prompt is scored or failed."""
         if not self.is_busy:
             return []
         try:
@@ -344,12 +289,12 @@ class PromptScores:
         while self._handle.can_read():
             for output in self._handle.read().values():
                 self._scores += output.generated_log_probs
-        asked = self._waiting[0]
-        if len(self._scores) < len(asked.prompt):
+        queued = self._waiting[0]
+        if len(self._scores) < len(queued.prompt):
             if self._pipeline.is_busy:
                 return []
-            raise RuntimeError("it was not read to its end")
-        # What the library gives for the first token, which nothing comes before, means nothing.
-        asked.prompt_logprobs = [None, *self._scores[1 : len(asked.prompt)]]
+            raise RuntimeError("the prompt was not processed completely")
+        # The library's value for the first token, which has no context, is meaningless.
+        queued.prompt_logprobs = [None, *self._scores[1 : len(queued.prompt)]]
         self._handle = None
         return [(self._waiting.popleft(), None)]

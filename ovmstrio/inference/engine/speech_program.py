@@ -1,10 +1,10 @@
-"""The program that speaks: a sentence of one text at a time, in the order in which they are asked for.
+"""Program of a speech-synthesis process: one sentence at a time, in the order of requests.
 
 ::
 
     first                                ["loaded", facts] or ["failed", reason]
-    ["open", number, text, asked]        as programs that answer in parts do
-    ["part", number]                     ["part", sound of a sentence] or ["refused", error]
+    ["open", number, text, options]      see :mod:`.chunk_worker`
+    ["part", number]                     ["part", audio of a sentence] or ["refused", error]
 """
 
 from __future__ import annotations
@@ -27,58 +27,48 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_MOST_WHOLE_SECONDS: Final = 1800
-"""Of a file that is kept until its end, so that its head can tell its length."""
+_MAX_BUFFERED_SECONDS: Final = 1800  # limit of a file that is buffered to its end, so that its header has the length
 
 
-class _Spoken:
-    """A text that is being spoken: its sentences that are left, and the file that they go into."""
-
-    __slots__ = ("form", "is_streamed", "language", "seconds", "sentences", "speed", "voice", "writer")
-
-    def __init__(self, sentences: list[str], asked: dict[str, Any]) -> None:
+class _Synthesis:
+    def __init__(self, sentences: list[str], options: dict[str, Any]) -> None:
         self.sentences = deque(sentences)
-        self.voice: str = asked["voice"]
-        self.language: str = asked["language"]
-        self.speed: float = asked["speed"]
-        self.form: str = asked["form"]
-        self.is_streamed: bool = asked["is_streamed"]
+        self.voice: str = options["voice"]
+        self.language: str = options["language"]
+        self.speed: float = options["speed"]
+        self.form: str = options["form"]
+        self.is_streamed: bool = options["is_streamed"]
         self.writer: SoundWriter | None = None
         self.seconds = 0.0
 
-    def lasts_longer(self, seconds: float) -> None:
-        """Count what has been spoken.
-
-        Raises:
-            InvalidField: it is more than is kept of a whole file.
-        """
+    def add_seconds(self, seconds: float) -> None:
         self.seconds += seconds
-        if not self.is_streamed and self.seconds > _MOST_WHOLE_SECONDS:
-            most = f"a whole file may be {_MOST_WHOLE_SECONDS // 60} minutes long"
-            raise InvalidField(f"{most}: have it streamed (stream_format: audio), or shorten the input", field="input")
+        if not self.is_streamed and self.seconds > _MAX_BUFFERED_SECONDS:
+            limit = f"audio too long: limit {_MAX_BUFFERED_SECONDS // 60} minutes without streaming"
+            raise InvalidField(f"{limit}; use stream_format: audio, or shorten the input", field="input")
 
 
-class _Program(TurnProgram[_Spoken]):
+class _Program(TurnProgram[_Synthesis]):
     def __init__(self, channel: BlockingChannel, speaker: Speaker) -> None:
         super().__init__(channel)
         self._speaker = speaker
 
-    def open(self, *asked: Any) -> _Spoken:
-        text, how = asked
+    def open(self, *arguments: Any) -> _Synthesis:
+        text, options = arguments
         sentences = sentences_of(text)
         if not sentences:
-            raise InvalidField("input has nothing that could be spoken", field="input")
-        spoken = _Spoken(sentences, how)
-        self._speaker.check(spoken.voice, spoken.language, spoken.speed)
-        return spoken
+            raise InvalidField("input has nothing speakable", field="input")
+        synthesis = _Synthesis(sentences, options)
+        self._speaker.check(synthesis.voice, synthesis.language, synthesis.speed)
+        return synthesis
 
-    def make_part(self, number: int, opened: _Spoken) -> dict[str, Any]:
+    def make_part(self, number: int, opened: _Synthesis) -> dict[str, Any]:
         from ovmstrio.inference.engine.audio_files import sound_writer  # noqa: PLC0415 - loaded by then
 
         del number
         sentence = opened.sentences.popleft()
         samples, rate = self._speaker.say(sentence, opened.voice, opened.language, opened.speed)
-        opened.lasts_longer(len(samples) / rate)
+        opened.add_seconds(len(samples) / rate)
         if opened.writer is None:
             opened.writer = sound_writer(opened.form, rate, is_streamed=opened.is_streamed)
         audio = opened.writer.write(samples)
@@ -89,7 +79,7 @@ class _Program(TurnProgram[_Spoken]):
 
 
 def _load(options: dict[str, Any]) -> Speaker:
-    from ovmstrio.inference.engine.tts import (  # noqa: PLC0415 - what is not installed is told
+    from ovmstrio.inference.engine.tts import (  # noqa: PLC0415 - import errors are reported
         PipelineSpeaker,
         PiperSpeaker,
         UnusableVoice,
@@ -99,21 +89,21 @@ def _load(options: dict[str, Any]) -> Speaker:
     networks = sorted(Path(folder).glob(VOICE_FILES))
     if len(networks) > 1:
         names = ", ".join(each.name for each in networks)
-        raise UnusableVoice(f"the folder has several voices of Piper, {names}: give each a folder of its own")
+        raise UnusableVoice(f"the folder has several Piper voices, {names}: use one folder per voice")
     if networks:
         return PiperSpeaker(networks[0], device, properties)
     return PipelineSpeaker(folder, device, properties, options["voices"])
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
-    """Be the model that the first message names."""
+    """Serve the model named in the first message."""
     try:
         speaker = _load(options)
     except ImportError as error:
-        message = f"{error.name or error} is not installed, which models that speak need: {way_to_install(Extra.LLM)}"
+        message = f"speech models require {error.name or error}, which is not installed: {way_to_install(Extra.LLM)}"
         channel.send([number, [FAILED, message]])
         return
-    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+    except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, reason_of(error)]])
         return
     channel.send([number, [LOADED, {"voices": list(speaker.voices)}]])

@@ -1,4 +1,4 @@
-"""Rows of a step's frame: the text of new tokens, all decoded in one call, cut at stop strings, with what is echoed."""
+"""Output rows of a step: incremental detokenization, stop strings, echo and log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,35 +14,28 @@ if TYPE_CHECKING:
 
 __all__ = ["TextRows", "TokenWindow"]
 
-# ----------------------------------------------------------------------
-# Text of tokens as they come, from short windows: to decode all of a text for each token takes quadratic time
-# ----------------------------------------------------------------------
-
-_LONGEST: Final = 24
-_OVERLAP: Final = 6
-"""How many tokens are decoded again; a letter that is not whole yet has at most three bytes, and so tokens."""
-
+_MAX_WINDOW: Final = 24
+_OVERLAP: Final = 6  # tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens
 _UNKNOWN: Final = "�"
-_UNFINISHED: Final = 3
-"""How many of these letters one that is not whole yet may show as."""
+_UNFINISHED: Final = 3  # replacement characters of one incomplete character
 
 
 class TokenWindow:
-    """The last tokens of one text, and how much of their text has been given.
+    """Sliding window of a sequence's last tokens, for incremental detokenization.
 
-    The owner decodes the rows of :meth:`push`, those of all texts in one call, and gives the texts to :meth:`take`.
+    The owner decodes the rows of :meth:`push` for all sequences in one call and passes the texts to :meth:`take`.
     """
 
-    __slots__ = ("_given", "_has_base", "_tokens")
+    __slots__ = ("_emitted", "_has_base", "_tokens")
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._given = 0
+        self._emitted = 0
         self._has_base = False
 
     def push(self, tokens: Sequence[int]) -> list[list[int]]:
-        """Take tokens that have come, and give the rows that are to be decoded."""
-        self._has_base = len(self._tokens) > _LONGEST
+        """Append tokens and return the rows to decode."""
+        self._has_base = len(self._tokens) > _MAX_WINDOW
         if self._has_base:
             base = self._tokens[-_OVERLAP:]
             self._tokens = [*base, *tokens]
@@ -51,61 +44,50 @@ class TokenWindow:
         return [self._tokens]
 
     def take(self, texts: Sequence[str], *, is_last: bool) -> str:
-        """Give the text that is new in the decoded rows; a letter that is not whole is held back until the last."""
+        """Return the new text; an incomplete character is held back until the last call."""
         if self._has_base:
-            self._given = _certain(texts[1])
-        whole = len(texts[0]) if is_last else _certain(texts[0])
-        new = texts[0][self._given : whole]
-        self._given = max(self._given, whole)
+            self._emitted = _stable_length(texts[1])
+        end = len(texts[0]) if is_last else _stable_length(texts[0])
+        new = texts[0][self._emitted : end]
+        self._emitted = max(self._emitted, end)
         return new
 
 
-def _certain(text: str) -> int:
-    """Tell how long the part of a text is that further tokens do not change."""
+def _stable_length(text: str) -> int:
+    """Return the length of the text that later tokens cannot change."""
     length = len(text)
-    least = max(0, length - _UNFINISHED)
-    while length > least and text[length - 1] == _UNKNOWN:
+    minimum = max(0, length - _UNFINISHED)
+    while length > minimum and text[length - 1] == _UNKNOWN:
         length -= 1
     return length
 
 
-# ----------------------------------------------------------------------
-# Rows of a step's frame: the text of new tokens, all decoded in one call, cut at stop strings, with what is echoed
-# ----------------------------------------------------------------------
-
-
 class _Output:
-    """What has been told of one text."""
-
     __slots__ = ("echoes", "stops", "window")
 
-    def __init__(self, asked: AskedTexts) -> None:
+    def __init__(self, queued: AskedTexts) -> None:
         self.window = TokenWindow()
-        self.stops = StopStrings(asked.request.stop, keeps=asked.request.keeps_stop)
-        self.echoes = asked.request.echo
+        self.stops = StopStrings(queued.request.stop, keeps=queued.request.keeps_stop)
+        self.echoes = queued.request.echo
 
 
 class TextRows:
-    """Makes rows of tokens: id, index, text, how many tokens, their log-probabilities, and where it ends.
-
-    Args:
-        decode: gives the texts of rows of tokens, with the marks among them or without.
-    """
+    """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]]) -> None:
         self._decode = decode
         self._outputs: dict[tuple[int, int], _Output] = {}
-        self._shown: dict[int, str] = {}
+        self._token_texts: dict[int, str] = {}
 
-    def forget(self, asked: AskedTexts) -> None:
-        """Note that nothing more comes of a request."""
-        for index in range(asked.request.n):
-            self._outputs.pop((asked.id, index), None)
+    def forget(self, queued: AskedTexts) -> None:
+        """Drop the state of a request."""
+        for index in range(queued.request.n):
+            self._outputs.pop((queued.id, index), None)
 
     def make(self, news: Sequence[NewTokens]) -> list[list[Any]]:
-        """Give a row for each, in their order; one whose stop string has come ends there."""
+        """Return a row for each item, in order; a row ends at a stop string."""
         texts = self._texts(news)
-        self._learn(news)
+        self._decode_single_tokens(news)
         return [self._row(new, text) for new, text in zip(news, texts, strict=True)]
 
     def _output(self, new: NewTokens) -> _Output:
@@ -115,30 +97,31 @@ class TextRows:
         return self._outputs[key]
 
     def _texts(self, news: Sequence[NewTokens]) -> list[str]:
-        """Decode, in one call for those who see marks and one for those who do not."""
-        asked = [(self._output(new).window.push(_visible(new)), new.asked.request.skips_special_tokens) for new in news]
+        """Decode in one call per setting of special tokens."""
+        queued = [
+            (self._output(new).window.push(_output_tokens(new)), new.asked.request.skips_special_tokens) for new in news
+        ]
         decoded: dict[bool, list[str]] = {}
-        for skips in {skips for _, skips in asked}:
-            decoded[skips] = self._decode([row for rows, each in asked if each is skips for row in rows], skips)
+        for skips in {skips for _, skips in queued}:
+            decoded[skips] = self._decode([row for rows, each in queued if each is skips for row in rows], skips)
         places = {True: 0, False: 0}
         texts = []
-        for new, (rows, skips) in zip(news, asked, strict=True):
+        for new, (rows, skips) in zip(news, queued, strict=True):
             place = places[skips]
             places[skips] += len(rows)
             taken = decoded[skips][place : places[skips]]
             texts.append(self._output(new).window.take(taken, is_last=new.finish is not None))
         return texts
 
-    def _learn(self, news: Sequence[NewTokens]) -> None:
-        """Decode tokens whose log-probabilities are told, each by itself, those that nobody has asked for before."""
+    def _decode_single_tokens(self, news: Sequence[NewTokens]) -> None:
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
             if new.asked.prompt_logprobs and self._output(new).echoes:
                 tokens.update(new.asked.prompt)
-        unknown = sorted(tokens - self._shown.keys())
+        unknown = sorted(tokens - self._token_texts.keys())
         if unknown:
             shown = self._decode([[token] for token in unknown], False)
-            self._shown.update(zip(unknown, shown, strict=True))
+            self._token_texts.update(zip(unknown, shown, strict=True))
 
     def _row(self, new: NewTokens, text: str) -> list[Any]:
         output, request, finish = self._output(new), new.asked.request, new.finish
@@ -147,27 +130,24 @@ class TextRows:
             finish = Finish.STOP
         elif finish is not None:
             text += output.stops.finish()
-        logprobs = self._logprobs(_visible(new), new.logprobs) if request.logprobs else None
+        logprobs = self._logprobs(_output_tokens(new), new.logprobs) if request.logprobs else None
         if output.echoes:
             output.echoes = False
-            text = self._prompt_text(new.asked) + text
+            prompt = request.prompt
+            if not isinstance(prompt, str):
+                prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
+            text = prompt + text
             if new.asked.prompt_logprobs:
                 logprobs = self._logprobs(new.asked.prompt, new.asked.prompt_logprobs) + (logprobs or [])
         position = None if finish is None else FINISHES.index(finish)
         return [new.asked.id, new.index, text, len(new.tokens), logprobs, position]
 
-    def _prompt_text(self, asked: AskedTexts) -> str:
-        prompt = asked.request.prompt
-        if isinstance(prompt, str):
-            return prompt
-        return self._decode([asked.prompt], asked.request.skips_special_tokens)[0]
-
     def _logprobs(self, tokens: Sequence[int], values: Sequence[float | None]) -> list[list[Any]]:
-        return [[self._shown[token], value, token] for token, value in zip(tokens, values, strict=False)]
+        return [[self._token_texts[token], value, token] for token, value in zip(tokens, values, strict=False)]
 
 
-def _visible(new: NewTokens) -> list[int]:
-    """Leave out the token that ended the text, unless it is to be kept as stop strings are."""
+def _output_tokens(new: NewTokens) -> list[int]:
+    """Return the tokens without the one that ended the text, unless stop strings are kept."""
     if new.finish is Finish.STOP and not new.asked.request.keeps_stop and new.asked.request.sampling.best_of == 1:
         return new.tokens[:-1]
     return new.tokens

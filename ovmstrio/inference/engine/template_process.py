@@ -1,8 +1,8 @@
-"""The process that renders a model's chat template, so that a template that runs for too long costs no other request.
+"""Process that renders a model's chat template, so that a slow template delays no other request.
 
-Counts in the sandbox (:mod:`.template_work`) end what loops or grows.  One call of C, such as the comparison of two
-lists that contain themselves exponentially often, cannot be counted, and no signal handler runs before its end.  A
-process can be ended at any time: the kernel does that once a rendering has used its CPU time.
+The sandbox's budget (:mod:`.chat_template`) stops loops and growth. It cannot count inside one C call, such as the
+comparison of deeply self-nested lists, during which no signal handler runs either. The kernel ends the process once a
+rendering has used its CPU time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _PROGRAM: Final = "ovmstrio.inference.engine.template_program"
 _FIELD: Final = "messages"
 _CPU_SECONDS: Final = 2.0
 _SEND_SECONDS: Final = 5.0
-_WALL_SECONDS: Final = 30.0
-"""How long a rendering may take, whatever CPU time it gets: its process may be stopped."""
+_WALL_SECONDS: Final = 30.0  # wall-clock limit, for a process that gets no CPU time
 _END_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 20
 
@@ -41,14 +40,9 @@ T = TypeVar("T")
 
 
 class TemplateProcess:
-    """Renders one conversation at a time; a process that has ended is replaced.
+    """Renders one conversation at a time; owns a process, which is replaced if it ends.
 
-    Args:
-        parts: arguments of :class:`ChatTemplate`.
-        name: of the template, for errors.
-        cpu_seconds: limit of compiling the template, and of each rendering.
-
-    Ownership: the process, which ends with this one.
+    ``parts`` are arguments of :class:`ChatTemplate`; ``cpu_seconds`` limits compilation and each rendering.
     """
 
     def __init__(self, parts: Mapping[str, Any], name: str, cpu_seconds: float = _CPU_SECONDS) -> None:
@@ -68,44 +62,40 @@ class TemplateProcess:
 
     @property
     def seconds_left(self) -> float:
-        """How long the rendering under way may still take."""
+        """Time left for the current rendering."""
         return max(0.0, self._ends - time.monotonic())
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """Process id; -1 if there is none."""
         return -1 if self._process is None else self._process.pid
 
     def begin(self, conversation: Conversation) -> None:
-        """Begin to render a conversation."""
+        """Start rendering a conversation."""
         tools = conversation.tools if conversation.tool_choice != "none" else ()
         request = {"messages": conversation.messages, "tools": tools, "options": conversation.template_options}
         self._ends = time.monotonic() + _WALL_SECONDS
         try:
             data = _encode(request)
         except (RecursionError, TypeError, ValueError) as error:
-            self._received[:] = _encode({"failed": f"they cannot be sent to it: {error}"})
+            self._received[:] = _encode({"failed": f"not JSON serializable: {error}"})
             return
         try:
             self._socket.sendall(data)
         except OSError:
-            # The process has ended since the last rendering, as when the system had no memory left.
+            # The process was killed since the last rendering, for example by the OOM killer.
             self._replace()
             with suppress(OSError):
                 self._socket.sendall(data)
 
     def render(self, conversation: Conversation) -> str:
-        """Render a conversation and wait for its end.
-
-        Raises:
-            InvalidField: as :meth:`take`.
-        """
+        """Render a conversation synchronously; see :meth:`take`."""
         self.begin(conversation)
         self.has_ended(_WALL_SECONDS)
         return self.take()
 
     def has_ended(self, within_seconds: float = 0) -> bool:
-        """Wait for the end of the rendering for so long; returns whether :meth:`take` can be called."""
+        """Wait up to ``within_seconds`` for the rendering; return whether :meth:`take` can be called."""
         ends = time.monotonic() + within_seconds
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -113,30 +103,29 @@ class TemplateProcess:
             left = max(0.0, ends - time.monotonic())
             if not poll.poll(left * 1e3):
                 return self.seconds_left <= 0
-            chunk = self._receive()
+            try:
+                chunk = self._socket.recv(_CHUNK)
+            except OSError:
+                return True
             if not chunk:
                 return True
             self._received += chunk
         return True
 
     def take(self) -> str:
-        """Return the prompt, once the rendering has ended.
-
-        Raises:
-            InvalidField: the template cannot be used, refuses the conversation, fails, or runs for too long.
-        """
+        """Return the prompt of the finished rendering; raise InvalidField if it failed or exceeded its limits."""
         if not self._has_answer():
             raise InvalidField(f"{self._name} {self._replace()}", field=_FIELD)
         answer = json.loads(self._received[HEADER.size :])
         self._received.clear()
         if "unusable" in answer:
-            raise InvalidField(f"{self._name} of the model cannot be used: {answer['unusable']}", field=_FIELD)
+            raise InvalidField(f"{self._name} of the model is invalid: {answer['unusable']}", field=_FIELD)
         if "failed" in answer:
-            raise InvalidField(f"{self._name} does not take the messages: {answer['failed']}", field=_FIELD)
+            raise InvalidField(f"{self._name} rejects the messages: {answer['failed']}", field=_FIELD)
         return str(answer["text"])
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self._socket.close()
         if self._process is not None:
             self._process.kill()
@@ -150,13 +139,13 @@ class TemplateProcess:
         number = theirs.fileno()
         command = [sys.executable, "-P", "-m", _PROGRAM, str(number), str(self._cpu_seconds)]
         with theirs, suppress(OSError):
-            # Without memory for a process its socket is closed, and the next rendering starts another one.
+            # If fork fails, the socket is closed and the next rendering retries.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))  # noqa: S603 - our own
         with suppress(OSError):
             self._socket.sendall(_encode({"template": self._parts}))
 
     def _replace(self) -> str:
-        """Start another process, and return why the last one has ended."""
+        """Start a new process; return why the last one ended."""
         is_late = self.seconds_left <= 0
         if self._process is None:
             self._start()
@@ -177,19 +166,9 @@ class TemplateProcess:
         size = len(self._received) - HEADER.size
         return size >= 0 and size >= HEADER.unpack_from(self._received)[0]
 
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(_CHUNK)
-        except OSError:
-            return b""
-
 
 class Renderings(Generic[T]):
-    """Requests whose conversations are rendered, one after the other.
-
-    Args:
-        process: renders.
-    """
+    """Queue of requests whose conversations are rendered one after the other."""
 
     def __init__(self, process: TemplateProcess) -> None:
         self._process = process
@@ -198,7 +177,7 @@ class Renderings(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many requests there are."""
+        """Number of requests."""
         return len(self._waiting) + (self._current is not None and self._current[0] is not None)
 
     @property
@@ -208,23 +187,23 @@ class Renderings(Generic[T]):
 
     @property
     def seconds_left(self) -> float | None:
-        """After how many seconds :attr:`has_ended` is to be looked at; None while nothing is rendered."""
+        """Seconds until :attr:`has_ended` must be checked; None while idle."""
         return None if self._current is None else self._process.seconds_left
 
     @property
     def has_ended(self) -> bool:
-        """True if :meth:`take` has a request to return."""
+        """Return whether :meth:`take` has a request to return."""
         return self._current is not None and self._process.has_ended()
 
     def add(self, item: T, conversation: Conversation, within_seconds: float) -> None:
-        """Add a request; waits for its prompt for so long if no other is rendered."""
+        """Add a request; if idle, wait up to ``within_seconds`` for its prompt."""
         self._waiting.append((item, conversation))
         if self._current is None:
             self._begin_next()
             self._process.has_ended(within_seconds)
 
     def take(self) -> tuple[T, str | InvalidField] | None:
-        """Return the request whose rendering has ended, with its prompt or its error; None if it was withdrawn."""
+        """Return the rendered request with its prompt or error; None if it was withdrawn."""
         if self._current is None:
             return None
         (item,), self._current = self._current, None
@@ -236,7 +215,7 @@ class Renderings(Generic[T]):
         return None if item is None else (item, outcome)
 
     def withdraw(self, item: T) -> None:
-        """Forget a request, if it is here; its rendering goes on to its end for no request."""
+        """Remove a request; a started rendering continues without effect."""
         if self._current is not None and self._current[0] is item:
             self._current = (None,)
         self._waiting = deque(each for each in self._waiting if each[0] is not item)
@@ -249,10 +228,5 @@ class Renderings(Generic[T]):
 
 
 def _encode(value: Any) -> bytes:
-    data = json.dumps(value, default=_plain).encode()
+    data = json.dumps(value, default=dict).encode()  # converts mappings of other types
     return HEADER.pack(len(data)) + data
-
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a mapping that is no dict."""
-    return dict(value)

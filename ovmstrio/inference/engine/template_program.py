@@ -1,6 +1,6 @@
-"""The program of a template process: renders conversations with one chat template, within a limit of CPU time.
+"""Program of a template process: renders conversations with one chat template within a CPU-time limit.
 
-Each message is its length in eight bytes, and JSON::
+Each message is its length in eight bytes, then JSON::
 
     {"template": {...}}              compiles the template; not answered
     {"messages": [...], ...}         {"text": prompt} or {"failed": reason} or {"unusable": reason}
@@ -22,29 +22,29 @@ __all__ = ["HEADER", "main"]
 
 HEADER: Final = struct.Struct(">Q")
 
-_MOST_BYTES: Final = 2 * 2**30
-"""Of address space; templates fail with MemoryError beyond."""
+_MAX_ADDRESS_BYTES: Final = 2 * 2**30  # address space; templates fail with MemoryError beyond
 
 
 def main() -> None:
-    """Serve the engine until it closes the socket, the first argument; the second one is the limit of CPU seconds."""
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, signal.SIG_IGN)
-    # The default ends the process wherever it is, also within one call of C; a handler would wait for its end.
+    """Serve the engine on the socket of ``argv[1]`` until it closes; ``argv[2]`` is the CPU limit in seconds."""
+    for server_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(server_signal, signal.SIG_IGN)
+    # The default action ends the process even within a C call; a Python handler would run after that call.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_BYTES, _MAX_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end = socket.socket(fileno=int(sys.argv[1]))
     cpu_seconds = float(sys.argv[2])
-    template: ChatTemplate | str = "there is no template"
+    template: ChatTemplate | str = "no template received"
     while (request := _receive(end)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         if "template" in request:
             template = _compile(request["template"])
             answer = b""
         else:
-            answer = _encode({"unusable": template} if isinstance(template, str) else _render(template, request))
+            result = {"unusable": template} if isinstance(template, str) else _render(template, request)
+            answer = json.dumps(result).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         if answer:
             end.sendall(HEADER.pack(len(answer)) + answer)
@@ -66,12 +66,7 @@ def _render(template: ChatTemplate, request: dict[str, Any]) -> dict[str, str]:
         return {"failed": str(error)}
 
 
-def _encode(answer: dict[str, str]) -> bytes:
-    return json.dumps(answer).encode()
-
-
 def _receive(end: socket.socket) -> dict[str, Any] | None:
-    """Return the next request, also if it cannot be read; None at the end."""
     header = _receive_exactly(end, HEADER.size)
     if header is None:
         return None
@@ -81,7 +76,7 @@ def _receive(end: socket.socket) -> dict[str, Any] | None:
     try:
         request: dict[str, Any] = json.loads(data)
     except (RecursionError, ValueError) as error:
-        return {"unreadable": f"they cannot be read: {error}"}
+        return {"unreadable": f"invalid messages: {error}"}
     return request
 
 

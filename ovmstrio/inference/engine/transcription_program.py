@@ -1,11 +1,11 @@
-"""The program that writes speech down: a window of one recording at a time, in the order in which they are asked for.
+"""Program of a transcription process: one window of a recording at a time, in the order of requests.
 
 ::
 
-    first                                       ["loaded", facts] or ["failed", reason]
-    ["open", number, file, wanted]              as programs that answer in parts do
-    ["part", number]                            ["part", window] or ["refused", error]
-    number 0, while a short recording is heard  [number, text]
+    first                                         ["loaded", facts] or ["failed", reason]
+    ["open", number, file, options]               see :mod:`.chunk_worker`
+    ["part", number]                              ["part", window] or ["refused", error]
+    number 0, during a short recording            [number, text]
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_TELL: Final = 0
+_UNSOLICITED: Final = 0
 
 
 class _Opened:
-    """A recording that is being heard, and from which sample on."""
-
     __slots__ = ("position", "recording", "wanted")
 
     def __init__(self, recording: Recording, wanted: Wanted) -> None:
@@ -44,14 +42,14 @@ class _Program(TurnProgram[_Opened]):
         super().__init__(channel)
         self._hearing = hearing
 
-    def open(self, *asked: Any) -> _Opened:
+    def open(self, *arguments: Any) -> _Opened:
         from ovmstrio.inference.engine.asr import Wanted  # noqa: PLC0415 - loaded by then
         from ovmstrio.inference.engine.audio_files import Recording  # noqa: PLC0415 - loaded by then
 
-        data, wanted = asked
-        how = Wanted(**wanted)
-        self._hearing.check(how)
-        return _Opened(Recording(data), how)
+        data, wanted = arguments
+        options = Wanted(**wanted)
+        self._hearing.check(options)
+        return _Opened(Recording(data), options)
 
     def make_part(self, number: int, opened: _Opened) -> dict[str, Any]:
         from ovmstrio.inference.engine.audio_files import RATE  # noqa: PLC0415 - loaded by then
@@ -59,32 +57,31 @@ class _Program(TurnProgram[_Opened]):
         start, length = opened.position, self._hearing.window
         sound = opened.recording.window(start, length)
         is_last = opened.recording.ends_at(start + length)
-        heard = self._hearing.hear(
-            sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._tell(number, text)
+        transcript = self._hearing.hear(
+            sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._send_text(number, text)
         )
-        opened.position += heard.samples
-        return {**asdict(heard), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
+        opened.position += transcript.samples
+        return {**asdict(transcript), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
 
-    def _tell(self, number: int, text: str) -> bool:
-        """Tell of text, and whether there is still somebody who wants it."""
+    def _send_text(self, number: int, text: str) -> bool:
         if text:
-            self.channel.send([_TELL, [number, text]])
+            self.channel.send([_UNSOLICITED, [number, text]])
         return self.is_wanted(number)
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
-    """Be the model that the first message names."""
+    """Serve the model named in the first message."""
     try:
-        from ovmstrio.inference.engine.asr import Hearing  # noqa: PLC0415 - what is not installed is told
+        from ovmstrio.inference.engine.asr import Hearing  # noqa: PLC0415 - import errors are reported
     except ImportError as error:
-        message = f"{error.name or error} is not installed, which reads files of sound: {way_to_install(Extra.LLM)}"
+        message = f"audio files require {error.name or error}, which is not installed: {way_to_install(Extra.LLM)}"
         channel.send([number, [FAILED, message]])
         return
     try:
         hearing = Hearing(
             options["folder"], options["device"], options["properties"], tells_words=options["tells_words"]
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+    except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, reason_of(error)]])
         return
     facts = {"languages": sorted(hearing.languages), "window": hearing.window}

@@ -1,4 +1,4 @@
-"""What speaks: the library's pipelines for SpeechT5 and Kokoro; see also :mod:`ovmstrio.inference.engine.tts`."""
+"""Text-to-speech: SpeechT5 and Kokoro through OpenVINO GenAI, Piper voices, and sentence splitting."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# What speaks: the library's pipelines for SpeechT5 and Kokoro; see also :mod:`ovmstrio.inference.engine.tts`
+# Speakers
 # ----------------------------------------------------------------------
 
 _VOICES: Final = "voices"
 _KOKORO_FILE: Final = "openvino_model.xml"
-_REMEMBERED: Final = "CPU_RUNTIME_CACHE_CAPACITY"
+_SHAPE_CACHE: Final = "CPU_RUNTIME_CACHE_CAPACITY"
 _SHOWN_VOICES: Final = 12
 _SPEECHT5_SHAPE: Final = (1, 512)
 _KOKORO_LANGUAGES: Final = ("en-us", "en-gb", "es", "fr-fr", "hi", "it", "pt-br")
@@ -48,43 +48,30 @@ _KOKORO_ALIASES: Final = ("a", "b", "e", "f", "h", "i", "p", "en")
 
 
 class Speaker(Protocol):
-    """Speaks sentences.
-
-    Attributes:
-        voices: whose names may be asked for.
-    """
+    """Synthesizer of sentences."""
 
     voices: tuple[str, ...]
 
     def check(self, voice: str, language: str, speed: float) -> None:
-        """See that it can speak so; empty texts are its own choice.
+        """Check voice, language and speed; an empty text leaves the choice to the speaker.
 
         Raises:
-            InvalidField: it cannot.
+            InvalidField: a value is not supported.
         """
         ...
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
-        """Speak a sentence; give samples from -1 to 1 and how many of them are a second.
-
-        Raises:
-            InvalidField: it cannot speak that.
-            ModelFailure: it failed.
-        """
+        """Synthesize a sentence; return samples from -1 to 1 and the sample rate in Hz."""
         ...
 
 
 def bounded_memory(device: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to properties what keeps networks from remembering all lengths that they have seen.
-
-    What is prepared for a sentence has tens of megabytes and helps the next one of the same length, of which there is
-    none for long.
-    """
-    return {_REMEMBERED: 0, **properties} if device == "CPU" else dict(properties)
+    """Disable the shape cache: an entry takes tens of megabytes and only helps sentences of the same length."""
+    return {_SHAPE_CACHE: 0, **properties} if device == "CPU" else dict(properties)
 
 
 def voice_missing(voice: str, voices: tuple[str, ...]) -> InvalidField:
-    """Refuse a voice that nobody has."""
+    """Return the error for an unknown voice."""
     more = f" and {len(voices) - _SHOWN_VOICES} more" if len(voices) > _SHOWN_VOICES else ""
     there = (
         f"there are: {', '.join(voices[:_SHOWN_VOICES])}{more}" if voices else "leave it out: the model has one voice"
@@ -94,21 +81,7 @@ def voice_missing(voice: str, voices: tuple[str, ...]) -> InvalidField:
 
 
 class PipelineSpeaker:
-    """A folder that the library reads.
-
-    Args:
-        folder: as Optimum exports SpeechT5, or one of Kokoro.
-        device: where it runs.
-        properties: of the device.
-        voices: files of speaker embeddings, 32-bit floats one after the other, by name; in addition to those in the
-            folder's ``voices``.
-
-    Attributes:
-        voices: whose names may be asked for.
-
-    Raises:
-        RuntimeError, ValueError, OSError: it cannot be loaded.
-    """
+    """SpeechT5 as exported by Optimum, or Kokoro; ``voices`` are files of 32-bit float speaker embeddings by name."""
 
     def __init__(self, folder: str, device: str, properties: Mapping[str, Any], voices: Mapping[str, str]) -> None:
         if (Path(folder) / _KOKORO_FILE).is_file():
@@ -123,24 +96,22 @@ class PipelineSpeaker:
         self.voices = tuple(self._embeddings)
 
     def check(self, voice: str, language: str, speed: float) -> None:
-        """See that it can speak so, as :meth:`Speaker.check` says."""
+        """See :meth:`Speaker.check`."""
         if voice and voice not in self._embeddings:
             raise voice_missing(voice, self.voices)
         if not self._is_kokoro:
             if speed != 1:
-                raise InvalidField(
-                    "speed must be 1: this model speaks at its own speed", field="speed", got=f"{speed:g}"
-                )
+                raise InvalidField("speed must be 1: this model has a fixed speed", field="speed", got=f"{speed:g}")
             return
         if not voice and not self.voices:
-            message = "this model speaks by voices alone, and none is configured: add files of speaker embeddings to it"
+            message = "this model requires a voice, and none is configured: add files of speaker embeddings"
             raise InvalidField(message, field="voice")
         if language and language.lower() not in {*_KOKORO_LANGUAGES, *_KOKORO_ALIASES}:
             message = f"language should be one of {', '.join(_KOKORO_LANGUAGES)}"
             raise InvalidField(message, field="language", got=repr(language[:40]))
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
-        """Speak a sentence, as :meth:`Speaker.say` says."""
+        """See :meth:`Speaker.say`."""
         options = {"speed": speed, "language": language.lower() or _KOKORO_LANGUAGES[0]} if self._is_kokoro else {}
         if self._is_kokoro and not voice:
             voice = self.voices[0]
@@ -148,9 +119,9 @@ class PipelineSpeaker:
         try:
             made = self._pipeline.generate(sentence, embedding, **options)
             return np.array(made.speeches[0].data, np.float32).reshape(-1), made.output_sample_rate
-        except Exception as error:  # the library's come as those of Python that resemble them
+        except Exception as error:  # the library raises builtin exception types
             reason = reason_of(error)
-            # What it was doing would stay in its state.
+            # The failed run would stay in the pipeline's state.
             self._pipeline = self._make()
             raise ModelFailure(f"the model failed: {reason}") from error
 
@@ -165,7 +136,7 @@ def _read_embedding(name: str, path: Path, shape: tuple[int, ...]) -> ov.Tensor:
 
 
 # ----------------------------------------------------------------------
-# Voices of Piper: one network that speaks phonemes, and a file that says which numbers these have
+# Piper voices
 # ----------------------------------------------------------------------
 
 _PROGRAM: Final = "espeak-ng"
@@ -177,30 +148,21 @@ _CLAUSE: Final = re.compile(r"([^,;:.!?…]+(?:[,;:.!?…]+(?=\S)[^,;:.!?…]*)*
 _OTHER_LANGUAGE: Final = re.compile(r"\([a-z-]+\)")
 _RATES: Final = range(8_000, 192_001)
 _PRECISION: Final = "INFERENCE_PRECISION_HINT"
-_MOST_PHONEMES: Final = 500
-"""Of one run of the network, at the voice's own speed: a few characters may be many of them, as pictures and numbers
-are, and memory grows with them."""
-_LEAST_PHONEMES: Final = 50
+# Per run, at the voice's own speed. Emoji and numbers expand to many phonemes, and memory grows with them.
+_MAX_PHONEMES: Final = 500
+_MIN_PHONEMES: Final = 50
 _NOISE, _LENGTH, _NOISE_OF_LENGTH = 0.667, 1.0, 0.8
 
 
 class UnusableVoice(Exception):
-    """A voice that cannot be served, with the reason."""
+    """A voice cannot be served; the message gives the reason."""
 
 
 class PiperSpeaker:
-    """One voice, or several speakers in one network.
-
-    Args:
-        network: the ONNX file; beside it stands one with ``.json`` behind its name.
-        device: where it runs.
-        properties: of the device.
-
-    Attributes:
-        voices: whose names may be asked for: the file's, the data set's, and those of the speakers.
+    """Piper voice, an ONNX network with a configuration file of the same name and ``.json`` appended.
 
     Raises:
-        UnusableVoice: it is no such voice, or what makes phonemes is not there.
+        UnusableVoice: the configuration is invalid, or espeak-ng is not installed.
         RuntimeError: the network cannot be loaded.
     """
 
@@ -214,7 +176,7 @@ class PiperSpeaker:
         self._phonemes = _phonemes_of(config)
         self.languages = _languages_of(config)
         self.voices = tuple(dict.fromkeys((network.stem, str(config.get("dataset") or network.stem), *self._speakers)))
-        # Numbers of processors that have shorter ones are not good enough for sound.
+        # Reduced precision (bf16, f16) is audibly worse.
         settings = {_PRECISION: "f32", **bounded_memory(device, properties)}
         model = ov.Core().compile_model(str(network), device, settings)
         self._has_speakers = len(model.inputs) > len(("input", "input_lengths", "scales"))
@@ -222,19 +184,19 @@ class PiperSpeaker:
         self.say("a.", "", "", 1.0)
 
     def check(self, voice: str, language: str, speed: float) -> None:
-        """See that it can speak so, as :meth:`Speaker.check` says."""
+        """See :meth:`Speaker.check`."""
         del speed
         if voice and voice not in self.voices:
             raise voice_missing(voice, self.voices)
         if language and self.languages and language.lower().replace("_", "-") not in self.languages:
-            message = f"this voice speaks {self.languages[0]}"
+            message = f"this voice supports {self.languages[0]} only"
             raise InvalidField(message, field="language", got=repr(language[:40]))
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
-        """Speak a sentence, as :meth:`Speaker.say` says."""
+        """See :meth:`Speaker.say`."""
         del language
-        most = max(_LEAST_PHONEMES, int(_MOST_PHONEMES * min(1.0, speed)))
-        runs = _runs_of(self._known(self._spoken(sentence)), most)
+        most = max(_MIN_PHONEMES, int(_MAX_PHONEMES * min(1.0, speed)))
+        runs = _runs_of(self._without_unknown(self._phonemize(sentence)), most)
         return np.concatenate([self._say_run(each, voice, speed) for each in runs]), self._rate
 
     def _say_run(self, phonemes: str, voice: str, speed: float) -> Samples:
@@ -254,20 +216,19 @@ class PiperSpeaker:
             raise ModelFailure(f"the model failed: {reason_of(error)}") from error
         return np.clip(np.nan_to_num(sound), -1, 1)
 
-    def _spoken(self, sentence: str) -> str:
-        """Give phonemes, with the marks between clauses, by which the voice rises and falls."""
+    def _phonemize(self, sentence: str) -> str:
+        """Return phonemes with the punctuation between clauses, which controls intonation."""
         if self._phonemes is None:
             return sentence
-        said = []
+        parts = []
         for clause, marks in _CLAUSE.findall(sentence):
-            said.append(_run_espeak(self._phonemes, clause))
-            said.append(f"{marks[:1].replace('…', '.')} " if marks else " ")
-        return "".join(said).rstrip()
+            parts.append(_run_espeak(self._phonemes, clause))
+            parts.append(f"{marks[:1].replace('…', '.')} " if marks else " ")
+        return "".join(parts).rstrip()
 
-    def _known(self, phonemes: str) -> str:
-        """Leave out what the voice has no numbers for, and its own marks, which texts have for other things."""
-        spoken = self._numbers.keys() - {_BEGIN, _PAD, _END}
-        return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in spoken)
+    def _without_unknown(self, phonemes: str) -> str:
+        known = self._numbers.keys() - {_BEGIN, _PAD, _END}
+        return "".join(each for each in unicodedata.normalize("NFD", phonemes) if each in known)
 
     def _numbers_of(self, phonemes: str) -> list[int]:
         pad = self._numbers[_PAD]
@@ -278,7 +239,6 @@ class PiperSpeaker:
 
 
 def _runs_of(phonemes: str, most: int) -> list[str]:
-    """Cut what is too long for one run of the network, between words where that is possible."""
     runs = []
     while len(phonemes) > most:
         at = phonemes.rfind(" ", most // 2, most) + 1 or most
@@ -294,7 +254,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         missing = [mark for mark in (_BEGIN, _PAD, _END) if mark not in known]
         rate = int(config["audio"]["sample_rate"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UnusableVoice(f"{path} does not describe a voice of Piper: {error!r:.200}") from error
+        raise UnusableVoice(f"{path}: not a Piper voice configuration: {error!r:.200}") from error
     if missing:
         raise UnusableVoice(f"{path}: phoneme_id_map has no {' and no '.join(missing)}")
     if rate not in _RATES:
@@ -304,18 +264,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _phonemes_of(config: Mapping[str, Any]) -> str | None:
-    """Give the language by which espeak-ng makes phonemes; None where letters are spoken as they are."""
+    """Return the espeak-ng language; None for voices that read letters directly."""
     kind = config.get("phoneme_type", _ESPEAK)
     if kind == _LETTERS:
         return None
     if kind != _ESPEAK:
-        raise UnusableVoice(f"voices whose phoneme_type is {kind!r:.40} are not served; {_ESPEAK} and {_LETTERS} are")
+        raise UnusableVoice(f"phoneme_type {kind!r:.40} is not supported: expected {_ESPEAK} or {_LETTERS}")
     if shutil.which(_PROGRAM) is None:
-        reason = f"this voice speaks phonemes that the program {_PROGRAM} makes, which is not installed"
-        raise UnusableVoice(f"{reason}: apt install {_PROGRAM}")
+        raise UnusableVoice(
+            f"this voice requires the program {_PROGRAM}, which is not installed: apt install {_PROGRAM}"
+        )
     language = (config.get("espeak") or {}).get("voice")
     if not isinstance(language, str):
-        raise UnusableVoice("the voice does not say for which language espeak-ng makes its phonemes: espeak.voice")
+        raise UnusableVoice("espeak.voice is missing: the language for espeak-ng is unknown")
     _run_espeak(language, "a")
     return language
 
@@ -323,31 +284,30 @@ def _phonemes_of(config: Mapping[str, Any]) -> str | None:
 def _run_espeak(language: str, clause: str) -> str:
     command = [_PROGRAM, "-q", "--ipa", "-v", language, "--stdin"]
     try:
-        done = subprocess.run(  # noqa: S603 - the program of the voice's choice, whose text comes on standard input
+        done = subprocess.run(  # noqa: S603 - fixed program; the text comes on standard input
             command, input=clause.encode(), capture_output=True, timeout=_PROGRAM_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ModelFailure(f"{_PROGRAM} made no phonemes: {error}") from error
+        raise ModelFailure(f"{_PROGRAM} failed: {error}") from error
     if done.returncode:
-        raise ModelFailure(f"{_PROGRAM} made no phonemes: {done.stderr.decode(errors='replace').strip()[-200:]}")
+        raise ModelFailure(f"{_PROGRAM} failed: {done.stderr.decode(errors='replace').strip()[-200:]}")
     return " ".join(_OTHER_LANGUAGE.sub("", done.stdout.decode(errors="replace")).split())
 
 
 def _languages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Give the names of what it speaks, the fullest one first; none if it does not say."""
-    told = config.get("language") or {}
-    names = (told.get("code"), (config.get("espeak") or {}).get("voice"), told.get("family"))
+    """Return the supported language names, the most specific one first; empty if the file names none."""
+    language = config.get("language") or {}
+    names = (language.get("code"), (config.get("espeak") or {}).get("voice"), language.get("family"))
     return tuple(dict.fromkeys(name.lower().replace("_", "-") for name in names if isinstance(name, str)))
 
 
 # ----------------------------------------------------------------------
-# Texts cut into what is spoken in one go: sentences, and parts of those that are too long
+# Sentences
 # ----------------------------------------------------------------------
 
 MOST_CHARACTERS: Final = 300
-"""Of one sentence: about twenty seconds, after which a request can be left, and the next one has its turn."""
-_WIDE: Final = 5
-"""As how many characters one counts that takes the place of two on a screen: it is a syllable, a word or a picture."""
+"""Limit of one sentence: about twenty seconds of sound, between which requests can be cancelled and take turns."""
+_WIDE_CHARACTER_WEIGHT: Final = 5  # weight of a wide character, which is a syllable, a word or an emoji
 
 _SENTENCE_END: Final = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f])[\"'\u201d\u2019\u00bb)\]]*\s+|\n+|(?<=[\u3002\uff01\uff1f])"
@@ -356,34 +316,32 @@ _PAUSE: Final = re.compile(r"(?<=[,;:\uff0c\u3001\uff1b\uff1a\u2014\u2013])\s*")
 _SPACE: Final = re.compile(r"\s+")
 _ABBREVIATED: Final = re.compile(r"(?:^|[\s(])(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|St|vs|etc|e\.g|i\.e)\.$")
 _ABBREVIATED_CHARACTERS: Final = len(" Prof.")
-_SPOKEN: Final = frozenset("LNS")
-"""First letters of the categories of Unicode that letters, numbers and symbols have."""
+_SPEAKABLE_CATEGORIES: Final = frozenset("LNS")  # Unicode categories of letters, numbers and symbols
 
 
 def sentences_of(text: str) -> list[str]:
-    """Give the sentences of a text in their order, without what nobody can speak; none if that is all of it."""
-    said = "".join(" " if unicodedata.category(letter) == "Cc" and letter != "\n" else letter for letter in text)
-    found = [part for sentence in _whole_sentences(said) for part in _cut(sentence)]
-    return [each for each in found if any(unicodedata.category(letter)[0] in _SPOKEN for letter in each)]
+    """Return the speakable sentences of a text, in order; empty if there are none."""
+    cleaned = "".join(" " if unicodedata.category(letter) == "Cc" and letter != "\n" else letter for letter in text)
+    found = [part for sentence in _split(cleaned) for part in _split_long(sentence)]
+    return [each for each in found if any(unicodedata.category(letter)[0] in _SPEAKABLE_CATEGORIES for letter in each)]
 
 
-def _whole_sentences(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     found: list[str] = []
     start = 0
     for end in _SENTENCE_END.finditer(text):
-        # Of what has been said no more is looked at than one abbreviation: a text may be nothing else.
+        # Search only as far back as one abbreviation; a text of abbreviations would take quadratic time otherwise.
         closed = end.start() + len(end[0].rstrip())
-        said = text[max(start, closed - _ABBREVIATED_CHARACTERS) : closed]
+        before = text[max(start, closed - _ABBREVIATED_CHARACTERS) : closed]
         follower = text[end.end() : end.end() + 1]
-        goes_on = "\n" not in end[0] and (follower.islower() or _ABBREVIATED.search(said))
-        if not goes_on:
+        is_continued = "\n" not in end[0] and (follower.islower() or _ABBREVIATED.search(before))
+        if not is_continued:
             found.append(text[start : end.end()])
             start = end.end()
     return [_SPACE.sub(" ", each).strip() for each in (*found, text[start:])]
 
 
-def _cut(sentence: str) -> list[str]:
-    """Cut a sentence that is too long, at its pauses, else between words, else anywhere."""
+def _split_long(sentence: str) -> list[str]:
     parts: list[str] = []
     while (most := _fitting(sentence)) < len(sentence):
         head = sentence[:most]
@@ -395,10 +353,9 @@ def _cut(sentence: str) -> list[str]:
 
 
 def _fitting(sentence: str) -> int:
-    """Tell how many characters of a sentence are spoken in one go at most."""
     room = MOST_CHARACTERS
     for at, letter in enumerate(sentence):
-        room -= _WIDE if unicodedata.east_asian_width(letter) in "WF" else 1
+        room -= _WIDE_CHARACTER_WEIGHT if unicodedata.east_asian_width(letter) in "WF" else 1
         if room < 0:
             return at
     return len(sentence)

@@ -94,7 +94,7 @@ def test_a_usage_error_exits_with_64_and_writes_nothing(arguments: tuple[str, ..
     [
         (b"garbage\n", "error: bad.onnx: cannot be read as ONNX"),
         # Some readers take an empty file for a model.
-        (b"", "as ONNX it is a model without outputs; is the file complete?"),
+        (b"", "the ONNX model has no outputs; is the file complete?"),
     ],
 )
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes, text: str) -> None:
@@ -136,7 +136,7 @@ def test_a_failed_model_of_a_folder_stops_no_other(zoo: Path, tmp_path: Path) ->
     result = prepare("zoo")
     assert result.exit_code == 1
     assert re.search(r"^empty +empty\.onnx +failed$", result.stdout, re.MULTILINE)
-    assert "error: zoo/empty.onnx: as ONNX it is a model without outputs" in result.stderr
+    assert "error: zoo/empty.onnx: the ONNX model has no outputs" in result.stderr
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["adder", "fc", "relu", "zoo.json"]
     again = json.loads(prepare("zoo", "--force", "--json").stdout)
     assert again["config"] == "models/zoo.json"

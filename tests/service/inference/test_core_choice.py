@@ -170,7 +170,7 @@ async def test_model_that_cannot_be_compiled_again_goes_on_unchanged(
     def refuse(_at_once: int) -> Compiled:
         raise error
 
-    running._chosen_anew = refuse
+    running._recompile = refuse
     await running.choose_cores()
     np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert running.is_pinned is pinned
@@ -192,7 +192,7 @@ async def test_infer_requests_that_cannot_be_made_again_are_not_lost(
         patched.setattr(Slot, "attach", refuse)
         await running.choose_cores()
         for _ in range(2 * running.pool.size):
-            with trio.fail_after(WAIT_SECONDS), pytest.raises(ModelFailure, match="no request"):
+            with trio.fail_after(WAIT_SECONDS), pytest.raises(ModelFailure, match="cannot create an infer request"):
                 await running.infer([ONES])
     assert running.pool.active == 0
     with trio.fail_after(WAIT_SECONDS):
@@ -257,14 +257,14 @@ async def test_small_model_has_all_cores_while_its_requests_are_long(
     (expected,) = await running.infer(given)
     assert not running.wants_others()
     for at_once, chosen, streams in ((1, 1, 1), (2, 1 if hint else 2, 1 if hint else 2), (0, 0, 1)):
-        assert running._demand is not None
-        running._demand._long_at -= 100 if not at_once else 0
+        assert running._concurrency is not None
+        running._concurrency._long_at -= 100 if not at_once else 0
         for _ in range(10):
-            running._demand.note(at_once or 1, 1.0 if at_once else 1e-4)
-        assert running.wants_others() is (running._demand.chosen != chosen)
+            running._concurrency.note(at_once or 1, 1.0 if at_once else 1e-4)
+        assert running.wants_others() is (running._concurrency.chosen != chosen)
         await running.choose_cores()
         threads = running._model.get_property("INFERENCE_NUM_THREADS")
-        assert (running._demand.chosen, hooks.streams, threads) == (chosen, streams, 2 if chosen else 1)
+        assert (running._concurrency.chosen, hooks.streams, threads) == (chosen, streams, 2 if chosen else 1)
         for placement in (Placement.away(), Placement(float("inf"))):
             running._placement = placement
             np.testing.assert_array_equal((await running.infer(given))[0], expected)
@@ -280,9 +280,9 @@ async def test_call_that_waits_for_the_pool_goes_on_when_the_loop_gets_its_own_s
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.infer, FACTORS)
             await trio.testing.wait_all_tasks_blocked()
-            running._at_once = 1
+            running._target_concurrency = 1
             nursery.start_soon(running.choose_cores)
-            while running._loop_again is None or len(nursery.child_tasks) > 1:
+            while running._compile_inline_replacement is None or len(nursery.child_tasks) > 1:
                 await trio.lowlevel.checkpoint()
             running.pool.release(slot)
 
@@ -290,7 +290,7 @@ async def test_call_that_waits_for_the_pool_goes_on_when_the_loop_gets_its_own_s
 async def test_small_model_recovers_from_failures_with_any_number_of_threads(cores: CoreShare, tmp_path: Path) -> None:
     running = network(ir.matmul(), tmp_path)
     for chosen in (1, 0):
-        running._at_once = chosen
+        running._target_concurrency = chosen
         await running.choose_cores()
         for placement in (Placement.away(), Placement(float("inf"))):
             for _ in range(3):
@@ -310,10 +310,10 @@ def _shared_out(
 
 def _note_parallel_calls(running: Network, at_once: int) -> bool:
     """Note calls in parallel that keep the device busy; return whether the model is to be compiled again."""
-    assert running._demand is not None
-    running._demand.look()
-    running._demand._few_since -= 1000
-    running._demand.note(at_once, 1000.0)
+    assert running._concurrency is not None
+    running._concurrency.look()
+    running._concurrency._few_since -= 1000
+    running._concurrency.note(at_once, 1000.0)
     return running.wants_others()
 
 
@@ -358,7 +358,7 @@ def test_streams_of_the_user_are_kept_however_calls_come(
 ) -> None:
     cores.are_few = True
     running = _shared_out(monkeypatch, tmp_path, ir.dummy(), RecordingHooks(), plugin_config=settings)
-    assert (running._demand, running.wants_others()) == (None, False)
+    assert (running._concurrency, running.wants_others()) == (None, False)
 
 
 @pytest.mark.parametrize("is_configured", [False, True], ids=["streams of calls", "streams of its user"])
@@ -369,7 +369,7 @@ async def test_failure_on_one_of_several_streams_leaves_one_for_a_growing_while(
     hooks, now = RecordingHooks(), 0.0
     settings = {"plugin_config": {"NUM_STREAMS": "2"}} if is_configured else {}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, **settings)
-    running._lost = LostStreams(lambda: now)
+    running._stream_recovery = LostStreams(lambda: now)
     if not is_configured:
         assert _note_parallel_calls(running, 2)
         await running.choose_cores()
@@ -395,8 +395,8 @@ async def test_streams_are_not_returned_when_that_fails_or_a_request_fails_meanw
     cores.are_few, now = True, 0.0
     hooks = RecordingHooks()
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, plugin_config={"NUM_STREAMS": "2"})
-    running._lost = LostStreams(lambda: now)
-    compile_again = running._chosen_anew
+    running._stream_recovery = LostStreams(lambda: now)
+    compile_again = running._recompile
 
     def fail_meanwhile(at_once: int) -> Compiled:
         made = compile_again(at_once)
@@ -407,7 +407,7 @@ async def test_streams_are_not_returned_when_that_fails_or_a_request_fails_meanw
     for build in (fail_meanwhile, _refuse, compile_again):
         now += 1000
         assert running.wants_others()
-        running._chosen_anew = build
+        running._recompile = build
         await running.choose_cores()
         assert (hooks.streams, running.wants_others()) == (2 if build is compile_again else 1, False)
 
@@ -419,15 +419,15 @@ async def test_cancelled_call_does_not_delay_the_return_of_streams(
     cores.are_few, now = True, 0.0
     settings = {"NUM_STREAMS": "2"}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), RecordingHooks(), plugin_config=settings)
-    running._lost = LostStreams(lambda: now)
+    running._stream_recovery = LostStreams(lambda: now)
     await _fails(running)
-    stopped, mend = [], running._mend
+    stopped, mend = [], running._recover
 
     async def note(*args: Any, is_stopped: bool = False) -> None:
         stopped.append(is_stopped)
         await mend(*args, is_stopped=is_stopped)
 
-    monkeypatch.setattr(running, "_mend", note)
+    monkeypatch.setattr(running, "_recover", note)
     now = 30.0
     for _ in range(20):
         with trio.move_on_after(0.001):

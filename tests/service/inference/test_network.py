@@ -224,17 +224,17 @@ async def test_model_that_fails_on_ones_keeps_configured_streams_until_a_request
 
 async def test_failed_model_refuses_requests_until_it_can_be_loaded_again(tmp_path: Path) -> None:
     running = network(ir.reshape_by_data(), tmp_path)
-    compile_again = running._compile_again
+    compile_again = running._compile_replacement
 
     def refuse() -> ov.CompiledModel:
         raise ConfigError([Problem("the disk is missing")])
 
-    running._compile_again = refuse
+    running._compile_replacement = refuse
     for _ in range(2):
         with pytest.raises(ModelFailure):
             await running.infer(UNSHAPED)
-    running._compile_again = compile_again
-    with pytest.raises(ModelFailure, match="cannot be loaded again: the disk is missing"):
+    running._compile_replacement = compile_again
+    with pytest.raises(ModelFailure, match="cannot be reloaded: the disk is missing"):
         await running.infer(RESHAPED)
     np.testing.assert_array_equal((await running.infer(RESHAPED))[0], NUMBERS.reshape(2, 2))
 
@@ -246,7 +246,7 @@ async def test_short_model_that_may_fail_runs_inline(
 ) -> None:
     # OpenVINO's synchronous call loses failures of one thread: a failed inference is run again through the pool.
     running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": threads})
-    away = _calls_of(monkeypatch, Network, "_infer_away")
+    away = _calls_of(monkeypatch, Network, "_infer_on_device")
     running._placement = Placement(float("inf"))
     for rows in (1, 2, 3):
         await multiplies(running, rows, 1, 2)
@@ -264,7 +264,7 @@ async def test_time_of_an_inference_leaves_out_waiting_for_the_processor_and_ear
     running._placement = Placement(float("inf"))
     assert not running._loop_load.busy  # starts the measurement
     learned: list[float] = []
-    monkeypatch.setattr(Network, "_learn", lambda _, __, seconds, **___: learned.append(seconds))
+    monkeypatch.setattr(Network, "_record", lambda _, __, seconds, **___: learned.append(seconds))
     clock = _Clock(monkeypatch)
     clock.each_inference_takes(lambda: 0.05, lambda: 0.001)
     clock.wall += 0.03
@@ -328,7 +328,7 @@ async def test_times_of_streams_do_not_count_for_the_loops_own_model(
 ) -> None:
     running = network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams})
     times: list[float] = []
-    monkeypatch.setattr(Network, "_learn", lambda _, __, seconds, **___: times.append(seconds))
+    monkeypatch.setattr(Network, "_record", lambda _, __, seconds, **___: times.append(seconds))
     await running.infer([ONES])
     send_away(running)
     for _ in range(2):
@@ -373,19 +373,19 @@ async def test_short_requests_of_a_model_that_may_fail_return_to_the_loop(tmp_pa
         await trio.testing.wait_all_tasks_blocked()
         assert running.pool.active == 1
         running.pool.release(slot)
-        running._look_for_idle()
+        running._wake_waiting_calls()
     running._placement = Placement.away()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.infer, LARGE)
         await trio.testing.wait_all_tasks_blocked()
         running._placement = inline
-        assert not running._is_worth_waiting()
+        assert not running._is_loop_free_soon()
 
 
 async def test_cancelled_request_among_others_mends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # It is stopped if it is alone, and otherwise left to end.
     running = send_away(network(ir.matmul(), tmp_path, nireq=4))
-    mended = _calls_of(monkeypatch, Network, "_mend")
+    mended = _calls_of(monkeypatch, Network, "_recover")
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(running.infer, LARGE)
@@ -469,8 +469,8 @@ async def test_network_waits_in_a_thread_for_inferences_of_unusual_length_only(
 ) -> None:
     running = send_away(network(ir.matmul(), tmp_path))
     waited = _calls_of(monkeypatch, running, "_wait_in_thread")
-    monkeypatch.setattr(network_module, "_LEAST_PATIENCE_SECONDS", 1e-6)
-    running._usual_seconds = 1e-6
+    monkeypatch.setattr(network_module, "_MIN_CALLBACK_WAIT_SECONDS", 1e-6)
+    running._average_seconds = 1e-6
     large = [np.ones((400, 400), np.float32)] * 2
 
     async def runs_without_threads() -> bool:
@@ -514,7 +514,7 @@ async def test_too_large_outputs_are_refused_before_they_are_copied(
 
 
 async def test_large_outputs_are_copied_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_module, "_COPIED_AT_ONCE", 40)
+    monkeypatch.setattr(network_module, "_MAX_INLINE_COPY_BYTES", 40)
     threads: list[bool] = []
 
     def note(*args: Any) -> Any:
@@ -562,11 +562,11 @@ async def test_inference_that_blocked_the_loop_sends_the_next_ones_away_for_a_wh
     await running.infer([ONES])
     for name in ("_SURELY_SHORT_SECONDS", "_LONG_INLINE_SECONDS"):
         monkeypatch.setattr(network_module, name, 0.0)
-    monkeypatch.setattr(network_module, "_AWAY_FACTOR", 1e9)
+    monkeypatch.setattr(network_module, "_LOOP_BLOCK_FACTOR", 1e9)
     for _ in range(4):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert len(inline) == 2
-    running._away_until = time.perf_counter()
+    running._loop_blocked_until = time.perf_counter()
     await running.infer([ONES])
     assert len(inline) == 3
 

@@ -111,8 +111,8 @@ async def test_external_data_in_the_folder_of_the_model_is_read_also_through_lin
     ("entries", "words"),
     [
         ({"offset": "8", "length": "16"}, r"weights is too short \(expected 24 bytes, found 16 bytes\)"),
-        ({"offset": "-4"}, "the extent is no number"),
-        ({"offset": "9" * 30}, "the extent is no number"),
+        ({"offset": "-4"}, "invalid extent"),
+        ({"offset": "9" * 30}, "invalid extent"),
         ({"location": "missing"}, "cannot be read: No such file or directory"),
         ({"location": "fifo"}, "cannot be read: expected a regular file, got a FIFO"),
     ],
@@ -125,7 +125,7 @@ def test_incomplete_external_data_is_refused(tmp_path: Path, entries: dict[str, 
 
 
 def test_damaged_model_with_external_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the file is no ONNX model: a field is longer than the file"):
+    with pytest.raises(ConfigError, match="the file is not an ONNX model: a field is longer than the file"):
         read_model(external_model(tmp_path, onnx_external_file(location="../secret")[:-1]))
 
 
@@ -155,11 +155,11 @@ def test_reading_writes_nothing_into_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "holds no \\*.pdmodel"),
-        ({"inference.pdmodel": b"x"}, "without its parameters inference.pdiparams"),
+        ({}, "has no \\*.pdmodel"),
+        ({"inference.pdmodel": b"x"}, "has no parameter file inference.pdiparams"),
         ({"inference.json": b"{}", "inference.pdiparams": b""}, "format of Paddle 3"),
-        ({"__model__": b"\xff\xff"}, "is no Paddle program"),
-        ({"__model__": b""}, "is no Paddle program: it has no operations"),
+        ({"__model__": b"\xff\xff"}, "not a Paddle program"),
+        ({"__model__": b""}, "not a Paddle program: it has no operations"),
     ],
 )
 def test_folder_without_a_model_is_refused(tmp_path: Path, files: dict[str, bytes], message: str) -> None:

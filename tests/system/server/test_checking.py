@@ -92,7 +92,7 @@ async def test_problems_of_all_files_are_reported(tmp_path: Path) -> None:
     ("option", "value", "message", "suggestion"),
     [
         ("shape", {"z": "(1,10)"}, "a tensor that the model does not have", ""),
-        ("shape", {"x": "(1,10,3)"}, "the model cannot take the shape", ""),
+        ("shape", {"x": "(1,10,3)"}, "the model does not accept the shape", ""),
         ("target_device", "CPUU", "Cannot compile model into target device", "CPU"),
         ("plugin_config", {"NUM_STREAM": "1"}, "Cannot compile model into target device", "NUM_STREAMS"),
     ],

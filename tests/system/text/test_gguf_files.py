@@ -41,7 +41,7 @@ async def test_gguf_file_is_converted_once_and_makes_the_same_text(serve_tiny: S
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"not a model", "does not begin as GGUF files do"),
+        (b"not a model", "not a GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "ends within its header"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "keys"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62), "damaged"),

@@ -101,8 +101,8 @@ async def test_invalid_requests_are_refused_and_the_process_goes_on(serve_speech
     refusals: list[tuple[dict[str, Any], str, str]] = [
         ({"voice": "anna"}, "voice", r"Requested voice 'anna' not found in available voices; there are: loud"),
         ({"speed": 0.2}, "speed", r"speed must be between speed_min \(0\.5\) and speed_max \(4\); got 0\.2"),
-        ({"speed": 2.0}, "speed", "this model speaks at its own speed; got 2"),
-        ({"text": "... !"}, "input", "input has nothing that could be spoken"),
+        ({"speed": 2.0}, "speed", "this model has a fixed speed; got 2"),
+        ({"text": "... !"}, "input", "input has nothing speakable"),
     ]
     async with serve_speecht5(speed_min=0.5) as model:
         pid = model.pid
@@ -131,7 +131,7 @@ async def test_piper_voice_speaks_at_any_speed_in_any_format(serve_voice: ServeV
         once, rate = await sound(model, "Fail again. Fail better!")
         fast, _ = await sound(model, "Fail", voice="dora", speed=2.0, language="en_US")
         flac, _ = await sound(model, "Fail", voice="tiny", form=SoundForm.FLAC)
-        with pytest.raises(InvalidField, match="this voice speaks en-us; got 'de'"):
+        with pytest.raises(InvalidField, match="this voice supports en-us only; got 'de'"):
             await spoken(model, SpeechRequest("Fehler", language="de"))
         with pytest.raises(InvalidField, match="there are: tiny, dora"):
             await spoken(model, SpeechRequest("Fail", voice="joe"))
@@ -212,8 +212,8 @@ async def test_folder_without_a_model_is_refused(
         ({"path": lone}, ConfigError, r"without a\.onnx\.json"),
         ({"path": speecht5_folder, "voices": {"anna": absent}}, ConfigError, r"file does not exist.*none\.bin"),
         ({"voices": {"anna": short}}, ConfigError, "a voice of Piper speaks with the speakers of its own file"),
-        ({"path": several}, ModelFailure, r"several voices of Piper, other\.onnx, tiny\.onnx: give each a folder"),
-        ({"path": folder}, ModelFailure, "voices whose phoneme_type is 'pinyin' are not served"),
+        ({"path": several}, ModelFailure, r"several Piper voices, other\.onnx, tiny\.onnx: use one folder"),
+        ({"path": folder}, ModelFailure, "phoneme_type 'pinyin' is not supported"),
         ({"path": kokoro, "voices": {"s": short}}, ModelFailure, r"with 130560 32-bit floats\. Got: 5"),
     ):
         with pytest.raises(error, match=message):

@@ -203,7 +203,7 @@ async def test_requests_beyond_the_queue_are_refused_and_others_end(serve_tiny: 
                 nursery.start_soon(generate, model, f"number {number}")
             while model.open_requests < 4:
                 await trio.lowlevel.checkpoint()
-            with pytest.raises(Overloaded, match="2 requests wait") as caught:
+            with pytest.raises(Overloaded, match="2 requests are queued") as caught:
                 await made(model, greedy("one too many", 1))
             assert caught.value.retry_after_seconds >= 1
         assert ended == [300, 300, 300]
@@ -490,7 +490,7 @@ def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_
 async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextModel) -> None:
     asked = _request(_saying("fine"))
     for messages, said in (
-        (({"role": "user", "content": "loop"},), "line 1: it loops for too long"),
+        (({"role": "user", "content": "loop"},), "line 1: too many loop iterations"),
         (_HELLO * 2, "line 2: one is enough"),
     ):
         with pytest.raises(InvalidRequest, match=said):

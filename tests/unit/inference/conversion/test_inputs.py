@@ -75,20 +75,20 @@ def test_each_file_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     problems = _problems(tmp_path, X, IDS)
     shown = [re.sub(r"(cannot be read as \.npy): .*", r"\1", problem) for problem in problems]
     assert shown[:5] == [
-        "cal/idx: holds .npy files, and is called like no input; did you mean ids?",
+        "cal/idx: folder with .npy files matches no input; did you mean ids?",
         "cal/x/1.npy: has the shape [3]; input 'x' is FP32 [-1,3]",
-        "cal/ids/1.npy: holds float64; input 'ids' is INT64 [-1,1]",
-        "cal/x/2.npy: holds complex64; input 'x' is FP32 [-1,3]",
+        "cal/ids/1.npy: has float64; input 'ids' is INT64 [-1,1]",
+        "cal/x/2.npy: has complex64; input 'x' is FP32 [-1,3]",
         "cal/ids/2.npy: cannot be read as .npy",
     ]
     assert "cal/ids/3.npy: cannot be read as .npy" in shown
     assert "cal/x/3.npy: has the shape [0,3]; input 'x' is FP32 [-1,3]" in shown
-    assert "cal: 4.npy is there without that of x" in shown
+    assert "cal: 4.npy is missing for x" in shown
 
 
 def test_folder_without_samples_is_refused(tmp_path: Path) -> None:
-    assert _problems(tmp_path, X) == ["cal: no .npy files lie there"]
-    assert _problems(tmp_path, X, IDS) == ["cal: no .npy files lie in cal/x, cal/ids"]
+    assert _problems(tmp_path, X) == ["cal: no .npy files there"]
+    assert _problems(tmp_path, X, IDS) == ["cal: no .npy files in cal/x, cal/ids"]
 
 
 def test_number_of_samples_is_bounded(tmp_path: Path) -> None:
