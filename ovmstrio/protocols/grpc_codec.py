@@ -1,7 +1,7 @@
-"""The codec of the gRPC front end: what the transport calls between the bytes of a message and an object.
+"""Codec of the gRPC front end, between message bytes and objects.
 
-Inferences go straight to and from the domain's values.  The server's other messages are betterproto2's, those of users
-are Google's.  What is bytes already stays as it is.
+Inference messages decode straight to core values.  The server's other messages are betterproto2 classes, user messages
+are google.protobuf classes.  Bytes pass unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Codec"]
 
 
-def _as_it_came(data: bytes | memoryview) -> bytes | memoryview:
+def _unchanged(data: bytes | memoryview) -> bytes | memoryview:
     return data
 
 
@@ -37,20 +37,20 @@ _DECODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
     InferRequest: decode_request,
     PredictRequest: decode_predict,
     bytes: bytes,
-    memoryview: _as_it_came,
+    memoryview: _unchanged,
 }
 
 
 class Codec(CodecBase):
-    """Protobuf for all messages that the server knows, and for those of users."""
+    """Protobuf codec for the server's messages and for user messages."""
 
     __content_subtype__ = "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Serialise a message; one that has been serialised is sent as it is.
+        """Serialise a message; bytes pass unchanged.
 
         Raises:
-            TypeError: it is not of the type that the method declares.
+            TypeError: the message is not of the declared type.
         """
         if not isinstance(message, message_type):
             raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
@@ -60,7 +60,7 @@ class Codec(CodecBase):
         """Parse a message.
 
         Raises:
-            GRPCError: INVALID_ARGUMENT, when the bytes are not a message of that type.
+            GRPCError: INVALID_ARGUMENT, malformed message.
         """
         try:
             decoder = _DECODERS.get(message_type)
@@ -75,10 +75,10 @@ class Codec(CodecBase):
 
 @lru_cache(maxsize=256)
 def _decoder_of(message_type: type[Message]) -> Callable[[bytes], Message]:
-    """Make the decoder of one of betterproto2's classes.
+    """Return the decoder of a betterproto2 class.
 
-    betterproto2 takes cut-off fields and wrong wire types for values, so it is given nothing but what Google's parser
-    has accepted, written anew.
+    betterproto2 accepts truncated fields and wrong wire types, so Google's parser checks and re-serialises the bytes
+    first.
     """
     strict = message_class(default_message_pool.type_to_url[message_type].rpartition("/")[2])
 

@@ -1,4 +1,4 @@
-"""Changes of the server that clients ask for: who may make them, and the line of the log that says who did."""
+"""Admin changes that clients request: the permission check and the audit log line."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ __all__ = ["Changes"]
 
 log = structlog.get_logger(__name__)
 
-_RULE: Final = "the server is changed from its own machine only"
+_LOCAL_ONLY: Final = "the server is changed from its own machine only"
 
 
 class Changes:
-    """What changes the server.
+    """Permission check and audit log of admin changes.
 
-    A caller that is known needs the scope ``admin``, from wherever it asks; where nobody has to be known, changes are
-    made from the server's own machine.  Browsers ask for every page that they show, with certificates and from the
-    machine of whoever looks at it, and so none but the server's own page may ask, and those that the settings name.
+    An authenticated caller needs the scope ``admin``; without authentication the client must be on this machine.
+    Browsers
+    send requests with the user's certificates on behalf of any page, so only the server's own pages and the pages of
+    ``origins`` may request changes.
 
     Args:
-        allows_remote: whether those whom nobody knows may make changes from other machines, too.
-        origins: of pages that may ask, separated by commas; ``*`` names none.
+        allows_remote: admit unauthenticated clients on other machines.
+        origins: comma-separated origins of pages that may request changes; ``*`` is ignored.
     """
 
     def __init__(self, *, allows_remote: bool = False, origins: str = "") -> None:
@@ -51,35 +52,35 @@ class Changes:
         self._origins = frozenset(each.strip() for each in origins.split(",")) - {"", "*"}
 
     def making(self, change: str, client: ClientAddress, **facts: object) -> AbstractContextManager[None]:
-        """Make a change within the block, and have the log tell of it and of its outcome.
+        """Check the permission, run the block as a change, and log the change with its outcome.
 
         Args:
-            change: in a word or two, for the log.
-            client: the address of the client.
-            facts: about the change, for the log.
+            change: short name of the change, for the log.
+            client: address of the client.
+            facts: further log fields.
 
         Raises:
-            PermissionDenied: who asks may not.
+            PermissionDenied: the caller or client may not change the server.
         """
-        return self._making(change, client, self._check, facts)
+        return self._audited(change, client, self._check, facts)
 
     def requested(self, change: str, request: HttpRequest, **facts: object) -> AbstractContextManager[None]:
-        """Make a change as :meth:`making` does, that a request over HTTP asks for.
+        """Run the block as a change requested over HTTP, as :meth:`making`.
 
         Raises:
-            PermissionDenied: who asks may not, or a browser does so for a page of another origin.
+            PermissionDenied: as :meth:`making`, or a page of another origin sent the request.
         """
-        return self._making(change, request.client, partial(self._check_request, request), facts)
+        return self._audited(change, request.client, partial(self._check_request, request), facts)
 
     def lets_page(self, request: HttpRequest) -> bool:
-        """Tell whether the server's own page, which makes this request, may make changes."""
+        """Return whether the server's own page, which sent this request, may make changes."""
         caller = current_caller.get()
         if caller is not None:
             return caller.scopes.admin
         return self._allows_remote or (is_local(request.client) and is_own_name(request.header("host") or ""))
 
     @contextmanager
-    def _making(
+    def _audited(
         self, change: str, client: ClientAddress, check: Callable[[ClientAddress], None], facts: dict[str, object]
     ) -> Iterator[None]:
         caller = current_caller.get()
@@ -100,21 +101,21 @@ class Changes:
         if caller is not None:
             caller.demand(Need.ADMIN)
         elif not self._allows_remote:
-            check_is_local(client, _RULE, "--allow_remote_admin lets other machines do it")
+            check_is_local(client, _LOCAL_ONLY, "--allow_remote_admin lets other machines do it")
 
     def _check_request(self, request: HttpRequest, client: ClientAddress) -> None:
         self._check(client)
         origin = foreign_origin(request)
         if (origin or foreign_site(request)) and origin not in self._origins:
             raise PermissionDenied(
-                f"what changes the server is asked for by no page of another origin, and this one is "
-                f"{origin or foreign_site(request)}; --allowed_origins with its name lets a page do it"
+                f"cross-origin change refused: this page is {origin or foreign_site(request)}; "
+                "--allowed_origins admits pages by their origin"
             )
         host = request.header("host") or ""
-        # A name that leads here may be another's, whose page then is of the same origin as the server.
+        # DNS rebinding: a foreign name that resolves to this machine makes its page same-origin with the server.
         is_doubtful = current_caller.get() is None and not self._allows_remote and is_of_browser(request)
         if is_doubtful and not is_own_name(host):
             raise PermissionDenied(
-                f"a browser changes the server at localhost or at an address, and not at {host[:80]!r}; "
-                "--allow_remote_admin lets it, and with --keys_file it is known who asks"
+                f"change by a browser: expected Host localhost or an IP address, got {host[:80]!r}; "
+                "--allow_remote_admin or --keys_file admits it"
             )

@@ -1,4 +1,4 @@
-"""The check that a client is on this machine; every grant by address goes through it."""
+"""Origin of a request: checks that the client is on this machine and that a browser page is the server's own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check_is_local", "foreign_origin", "foreign_site", "is_local", "is_of_browser", "is_own_name"]
 
-# ----------------------------------------------------------------------
-# The check that a client is on this machine; every grant by address goes through it
-# ----------------------------------------------------------------------
-
 
 def check_is_local(client: ClientAddress, rule: str, hint: str) -> None:
     """Raise unless the client is on this machine.
 
     Args:
         client: as :meth:`ovmstrio.core.connection.Peer.client` derives it.
-        rule: what is allowed to local clients only, for the error.
+        rule: restriction to local clients, for the error.
         hint: how other clients are allowed, for the error.
 
     Raises:
@@ -45,7 +41,7 @@ def is_local(client: ClientAddress) -> bool:
 
 
 # ----------------------------------------------------------------------
-# Of which page of a browser a request is: a browser asks on behalf of any page that it shows
+# Browser pages
 # ----------------------------------------------------------------------
 
 _SITE: Final = "sec-fetch-site"
@@ -53,13 +49,13 @@ _SAME: Final = frozenset({"same-origin", "none"})
 
 
 def foreign_site(request: HttpRequest) -> str:
-    """Tell what a browser says of the page that asks, if it is another origin's; empty otherwise."""
+    """Return ``Sec-Fetch-Site`` if the page is of another origin; empty otherwise."""
     site = request.header(_SITE)
-    return "" if site is None or site in _SAME else site[:20] or "of nobody"
+    return "" if site is None or site in _SAME else site[:20] or "unknown"
 
 
 def foreign_origin(request: HttpRequest) -> str:
-    """Give the origin of the page that asks, if it is not the one that is asked; empty otherwise."""
+    """Return ``Origin`` if it differs from the requested host; empty otherwise."""
     origin = request.header("origin")
     if origin is None or origin.partition("://")[2] == request.header("host"):
         return ""
@@ -67,12 +63,12 @@ def foreign_origin(request: HttpRequest) -> str:
 
 
 def is_of_browser(request: HttpRequest) -> bool:
-    """Tell whether a request has what browsers add, to whatever changes something at the least."""
+    """Return whether a request has headers that browsers add to every request that may change state."""
     return request.header("origin") is not None or request.header(_SITE) is not None
 
 
 def is_own_name(host: str) -> bool:
-    """Tell whether a ``Host`` is one that nobody else's page can have: ``localhost``, an address, or none."""
+    """Return whether a ``Host`` is ``localhost``, an IP address or absent, which no foreign page can have."""
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,4 +1,4 @@
-"""``grpc.health.v1.Health``: gRPC's own health checks, of a data plane from the same state as KServe's."""
+"""gRPC health checking protocol (``grpc.health.v1.Health``) over the readiness of a data plane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["EndlessCalls", "HealthService", "HealthSource", "PlaneHealth", "Serv
 
 
 class EndlessCalls:
-    """The open calls of one server that have no end of their own: health watches and reflection streams."""
+    """Open calls without an end: health watches and reflection streams."""
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
@@ -37,10 +37,10 @@ class EndlessCalls:
 
     @contextmanager
     def hold(self, call: Call) -> Iterator[None]:
-        """Count a call among these while the block runs.
+        """Register a call while the block runs.
 
         Raises:
-            GRPCError: UNAVAILABLE, when :meth:`end` has been called.
+            GRPCError: UNAVAILABLE, the server is shutting down.
         """
         if self._ended:
             raise _shutting_down()
@@ -51,7 +51,7 @@ class EndlessCalls:
             self._calls.discard(call)
 
     def end(self) -> None:
-        """Cancel all of them with UNAVAILABLE and let no other begin."""
+        """Cancel all calls with UNAVAILABLE and refuse new ones."""
         self._ended = True
         for call in list(self._calls):
             call.cancel(_shutting_down())
@@ -62,46 +62,38 @@ def _shutting_down() -> GRPCError:
 
 
 _SERVER: Final = frozenset({"", "inference.GRPCInferenceService"})
-"""Names that stand for the server as a whole; any other is a servable's."""
+"""Names that stand for the server; any other name is a servable."""
 
 
 class HealthSource(Protocol):
-    """Knows what is healthy."""
+    """Source of health statuses."""
 
     def status(self, service: str) -> ServingStatus:
-        """Tell the status of a service, or of the server for an empty name."""
+        """Return the status of a service; the empty name is the server."""
         ...
 
     async def wait_change(self) -> None:
-        """Return when a status may have changed.
-
-        Cancellation: while none has.
-        """
+        """Wait until a status may have changed."""
         ...
 
 
 class ServiceOwners(Protocol):
-    """Knows which entries bring gRPC services."""
+    """Mapping of gRPC services to the entries that provide them."""
 
     def entry_of(self, service: str) -> str:
-        """Give the entry that brings a service, empty if none does."""
+        """Return the entry that provides a service; empty if none does."""
         ...
 
 
 class PlaneHealth:
-    """The health of a data plane: of the server, of each servable by its name, and of the services that some bring.
-
-    Args:
-        plane: whose readiness is told.
-        owners: know what is brought.
-    """
+    """Health of a data plane: of the server, of servables, and of gRPC services that servables provide."""
 
     def __init__(self, plane: DataPlane, owners: ServiceOwners) -> None:
         self._plane = plane
         self._owners = owners
 
     def status(self, service: str) -> ServingStatus:
-        """Tell the status of a servable or of a service of its own, or of the server."""
+        """Return the status of the server, a servable, or a provided gRPC service."""
         if service in _SERVER:
             serving = self._plane.readiness().ready
         else:
@@ -113,19 +105,16 @@ class PlaneHealth:
         return ServingStatus.SERVING if serving else ServingStatus.NOT_SERVING
 
     async def wait_change(self) -> None:
-        """Return when a status may have changed.
-
-        Cancellation: while none has.
-        """
+        """Wait until a status may have changed."""
         await self._plane.wait_change()
 
 
 class HealthService(HealthBase):
-    """Answers for the server and for what it serves.
+    """Health service.
 
     Args:
-        source: knows the statuses.
-        watches: where open watches are held, so that a drain can end them.
+        source: status source.
+        watches: registry of open watches, which a drain ends.
     """
 
     def __init__(self, source: HealthSource, watches: EndlessCalls) -> None:
@@ -133,7 +122,7 @@ class HealthService(HealthBase):
         self._watches = watches
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers by path."""
+        """Return the handlers by path."""
         return {
             **super().__mapping__(),
             "/grpc.health.v1.Health/Watch": Handler(
@@ -142,31 +131,28 @@ class HealthService(HealthBase):
         }
 
     async def check(self, message: HealthCheckRequest) -> HealthCheckResponse:
-        """Tell the status now.  Does not block.
+        """Return the current status.
 
         Raises:
-            NotFound: nothing of that name is known.
+            NotFound: unknown service.
         """
         status = self._source.status(message.service)
         if status is ServingStatus.SERVICE_UNKNOWN:
             raise NotFound(
-                f'unknown service "{message.service}": expected the name of what is served, or none for the server'
+                f'unknown service "{message.service}": expected the name of a servable, or no name for the server'
             )
         return HealthCheckResponse(status)
 
     async def _watch(self, call: Call) -> None:
-        """Tell the status now and after each change, until the client leaves or the server drains.
-
-        Cancellation: at any checkpoint; nothing is held.
-        """
+        """Send the current status and every change, until the client leaves or the server drains."""
         request: HealthCheckRequest = await call.recv_message()
-        told: ServingStatus | None = None
+        sent: ServingStatus | None = None
         with self._watches.hold(call):
             while True:
                 status = self._source.status(request.service)
-                if status is told:
+                if status is sent:
                     await self._source.wait_change()
                 else:
-                    # Sending takes time in which the status may change, so it is looked at again before waiting.
+                    # The status may change while it is sent, so check it again before waiting.
                     await call.send_message(HealthCheckResponse(status))
-                    told = status
+                    sent = status

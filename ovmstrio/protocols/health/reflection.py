@@ -1,4 +1,4 @@
-"""gRPC server reflection, versions v1 and v1alpha, which differ in nothing but the name of their package."""
+"""gRPC server reflection, v1 and v1alpha, which differ only in their package name."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["OtherServices", "ReflectionService"]
 
 _VERSIONS: Final = {"v1": v1, "v1alpha": v1alpha}
-_OWN: Final = Descriptors(FILES, POOL)
+_SERVER_DESCRIPTORS: Final = Descriptors(FILES, POOL)
 
 
 class OtherServices(Protocol):
-    """Services that come and go."""
+    """Dynamic services."""
 
     def names(self) -> set[str]:
-        """Give the full names of those that there are."""
+        """Return the full names of the current services."""
         ...
 
     def descriptors(self) -> Iterable[Descriptors]:
-        """Give what describes them, besides the server's own files."""
+        """Return their descriptors."""
         ...
 
 
 class ReflectionService:
-    """Describes the services of a server and their messages.
+    """Reflection service.
 
     Args:
-        services: those that are always there, to be listed.
-        others: are listed as well; the server's own files come first where names meet.
-        streams: where open streams are held, so that a drain can end them.
+        services: fixed services of the server.
+        others: dynamic services; the server's own files take precedence.
+        streams: registry of open streams, which a drain ends.
     """
 
     def __init__(self, services: Sequence[GrpclibService], others: OtherServices, streams: EndlessCalls) -> None:
@@ -51,26 +51,26 @@ class ReflectionService:
         self._streams = streams
 
     def names(self) -> list[str]:
-        """List the full names of the services."""
+        """Return the full names of all services."""
         return sorted({*self._services, *self._others.names()})
 
     def described(self) -> list[Descriptors]:
-        """List what describes the services."""
-        return [_OWN, *self._others.descriptors()]
+        """Return the descriptors of all services."""
+        return [_SERVER_DESCRIPTORS, *self._others.descriptors()]
 
     def hold(self, call: Call) -> AbstractContextManager[None]:
-        """Count a stream among those that a drain ends, while the block runs.
+        """Register a stream while the block runs.
 
         Raises:
-            GRPCError: UNAVAILABLE, the drain has begun.
+            GRPCError: UNAVAILABLE, the server is shutting down.
         """
         return self._streams.hold(call)
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers of both versions by path."""
+        """Return the handlers of both versions by path."""
         return {
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": Handler(
-                _Conversation(messages, self).run,
+                _ReflectionStreams(messages, self).run,
                 Cardinality.STREAM_STREAM,
                 messages.ServerReflectionRequest,
                 messages.ServerReflectionResponse,
@@ -79,18 +79,15 @@ class ReflectionService:
         }
 
 
-class _Conversation:
-    """Answers streams of questions in the messages of one version."""
+class _ReflectionStreams:
+    """Reflection streams in the messages of one version."""
 
     def __init__(self, messages: Any, service: ReflectionService) -> None:
         self._pb = messages
         self._service = service
 
     async def run(self, call: Call) -> None:
-        """Answer question after question until the client has no more or the server drains.
-
-        Cancellation: at any checkpoint; nothing is held.
-        """
+        """Answer requests until the client half-closes or the server drains."""
         with self._service.hold(call):
             async for question in call:
                 answer = self._answer(question)

@@ -1,7 +1,6 @@
-"""``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane.
+"""``inference.GRPCInferenceService``: the KServe v2 gRPC service with Triton's extensions, over the data plane.
 
-The calls that infer work on the domain's values, which the codec reads and writes; all others on betterproto2's
-messages.
+Inference methods use core values, which the codec reads and writes; the other methods use betterproto2 messages.
 """
 
 from __future__ import annotations
@@ -62,40 +61,31 @@ __all__ = [
     "SharedMemoryCalls",
 ]
 
-# ----------------------------------------------------------------------
-# What the calls have in common that change the server, over gRPC
-# ----------------------------------------------------------------------
-
 
 class AdministeredService(pb.GrpcInferenceServiceBase):
-    """A service over a data plane, which is changed by those who may."""
+    """Base of the service's method groups."""
 
     def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
         self._plane = plane
         self._changes = changes or Changes()
 
-    def _making(self, change: str, **facts: object) -> AbstractContextManager[None]:
-        """Make a change within the block.
-
-        Raises:
-            PermissionDenied: who asks may not.
-        """
+    def _change(self, change: str, **facts: object) -> AbstractContextManager[None]:
         return self._changes.making(change, current_call().client, **facts)
 
 
 # ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: the repository's index, and loads and unloads by name
+# Repository extension
 # ----------------------------------------------------------------------
 
 
 class RepositoryCalls(AdministeredService):
-    """The calls of the repository extension; the server has one repository, which has no name."""
+    """Methods of the repository extension; the server has a single, unnamed repository."""
 
     async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """List every version that the server knows of.  Does not block.
+        """List all known versions.
 
         Raises:
-            InvalidRequest: one of several repositories is asked for.
+            InvalidRequest: a repository name is given.
         """
         _check_repository(message.repository_name)
         entries = repository_index(self._plane, only_ready=message.ready)
@@ -107,17 +97,15 @@ class RepositoryCalls(AdministeredService):
         )
 
     async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Load a model.
+        """Load a model; the load continues if the call is cancelled.
 
         Raises:
-            PermissionDenied: who asks may not.
-            FailedPrecondition: the server follows its configuration.
-            InvalidRequest: a parameter is unknown, or one of several repositories is named.
-            ModelFailure: it cannot be loaded.
-
-        Cancellation: at once; the load goes on.
+            PermissionDenied: the caller may not change the server.
+            FailedPrecondition: the server follows its configuration file.
+            InvalidRequest: unknown parameter, or a repository name is given.
+            ModelFailure: loading failed.
         """
-        with self._making("load", model=message.model_name):
+        with self._change("load", model=message.model_name):
             _check_repository(message.repository_name)
             config, files = load_parameters(_parameter_values(message.parameters))
             await control_of(self._plane).load(message.model_name, config, files)
@@ -126,17 +114,15 @@ class RepositoryCalls(AdministeredService):
     async def repository_model_unload(
         self, message: pb.RepositoryModelUnloadRequest
     ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model.
+        """Unload a model; the unload continues if the call is cancelled.
 
         Raises:
-            PermissionDenied: who asks may not.
-            FailedPrecondition: the server follows its configuration.
-            InvalidRequest: a parameter is unknown, or one of several repositories is named.
-            NotFound: nothing of that name could be loaded.
-
-        Cancellation: at once; it goes on.
+            PermissionDenied: the caller may not change the server.
+            FailedPrecondition: the server follows its configuration file.
+            InvalidRequest: unknown parameter, or a repository name is given.
+            NotFound: unknown model.
         """
-        with self._making("unload", model=message.model_name):
+        with self._change("unload", model=message.model_name):
             _check_repository(message.repository_name)
             with_callees = unload_parameters(_parameter_values(message.parameters))
             await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
@@ -159,18 +145,18 @@ def _check_repository(name: str) -> None:
 
 
 # ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: settings of traces and logs
+# Trace and logging extensions
 # ----------------------------------------------------------------------
 
 
 class ObservationCalls(AdministeredService):
-    """The calls of the extensions for traces and logs."""
+    """Methods of the trace and logging extensions."""
 
     async def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Tell that there are no traces.  Does not block.
+        """Return that Triton traces are off.
 
         Raises:
-            NotSupported: they are to be turned on.
+            NotSupported: the request turns traces on.
         """
         if message.settings:
             levels = [level for each in message.settings.values() for level in each.value]
@@ -180,17 +166,17 @@ class ObservationCalls(AdministeredService):
         )
 
     async def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change what is logged, as far as the message says anything of it, and tell what is.  Does not block.
+        """Change the given log settings and return all settings.
 
         Raises:
-            PermissionDenied: it is to be changed, and who asks may not.
-            FailedPrecondition: the log is that of the program which the server is a part of.
-            InvalidRequest: a setting is unknown or of another type, or two contradict each other.
-            NotSupported: a setting is chosen when the server starts.
+            PermissionDenied: the caller may not change the server.
+            FailedPrecondition: the log belongs to an embedding program.
+            InvalidRequest: unknown or contradictory settings, or wrong type.
+            NotSupported: a setting that is fixed at start.
         """
         if message.settings:
             settings = {name: _setting_value(value) for name, value in message.settings.items()}
-            with self._making("log settings", settings=settings):
+            with self._change("log settings", settings=settings):
                 change_log_settings(settings)
         return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
 
@@ -208,10 +194,6 @@ def _setting(value: bool | int | str) -> pb.LogSettingsResponseSettingValue:
     return pb.LogSettingsResponseSettingValue(string_param=value)
 
 
-# ----------------------------------------------------------------------
-# What both interfaces say of shared memory
-# ----------------------------------------------------------------------
-
 NO_CUDA: Final = (
     "CUDA shared memory is not supported: models run on OpenVINO's devices; "
     "register system shared memory, or send tensors in requests"
@@ -219,20 +201,20 @@ NO_CUDA: Final = (
 
 
 # ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: the calls by which clients register regions of shared memory
+# Shared-memory extensions
 # ----------------------------------------------------------------------
 
 
 class SharedMemoryCalls(AdministeredService):
-    """The calls of the extensions for shared memory of the system and of CUDA, of which the latter is refused."""
+    """Methods of the system and CUDA shared-memory extensions; CUDA is not supported."""
 
     async def system_shared_memory_status(
         self, message: pb.SystemSharedMemoryStatusRequest
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """List one region, or all.  Does not block.
+        """List one region or all.
 
         Raises:
-            NotFound: no region has that name.
+            NotFound: unknown region.
         """
         regions = self._plane.regions.listed(message.name)
         return pb.SystemSharedMemoryStatusResponse({region.name: _status(region) for region in regions})
@@ -240,30 +222,30 @@ class SharedMemoryCalls(AdministeredService):
     async def system_shared_memory_register(
         self, message: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Make a region known.
+        """Register a region.
 
         Raises:
-            PermissionDenied: who asks may not, or the object is not the server's to use.
+            PermissionDenied: the caller may not change the server, or the server may not open the object.
             ServerError: as :meth:`ClientRegions.register`.
         """
-        with self._making("shared memory registered", region=message.name):
+        with self._change("shared memory registered", region=message.name):
             await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_shared_memory_unregister(
         self, message: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Forget one region, or all.
+        """Unregister one region or all.
 
         Raises:
-            PermissionDenied: who asks may not.
+            PermissionDenied: the caller may not change the server.
         """
-        with self._making("shared memory unregistered", region=message.name):
+        with self._change("shared memory unregistered", region=message.name):
             await unregister_region(self._plane, message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        """List no region.  Does not block."""
+        """Return no regions."""
         return pb.CudaSharedMemoryStatusResponse()
 
     async def cuda_shared_memory_register(
@@ -279,7 +261,7 @@ class SharedMemoryCalls(AdministeredService):
     async def cuda_shared_memory_unregister(
         self, _: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Forget what there never is.  Does not block."""
+        """Do nothing: there are no regions."""
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
@@ -288,23 +270,20 @@ def _status(region: ClientRegion) -> pb.SystemSharedMemoryStatusResponseRegionSt
 
 
 # ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane
+# Inference, health and metadata
 # ----------------------------------------------------------------------
 
 
 async def exchange(call: Call, stream: OpenStream) -> None:
-    """Receive requests and send replies until there are no more replies.
+    """Receive requests and send replies until the replies end.
 
-    Requests are not read ahead of the stream: one that takes none fills the client's flow-control window.
+    Requests are not read ahead of the stream, so an idle consumer exerts back-pressure by flow control.
 
     Raises:
-        InvalidRequest: a message of the client cannot be read; its cause is what the transport raised.
-        ServerError: what a message says of its inputs cannot be had.
+        InvalidRequest: malformed message; its cause is the transport's error.
+        ServerError: the inputs of a message are not available.
         GRPCError: a reply is too large.
-        StreamTerminatedError: the call is over.
-
-    Ownership: the task that receives, which has ended when this returns.
-    Cancellation: at any checkpoint; a reply may have been sent in part.
+        StreamTerminatedError: the call was cancelled.
     """
     failure: Exception | None = None
 
@@ -315,7 +294,7 @@ async def exchange(call: Call, stream: OpenStream) -> None:
                 await stream.send(request)
             stream.end()
         except trio.BrokenResourceError:
-            # It has ended by itself, and the sender will see that.
+            # The stream has ended; the sender notices.
             pass
         except GRPCError as error:
             failure = _refusal(error)
@@ -337,7 +316,7 @@ async def exchange(call: Call, stream: OpenStream) -> None:
 
 
 def _code_of(failure: Exception) -> str:
-    """Tell under which code a stream is known that the transport ended: the status, or that its client has gone."""
+    """Return the status code to record for a stream that the transport ended."""
     if isinstance(failure, ServerError) and failure.__cause__ is None:
         return type(failure).__name__
     status = failure if isinstance(failure, GRPCError) else failure.__cause__
@@ -345,7 +324,7 @@ def _code_of(failure: Exception) -> str:
 
 
 def _refusal(error: GRPCError) -> InvalidRequest:
-    """Say in the domain's words that a message is the client's mistake."""
+    """Convert a transport error into a core error."""
     kind = PayloadTooLarge if error.status is Status.RESOURCE_EXHAUSTED else InvalidRequest
     refusal = kind(error.message or "")
     refusal.__cause__ = error
@@ -366,15 +345,15 @@ _SERVICE: Final = "/inference.GRPCInferenceService"
 
 
 class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
-    """The service, hosted by a transport that maps the domain's errors to statuses.
+    """The service.
 
     Args:
-        plane: what is served.
-        changes: says who may change the server; those on this machine unless given.
+        plane: data plane.
+        changes: permission check of admin changes; by default only clients on this machine.
     """
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers by path."""
+        """Return the handlers by path."""
         return {
             **super().__mapping__(),
             f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, memoryview, bytes),
@@ -386,13 +365,6 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
     # Inference
 
     async def _model_infer(self, call: Call) -> None:
-        """Answer one inference.
-
-        Raises:
-            ServerError: what the data plane raised.
-
-        Cancellation: at any checkpoint; the data plane gives back what the call held.
-        """
         data: bytes | memoryview = await call.recv_message()
         if self._plane.has_limits():
             name = first_text(data)
@@ -407,18 +379,15 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:
-        """Answer a stream of inferences: what takes streams is given it, all else is called once for each message.
+        """Answer a stream: one stream of a streaming servable, or one call per message for any other servable.
 
-        When a stream of the former kind fails, the client is told at once, by a message on the stream and by the
-        status, unless it has ended its requests before: then the status alone tells it.
+        If a streaming servable fails before the client half-closed, the error is sent as a message and as the status;
+        afterwards only as the status.
 
         Raises:
-            InvalidRequest: the client left before its first message.
-            ServerError: the stream cannot be opened, or has failed.
+            InvalidRequest: the client disconnected before its first message.
+            ServerError: the stream cannot be opened, or failed.
             GRPCError: a later message is malformed, or a reply is too large.
-
-        Ownership: the tasks that receive and send, and the open stream.
-        Cancellation: at any checkpoint; the stream is stopped before this returns.
         """
         first: bytes | None = await call.recv_message(is_decoded=False)
         if first is None:
@@ -452,20 +421,18 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
     # Health and metadata
 
     async def server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        """Tell that the server answers.  Does not block."""
+        """Return whether the server is live."""
         return pb.ServerLiveResponse(live=self._plane.is_live())
 
     async def server_ready(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """Tell whether requests will be served.  Does not block."""
+        """Return whether the server is ready."""
         return pb.ServerReadyResponse(ready=self._plane.readiness().ready)
 
     async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Tell whether a version, or the default one, can be called.  Does not block.
-
-        What could be loaded and is not is not ready, as Triton says it, where that is for clients to ask for.
+        """Return whether a version, or the default version, is ready; a loadable model that is not loaded is not ready.
 
         Raises:
-            NotFound: the name or version is unknown.
+            NotFound: unknown name or version.
             InvalidRequest: the version is not a number.
         """
         try:
@@ -477,15 +444,15 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         return pb.ModelReadyResponse(ready=ready)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        """Tell the server's name, version and extensions.  Does not block."""
+        """Return the server's name, version and extensions."""
         return pb.ServerMetadataResponse(self._plane.server_name, server_version(), extensions_of(self._plane))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.
+        """Return the inputs, outputs and callable versions of a servable.
 
         Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
+            NotFound: unknown or retired name or version.
+            VersionLoading: not loaded yet.
             InvalidRequest: the version is not a number.
         """
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
@@ -497,28 +464,26 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
             outputs=[_describe(spec) for spec in model.outputs],
         )
 
-    # What load generators and repository browsers ask for
+    # Configuration and statistics
 
     async def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """Tell what load generators read of a configuration.  Does not block.
+        """Return the part of Triton's model configuration that load generators read.
 
         Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
+            NotFound: unknown or retired name or version.
+            VersionLoading: not loaded yet.
             InvalidRequest: the version is not a number.
         """
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         return pb.ModelConfigResponse(config_message(model))
 
     async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Tell what was counted of the calls of a version, of all of a model, or of everything.
+        """Return the call statistics of a version, of all versions of a model, or of all models.
 
         Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
+            NotFound: unknown or retired name or version.
+            VersionLoading: not loaded yet.
             InvalidRequest: the version is not a number.
-
-        Cancellation: at once.
         """
         counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])

@@ -1,18 +1,18 @@
-"""Streams to what takes single requests: each message is a call of its own, answered in the order of the messages.
+"""Streams to servables that take single requests: every message is a call, answered in message order.
 
 ::
 
-    messages ── receive ──> a task each: admit, decode, DataPlane.infer ──> answers, in order ──> client
-                   └ waits while as many are under way as may be, or their answers would be too large together
+    messages ── receive ──> one task each: admit, decode, DataPlane.infer ──> responses, in order ──> client
+                   └ waits while too many calls, or too many expected response bytes, are in flight
 
-An error of one request is a message of the stream, which goes on.
+A request's error is sent as a message; the stream continues.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 from grpclib.exceptions import GRPCError
@@ -31,23 +31,20 @@ if TYPE_CHECKING:
 
 __all__ = ["answer_requests"]
 
-_UNDER_WAY: Final = 16
-_ANSWERED_BYTES: Final = 4 * 2**20
-"""What the answers may have together that wait for their turn, as far as that can be foreseen."""
+_MAX_IN_FLIGHT: Final = 16
+_MAX_QUEUED_BYTES: Final = 4 * 2**20
+"""Limit of the expected size of all responses that wait for their turn."""
 
-_WANTS_END: Final = "triton_enable_empty_final_response"
-_IS_END: Final = "triton_final_response"
+_ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+_FINAL_RESPONSE: Final = "triton_final_response"
 
 
 async def answer_requests(call: Call, plane: DataPlane, first: bytes) -> None:
-    """Answer a stream whose first message has been received, and not been decoded.
+    """Answer a stream whose first, undecoded message has been received.
 
     Raises:
-        GRPCError: a message is malformed or too large; those before it have been answered.
-        Exception: a request ended in an error that is no client's business.
-
-    Ownership: the tasks of the requests, which have ended when this returns.
-    Cancellation: at any checkpoint; requests under way are cancelled.
+        GRPCError: a message is malformed or too large; earlier messages have been answered.
+        Exception: internal error of a request.
     """
     stream = _RequestStream(call, plane)
     async with trio.open_nursery() as nursery:
@@ -58,8 +55,8 @@ async def answer_requests(call: Call, plane: DataPlane, first: bytes) -> None:
         raise stream.failure
 
 
-class _Answer:
-    """The answer to one request, or what came of it instead."""
+class _PendingAnswer:
+    """Response to a request, or its error."""
 
     __slots__ = ("data", "done", "failure")
 
@@ -70,62 +67,58 @@ class _Answer:
 
 
 class _RequestStream:
-    """One stream: what is under way, in the order of the requests.
-
-    Attributes:
-        failure: what ends the stream.
-    """
+    """Stream with its in-flight requests, in order; ``failure`` is the error that ended the stream."""
 
     def __init__(self, call: Call, plane: DataPlane) -> None:
         self._call = call
         self._plane = plane
         self._arrivals = Arrivals()
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_PendingAnswer] = deque()
         self._largest: int | None = None
         self._is_over = False
         self._changed = trio.Event()
         self.failure: Exception | None = None
 
     async def receive(self, message: bytes | None, nursery: trio.Nursery) -> None:
-        """Start a task for each message, until there are no more."""
+        """Start a task per message until the client half-closes."""
         number = 0
         failure: Exception | None = None
         while message is not None and failure is None:
             while not self._has_room:
                 await self._changed.wait()
-            answer = _Answer()
+            answer = _PendingAnswer()
             self._answers.append(answer)
             nursery.start_soon(self._answer, message, answer, self._arrivals.note(number))
             number += 1
-            self._announce()
+            self._notify()
             try:
                 message = await self._call.recv_message(is_decoded=False)
             except GRPCError as error:
                 failure = error
         if failure is not None:
-            last = _Answer()
+            last = _PendingAnswer()
             last.failure = failure
             last.done.set()
             self._answers.append(last)
         self._is_over = True
-        self._announce()
+        self._notify()
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more request may begin; one after the other until it is known how large answers are."""
+        """Return whether another request may start; the first runs alone because its response size is unknown."""
         count = len(self._answers)
         if not count:
             return True
-        return count < _UNDER_WAY and self._largest is not None and (count + 1) * self._largest <= _ANSWERED_BYTES
+        return count < _MAX_IN_FLIGHT and self._largest is not None and (count + 1) * self._largest <= _MAX_QUEUED_BYTES
 
-    def _announce(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _answer(self, message: bytes, answer: _Answer, arrival: Arrival) -> None:
+    async def _answer(self, message: bytes, answer: _PendingAnswer, arrival: Arrival) -> None:
         try:
             answer.data = await self._answered(message, arrival)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends the stream in this request's turn
+        except Exception as error:  # noqa: BLE001 - any error ends the stream in this request's turn
             answer.failure = error
         finally:
             arrival.settle()
@@ -148,7 +141,7 @@ class _RequestStream:
             name = first_text(message)
             return await answer_admitted(self._plane, KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
         except ServerError as error:
-            # A refusal names its request as well, which nobody has read then.
+            # An admission error precedes decoding, but its message needs the request's id.
             return _problem(request or self._decode(message), error)
 
     def _decode(self, message: bytes) -> InferRequest:
@@ -156,7 +149,7 @@ class _RequestStream:
         return request
 
     async def send(self) -> None:
-        """Send the answers in the order of their requests, until there are no more."""
+        """Send the responses in request order until the stream ends."""
         while self._answers or not self._is_over:
             if not self._answers:
                 await self._changed.wait()
@@ -172,23 +165,22 @@ class _RequestStream:
                 self.failure = answer.failure
                 return
             self._answers.popleft()
-            self._announce()
+            self._notify()
 
 
 def _render(request: InferRequest, response: InferResponse) -> tuple[WrittenMessage, int]:
-    _mark_end(request, response)
+    _mark_final(request, response)
     data = encode_stream_response(StreamInferResponse("", response))
     return data, len(data)
 
 
 def _problem(request: InferRequest, error: ServerError) -> WrittenMessage:
     named = InferResponse(request.model_name, request.model_version, [], request.id)
-    _mark_end(request, named)
+    _mark_final(request, named)
     return encode_stream_response(StreamInferResponse(error.message, named))
 
 
-def _mark_end(request: InferRequest, response: InferResponse) -> None:
-    """Say that a response is the last one to its request, if the request asks for that."""
-    wanted: Any = request.parameters.get(_WANTS_END)
-    if wanted is True:
-        response.parameters[_IS_END] = True
+def _mark_final(request: InferRequest, response: InferResponse) -> None:
+    """Set ``triton_final_response`` if the request enables it."""
+    if request.parameters.get(_ENABLE_FINAL_RESPONSE) is True:
+        response.parameters[_FINAL_RESPONSE] = True

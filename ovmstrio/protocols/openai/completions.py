@@ -1,4 +1,4 @@
-"""``/completions``: how texts go on."""
+"""OpenAI endpoint ``/completions``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CompletionEvents", "Completions", "WholeCompletion", "completion_rules"]
 
 # ----------------------------------------------------------------------
-# Answers of completions, whole and as events
+# Responses
 # ----------------------------------------------------------------------
 
 
@@ -30,10 +30,10 @@ def _head(model: str) -> dict[str, Any]:
 
 
 class WholeCompletion(WholeTexts):
-    """An answer that is given at once."""
+    """Builder of a complete response."""
 
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Give the answer."""
+        """Return the response."""
         choices = [
             _choice(
                 index,
@@ -47,12 +47,12 @@ class WholeCompletion(WholeTexts):
 
 
 class CompletionEvents(EventsOfTexts):
-    """An answer as events, each with what has come of one text.
+    """Writer of response chunks.
 
     Args:
-        model: as the body names it.
-        asked: what the body asks for.
-        write_error: writes a failure.
+        model: model name in the body.
+        asked: parsed request.
+        write_error: encodes a failure.
     """
 
     def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
@@ -60,7 +60,7 @@ class CompletionEvents(EventsOfTexts):
         self._lengths: dict[int, int] = {}
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Write one more piece."""
+        """Encode a chunk."""
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""
         logprobs = None
@@ -81,7 +81,7 @@ def _choice(index: int, text: str, logprobs: Any, finish: Finish | None) -> dict
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
-    """Tell tokens with their probabilities, and where each begins in the text; the first of a prompt has none."""
+    """Return token log probabilities and text offsets; the first token of a prompt has no probability."""
     offsets = []
     for token in tokens:
         offsets.append(offset)
@@ -95,17 +95,17 @@ def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
 
 
 # ----------------------------------------------------------------------
-# ``/completions``: how texts go on
+# Endpoint
 # ----------------------------------------------------------------------
 
-_MOST_PROMPTS: Final = 1024
+_MAX_PROMPTS: Final = 1024
 
 
 class Completions:
-    """The endpoint."""
+    """Endpoint."""
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
-        """Read a body: a prompt or many, as texts or as numbers of tokens, and how tokens are chosen."""
+        """Parse a body: prompts, as text or token ids, and sampling parameters."""
         wrong = Gathered()
         fields = Fields(document, wrong)
         options = read_stream_options(fields, is_stream=is_stream)
@@ -113,7 +113,9 @@ class Completions:
         max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
         prompts = _read_prompts(fields, limits, wrong)
         if fields.get("suffix"):
-            fields.refuse("suffix", "suffix is not supported: the model only goes on", code="unsupported_parameter")
+            fields.refuse(
+                "suffix", "suffix is not supported: the model only appends text", code="unsupported_parameter"
+            )
         request = make_request(
             fields,
             limits,
@@ -129,17 +131,17 @@ class Completions:
         return Asked(requests, options.tells_usage, options.counts_on)
 
     def whole(self, body: Body, asked: Asked) -> WholeCompletion:
-        """Make what gathers an answer."""
+        """Create a response builder."""
         first = asked.requests[0]
         return WholeCompletion(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
 
     def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> CompletionEvents:
-        """Make what writes events."""
+        """Create a chunk writer."""
         return CompletionEvents(body.model, asked, write_error)
 
 
 def completion_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
+    """Return the routes."""
     return text_rules(api, "/completions", Completions())
 
 
@@ -160,25 +162,28 @@ def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> 
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         if not prompt:
-            fields.refuse("prompt", "prompt is missing", got="an empty text")
+            fields.refuse("prompt", "prompt is missing", got="an empty string")
         check_length(prompt, limits, "prompt", wrong)
         return [prompt]
     if prompt is None:
         fields.refuse("prompt", "prompt is missing", code="missing_required_parameter")
         return []
     if not isinstance(prompt, list):
-        fields.refuse("prompt", "prompt is not a string", got=f"{shown(prompt)}; texts and tokens come in lists")
+        fields.refuse(
+            "prompt",
+            "prompt is not a string",
+            got=f"{shown(prompt)}; expected a string, or an array of strings or token ids",
+        )
         return []
     if prompt and isinstance(prompt[0], int):
         return _read_tokens(fields, prompt, "prompt", limits, wrong)
-    if not 0 < len(prompt) <= _MOST_PROMPTS:
-        fields.refuse("prompt", f"prompt: expected 1 to {_MOST_PROMPTS} texts", got=str(len(prompt)))
+    if not 0 < len(prompt) <= _MAX_PROMPTS:
+        fields.refuse("prompt", f"prompt: expected 1 to {_MAX_PROMPTS} prompts", got=str(len(prompt)))
         return []
-    return [found for at, each in enumerate(prompt) for found in _read_one(fields, each, at, limits, wrong)]
+    return [parsed for at, each in enumerate(prompt) for parsed in _read_one(fields, each, at, limits, wrong)]
 
 
 def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
-    """Read one of several prompts."""
     name = f"prompt[{at}]"
     if prompt and isinstance(prompt, str):
         check_length(prompt, limits, name, wrong)
@@ -186,7 +191,9 @@ def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wr
     if isinstance(prompt, list):
         return _read_tokens(fields, prompt, name, limits, wrong)
     fields.refuse(
-        name, f"{name} is neither a text nor a list of tokens", got="an empty text" if prompt == "" else shown(prompt)
+        name,
+        f"{name} is neither a string nor an array of token ids",
+        got="an empty string" if prompt == "" else shown(prompt),
     )
     return []
 
@@ -196,11 +203,11 @@ def _read_tokens(
 ) -> list[str | TokenIds]:
     most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
     if len(prompt) > most_tokens:
-        told = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
-        wrong.add(ContextExceeded(told, field=name))
+        message = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
+        wrong.add(ContextExceeded(message, field=name))
         return []
     most = limits.vocabulary_size or 2**31
     if not are_tokens(prompt, most):
-        fields.refuse(name, f"{name}: expected at least one number of a token, from 0 to {most - 1}")
+        fields.refuse(name, f"{name}: expected at least one token id, from 0 to {most - 1}")
         return []
     return [tuple(prompt)]

@@ -1,4 +1,4 @@
-"""The document of all calls (OpenAPI 3.1), made of what is loaded at the moment."""
+"""OpenAPI 3.1 document of the loaded services, with request examples."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
 __all__ = ["GenerationPath", "generate_example", "generation_paths", "infer_example", "input_notes", "openapi_document"]
 
 # ----------------------------------------------------------------------
-# Requests that may be sent as they are: for each servable one, made of what its metadata tells
+# Examples
 # ----------------------------------------------------------------------
 
-_MOST_ELEMENTS: Final = 1024
-"""An example with more would be read by nobody."""
+_MAX_ELEMENTS: Final = 1024
+"""Maximum elements of an example."""
 _VALUES: Final[dict[str, Any]] = {"BOOL": False, "BYTES": "text", "INVALID": "text"}
 _FLOATS: Final = ("FP", "BF")
 
 
 _SEQUENCE: Final[dict[str, Any]] = {"sequence_start": True, "sequence_end": True}
-"""A whole sequence, whose id is the server's to choose."""
+"""Single-request sequence, whose id the server chooses."""
 _SEQUENCE_NOTE: Final = (
-    "a sequence of one request; without sequence_end it goes on with those that have its sequence_id, which is answered"
+    "a sequence of one request; without sequence_end the sequence continues with the returned sequence_id"
 )
 
 
 def infer_example(known: ServableMetadata) -> dict[str, Any]:
-    """Give a body for KServe's ``infer``: zeros of the smallest shape that fits.
+    """Return a body for KServe's ``infer``: zeros of the smallest valid shape.
 
-    Inputs of more than 1024 elements have one value for all, which has to be filled in.
+    Inputs of more than 1024 elements have a single value, which the user replaces.
     """
     parameters = {"parameters": _SEQUENCE} if known.has_sequences else {}
     return {**parameters, "inputs": [_input(spec) for spec in known.inputs]}
 
 
 def generate_example(known: ServableMetadata) -> dict[str, Any]:
-    """Give a body for ``generate``."""
+    """Return a body for ``generate``."""
     return {spec.name: _nested(spec) for spec in known.inputs} | (_SEQUENCE if known.has_sequences else {})
 
 
 def input_notes(known: ServableMetadata) -> list[str]:
-    """Say what each input takes."""
+    """Return a description of each input."""
     return [_note(spec) for spec in known.inputs] + ([_SEQUENCE_NOTE] if known.has_sequences else [])
 
 
 def _note(spec: TensorSpec) -> str:
     if spec.datatype is INVALID:
-        return f"{spec.name}: of the type and shape that its node expects"
+        return f"{spec.name}: type and shape as the graph node expects"
     count = prod(_sizes(spec))
-    filled = f"; fill in {count} values" if count > _MOST_ELEMENTS else ""
+    filled = f"; fill in {count} values" if count > _MAX_ELEMENTS else ""
     return f"{spec.name}: {spec.datatype.name} {spec.reported_shape}{filled}"
 
 
@@ -70,14 +70,14 @@ def _input(spec: TensorSpec) -> dict[str, Any]:
     sizes = _sizes(spec)
     count = prod(sizes)
     datatype = "BYTES" if spec.datatype is INVALID else spec.datatype.name
-    data = [_value(spec)] * (count if count <= _MOST_ELEMENTS else 1)
+    data = [_value(spec)] * (count if count <= _MAX_ELEMENTS else 1)
     return {"name": spec.name, "shape": sizes, "datatype": datatype, "data": data}
 
 
 def _nested(spec: TensorSpec) -> Any:
-    """Give lists of the input's shape, or one value where that would be too many."""
+    """Return nested lists of the input's shape, or one value if the shape is too large."""
     value, sizes = _value(spec), _sizes(spec)
-    if spec.datatype is INVALID or prod(sizes) > _MOST_ELEMENTS:
+    if spec.datatype is INVALID or prod(sizes) > _MAX_ELEMENTS:
         return value
     for size in reversed(sizes):
         value = [value] * size
@@ -98,7 +98,7 @@ def _value(spec: TensorSpec) -> Any:
 
 
 # ----------------------------------------------------------------------
-# Paths of OpenAI's API in the document of all calls: one each for all models that answer it
+# OpenAI paths
 # ----------------------------------------------------------------------
 
 _HELLO: Final = "Say hello."
@@ -115,7 +115,7 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
 
 
 class GenerationPath(NamedTuple):
-    """A path, the models that answer it, and a body for the first of them."""
+    """Path, models that support it, and a request for the first model."""
 
     path: str
     models: tuple[str, ...]
@@ -123,9 +123,9 @@ class GenerationPath(NamedTuple):
 
 
 def generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> Iterator[GenerationPath]:
-    """Give the paths of services that are loaded and do nothing else.
+    """Yield the OpenAI paths of loaded services that only generate.
 
-    Graphs may answer chats, too, but only a call shows whether what they give is text; they have paths of their own.
+    Graphs may support chat too, but only a call shows whether their output is text; graphs have other paths.
     """
     named: dict[Task, list[str]] = {}
     for name, service in loaded:
@@ -139,7 +139,7 @@ def generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> 
 
 
 # ----------------------------------------------------------------------
-# The document of all calls (OpenAPI 3.1), made of what is loaded at the moment
+# Document
 # ----------------------------------------------------------------------
 
 _OPENAPI: Final = "3.1.0"
@@ -167,42 +167,41 @@ _INFER: Final = {
 }
 _HANDLE: Final = "handle_"
 _OBJECT: Final = {"type": "object"}
-_TOLD: Final = (
-    ("/v2/health/live", "Whether the server can be asked"),
-    ("/v2/health/ready", "Whether all that is configured can be called; if not, why"),
-    ("/v2", "Name and version of the server"),
-    ("/v1/config", "Every version of everything, with its state"),
-    ("/metrics", "Figures for scrapers"),
+_SERVER_PATHS: Final = (
+    ("/v2/health/live", "Liveness"),
+    ("/v2/health/ready", "Readiness, with the reason if not ready"),
+    ("/v2", "Server name and version"),
+    ("/v1/config", "State of all versions of all services"),
+    ("/metrics", "Metrics"),
 )
 
 
 def openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
-    """Give the paths of the server, and of all that can be called now with an example each.
+    """Return the document: the server's paths, and every callable service with an example.
 
     Args:
-        plane: what is served.
-        version: of the server.
+        plane: data plane.
+        version: server version.
     """
-    paths: dict[str, Any] = {path: {"get": _asked(summary, "server")} for path, summary in _TOLD}
+    paths: dict[str, Any] = {path: {"get": _get_operation(summary, "server")} for path, summary in _SERVER_PATHS}
     for path, names, example in generation_paths(_loaded(plane), plane):
-        paths["/v3/models"] = {"get": _asked("What is served, as OpenAI's clients list it", "server")}
-        paths[path] = {"post": _called("OpenAI's API", names[0], _OBJECT, example, f"models: {', '.join(names)}")}
+        paths["/v3/models"] = {"get": _get_operation("Models", "server")}
+        paths[path] = {"post": _post_operation("OpenAI API", names[0], _OBJECT, example, f"models: {', '.join(names)}")}
     for name, service in _loaded(plane):
         paths |= _paths_of(name, service, plane)
     return {
         "openapi": _OPENAPI,
-        "info": {"title": plane.server_name, "version": version, "summary": "What is loaded, and how it is called"},
+        "info": {"title": plane.server_name, "version": version, "summary": "Loaded services and their calls"},
         "paths": paths,
     }
 
 
 def _loaded(plane: DataPlane) -> Iterator[tuple[str, Any]]:
-    # A name with a slash in it is in no path.
+    # Names with a slash have no path.
     for name in (each for each in plane.statuses() if "/" not in each):
         try:
             yield name, plane.registry.peek(name, "")
         except ServerError:
-            # Not loaded, or not yet: what cannot be called has no path.
             continue
 
 
@@ -212,43 +211,50 @@ def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
     takes = plane.registry.kinds[kind].takes
     quoted = quote(name, safe="")
     base = f"/v2/models/{quoted}"
-    paths: dict[str, Any] = {base: {"get": _asked(f"{kind} {name}: inputs and outputs", name)}}
+    paths: dict[str, Any] = {base: {"get": _get_operation(f"{kind} {name}: inputs and outputs", name)}}
     if kind == OpPipelineSpec.kind:
         example = {"key": ["x"], "value": ["text"]}
-        paths[f"/{quoted}/prediction"] = {"post": _called(f"{kind} {name}: texts by key", name, _OBJECT, example)}
+        paths[f"/{quoted}/prediction"] = {
+            "post": _post_operation(f"{kind} {name}: text by key", name, _OBJECT, example)
+        }
     elif kind == HandlerSpec.kind:
         paths |= _handler_paths(name, f"/{quoted}", service)
     elif Takes.GENERATION in takes and Takes.TENSORS not in takes:
         return paths
     elif Takes.TENSORS not in takes:
-        paths[f"/{quoted}"] = {"post": _called(f"{kind} {name}: a body of its own", name, {}, {})}
+        paths[f"/{quoted}"] = {"post": _post_operation(f"{kind} {name}: body defined by the service", name, {}, {})}
     else:
         notes = "; ".join(input_notes(known))
         example = infer_example(known)
-        paths[f"{base}/infer"] = {"post": _called(f"{kind} {name}: KServe's infer", name, _INFER, example, notes)}
+        paths[f"{base}/infer"] = {"post": _post_operation(f"{kind} {name}: KServe infer", name, _INFER, example, notes)}
         simple = generate_example(known)
         summary = f"{kind} {name}: flat JSON"
-        paths[f"{base}/generate"] = {"post": _called(summary, name, _OBJECT, simple, notes)}
+        paths[f"{base}/generate"] = {"post": _post_operation(summary, name, _OBJECT, simple, notes)}
         if Takes.STREAMS in takes:
-            streamed = _called(f"{kind} {name}: server-sent events", name, _OBJECT, simple, notes)
+            streamed = _post_operation(f"{kind} {name}: server-sent events", name, _OBJECT, simple, notes)
             paths[f"{base}/generate_stream"] = {"post": streamed}
     return paths
 
 
 def _handler_paths(name: str, path: str, service: Any) -> dict[str, Any]:
-    """Give the path of a handler with the verbs that it has methods for; one with a gRPC service has none."""
+    """Return the path of a handler with the HTTP methods that it implements; none for gRPC handlers."""
     if service.grpc is not None:
         return {}
     verbs = [each.removeprefix(_HANDLE) for each in service.handler.methods if each.startswith(_HANDLE)]
-    summary = f"{HandlerSpec.kind} {name}: a body of its own"
-    return {path: {verb: _asked(summary, name) if verb == "get" else _called(summary, name, {}, {}) for verb in verbs}}
+    summary = f"{HandlerSpec.kind} {name}: body defined by the handler"
+    return {
+        path: {
+            verb: _get_operation(summary, name) if verb == "get" else _post_operation(summary, name, {}, {})
+            for verb in verbs
+        }
+    }
 
 
-def _asked(summary: str, tag: str) -> dict[str, Any]:
+def _get_operation(summary: str, tag: str) -> dict[str, Any]:
     return {"summary": summary, "tags": [tag], "responses": _responses()}
 
 
-def _called(
+def _post_operation(
     summary: str, tag: str, schema: Mapping[str, Any], example: Mapping[str, Any], description: str = ""
 ) -> dict[str, Any]:
     content = {"application/json": {"schema": schema, "example": example}}
@@ -262,5 +268,5 @@ def _called(
 
 
 def _responses() -> dict[str, Any]:
-    refused = {"description": "why not", "content": {"application/json": {"schema": _ERROR}}}
-    return {"200": {"description": "the answer"}, "default": refused}
+    error = {"description": "error", "content": {"application/json": {"schema": _ERROR}}}
+    return {"200": {"description": "response"}, "default": error}

@@ -1,4 +1,4 @@
-"""``/``, ``/openapi.json`` and ``/v2/docs``: what is here, and how it is called."""
+"""HTTP routes of the API documentation: ``/``, ``/openapi.json`` and ``/v2/docs``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DOCUMENT: Final = "/openapi.json"
 _PAGE: Final = "/v2/docs"
 _PAGE_HEADERS: Final[Headers] = (
     ("content-type", "text/html; charset=utf-8"),
-    # What the page needs is in it: nothing comes from other hosts.
+    # The page is self-contained: nothing is loaded from other hosts.
     (
         "content-security-policy",
         (
@@ -37,7 +37,7 @@ _PAGE_HEADERS: Final[Headers] = (
 
 
 def describing_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
-    """Make the rules; ``has_root`` tells that a service has the root of the port, and ``/`` with it."""
+    """Return the routes; with ``has_root`` a service owns ``/``."""
 
     async def document(_: HttpRequest) -> HttpAnswer:
         return json_answer(openapi_document(plane, server_version()))

@@ -1,13 +1,13 @@
-"""The body of a predict call, by rows or by columns, read into an ``InferRequest``.
+"""Parser of TensorFlow Serving REST predict bodies, in row or column format.
 
 ::
 
     {"instances": [element, ...]}                by rows, for a model of one input
-    {"instances": [{name: value, ...}, ...]}     by rows, an object a row of the batch
+    {"instances": [{name: value, ...}, ...]}     by rows, one object per row of the batch
     {"inputs": value}                            by columns, for a model of one input
-    {"inputs": {name: value, ...}}               by columns, a tensor a name
+    {"inputs": {name: value, ...}}               by columns, one tensor per name
 
-The rules are OVMS's, as its documentation of the TensorFlow Serving REST API has them.
+The rules are OVMS's, per its documentation of the TensorFlow Serving REST API.
 """
 
 from __future__ import annotations
@@ -51,25 +51,20 @@ if TYPE_CHECKING:
 __all__ = ["PredictBody", "read_arrays", "read_large_predict", "read_large_predict_body", "read_predict_body", "unnest"]
 
 # ----------------------------------------------------------------------
-# Large predict calls whose numbers become arrays without ever being objects of Python
+# Large numeric bodies
 # ----------------------------------------------------------------------
 
 _MOST_LEVELS: Final = 32
-_BYTES_A_LIST: Final = 128
-"""Of a document whose lists are few enough to be looked at one by one: that costs as much as some numbers do."""
+_MIN_BYTES_PER_LIST: Final = 128
+"""Bytes per list from which on visiting every list is cheap compared to the numbers."""
 _ROWS: Final = "instances"
 _COLUMNS: Final = "inputs"
 
 
 def read_large_predict(body: bytes, inputs: Sequence[TensorSpec]) -> tuple[bool, list[InferInput]] | None:
-    """Read a whole body: whether it goes by rows, and the inputs; None for one that is not plain.
-
-    Args:
-        body: the JSON.
-        inputs: those of the model.
-    """
+    """Parse a large numeric body: whether it is in rows, and the inputs; None for any other body."""
     lists = count_lists(body)
-    if lists > len(body) // _BYTES_A_LIST:
+    if lists > len(body) // _MIN_BYTES_PER_LIST:
         return None
     member = read_large_member(body, (_ROWS, _COLUMNS), _MOST_LEVELS)
     if member is None:
@@ -99,12 +94,12 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
             return None
         seen += nesting[1]
         inputs.append(read)
-    # There is a list among the numbers of one, or elsewhere in the document.
+    # Otherwise there are lists among the numbers, or elsewhere in the document.
     return inputs if seen == lists else None
 
 
 def read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
-    """Read an input from an array of numbers, or from the rows of a list that are all such arrays; None otherwise."""
+    """Return an input of number arrays, or of rows that are number arrays; None otherwise."""
     kind = _kind_of(datatype)
     array = None if kind is None else read_numbers(value, kind)
     return None if array is None else _input(name, datatype, array.ravel(), array.shape)
@@ -128,16 +123,16 @@ def _input(name: str, datatype: Datatype, array: Array, shape: tuple[int, ...]) 
 
 
 # ----------------------------------------------------------------------
-# The body of a predict call, by rows or by columns, read into an ``InferRequest``
+# General reader
 # ----------------------------------------------------------------------
 
 MAX_RANK: Final = 98
-"""Lists that may lie in each other; the document and its object of inputs are the other two of a hundred levels."""
+"""Maximum nesting of a tensor's lists; the document and its inputs take two of a hundred levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """The elements of a value in their order, the Python types that they have, and the shape that the lists gave."""
+    """Elements of a nested value in order, their Python types, and the shape."""
 
     shape: tuple[int, ...]
     elements: list[Any]
@@ -145,12 +140,10 @@ class Nested:
 
 
 def unnest(value: Any) -> Nested | None:
-    """Take a value apart; one that is no list has no dimensions.
-
-    None where lists of one level differ in length, or have elements beside them.
+    """Flatten a value; a scalar has rank 0.  None if ragged or mixed.
 
     Raises:
-        InvalidRequest: the lists lie too deep in each other.
+        InvalidRequest: too deep.
     """
     shape: list[int] = []
     level = [value]
@@ -160,28 +153,28 @@ def unnest(value: Any) -> Nested | None:
             return None
         shape.append(sizes.pop())
         if len(shape) > MAX_RANK:
-            raise InvalidRequest(f"{TOO_DEEP} - at most {MAX_RANK} lists of a tensor may lie in each other")
+            raise InvalidRequest(f"{TOO_DEEP} - expected at most {MAX_RANK} nested lists")
         level = list(chain.from_iterable(level))
     return Nested(tuple(shape), level, kinds)
 
 
 _NUMBERS: Final = frozenset({int, float})
 _TEXTS: Final = frozenset({str, dict})
-_TAKES_TEXT: Final = frozenset({"BYTES", "UINT8"})
-_NAMES: Final = {bool: "boolean", dict: "object", float: "number", int: "number", str: "text", type(None): "null"}
+_TEXT_DATATYPES: Final = frozenset({"BYTES", "UINT8"})
+_KIND_NAMES: Final = {bool: "boolean", dict: "object", float: "number", int: "number", str: "text", type(None): "null"}
 
 
 class Unreadable(ValueError):
-    """The elements are not those of the datatype; the text says why."""
+    """Error: elements do not fit the datatype."""
 
 
 def is_binary(value: Any) -> bool:
-    """Tell whether a value is ``{"b64": text}``, which stands for one element of bytes."""
+    """Return whether a value is ``{"b64": text}``, a single BYTES element."""
     return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
 
 
 def guess_datatype(nested: Nested) -> Datatype:
-    """Choose the datatype of an input that the model does not have; the model will refuse it."""
+    """Return a datatype for an unknown input, which the model refuses later."""
     if nested.kinds <= {int}:
         return BY_NAME["INT32"]
     if nested.kinds <= {bool}:
@@ -190,10 +183,10 @@ def guess_datatype(nested: Nested) -> Datatype:
 
 
 def read_elements(nested: Nested, datatype: Datatype) -> tuple[Datatype, Contents]:
-    """Make the contents of an input: of its own datatype, or of BYTES where texts or encoded bytes were sent.
+    """Return the contents of an input, as BYTES if strings or encoded bytes were sent.
 
     Raises:
-        Unreadable: the elements are of another kind, or of several kinds, or no value of the datatype.
+        Unreadable: elements of a wrong kind, of several kinds, or out of range.
     """
     kinds = nested.kinds
     if not kinds:
@@ -204,12 +197,12 @@ def read_elements(nested: Nested, datatype: Datatype) -> tuple[Datatype, Content
         return datatype, Contents(datatype.contents_field, _numbers(nested, datatype))
     if kinds == {bool} and datatype.name == "BOOL":
         return datatype, Contents(datatype.contents_field, nested.elements)
-    found = ", ".join(sorted({_NAMES[kind] for kind in kinds}))
+    found = ", ".join(sorted({_KIND_NAMES[kind] for kind in kinds}))
     raise Unreadable(f"expected elements of {datatype.name}, got {found}")
 
 
 def _texts(nested: Nested, datatype: Datatype) -> list[bytes]:
-    if str in nested.kinds and datatype.name not in _TAKES_TEXT:
+    if str in nested.kinds and datatype.name not in _TEXT_DATATYPES:
         raise Unreadable(f'expected elements of {datatype.name} or {{"b64": ...}}, got text')
     return [_bytes(element) for element in nested.elements]
 
@@ -218,7 +211,7 @@ def _bytes(element: str | dict[str, Any]) -> bytes:
     if isinstance(element, str):
         return utf8(element)
     if not is_binary(element):
-        raise Unreadable('an object among the elements is not {"b64": text}')
+        raise Unreadable('expected {"b64": text}, got another object')
     try:
         return binascii.a2b_base64(element["b64"].encode(), strict_mode=True)
     except ValueError as error:
@@ -258,27 +251,27 @@ NO_INPUTS: Final = "Invalid JSON structure. Missing inputs in column format"
 NO_SINGLE_INPUT: Final = "Inputs inside buffer do not match the expected format"
 
 _ROW_RANK: Final = 2
-_SPECIAL: Final = {SEQUENCE_ID: BY_NAME["UINT64"], SEQUENCE_CONTROL: BY_NAME["UINT32"]}
+_SEQUENCE_INPUTS: Final = {SEQUENCE_ID: BY_NAME["UINT64"], SEQUENCE_CONTROL: BY_NAME["UINT32"]}
 
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
-    """The inputs of a call, and whether they came, and the answer will go, by rows."""
+    """Parsed inputs; ``by_rows`` is the format of request and response."""
 
     by_rows: bool
     inputs: list[InferInput]
 
 
 def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
-    """Read a whole body.
+    """Parse a body.
 
     Args:
-        body: the JSON.
-        inputs: those of the model, whose datatypes the elements get.
+        body: JSON text.
+        inputs: inputs of the model, which give the datatypes.
 
     Raises:
-        MalformedJson: the body is not JSON.
-        InvalidRequest: anything else that the body should not be.
+        MalformedJson: malformed JSON.
+        InvalidRequest: any other problem.
     """
     if len(body) > AT_ONCE_BYTES:
         return run_to_end(read_large_predict_body(body, inputs))
@@ -289,7 +282,7 @@ def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
 
 
 def read_large_predict_body(body: Buffer, inputs: Sequence[TensorSpec]) -> Generator[None, None, PredictBody]:
-    """Read a body in slices, as :func:`read_predict_body`."""
+    """Parse a body in slices, as :func:`read_predict_body`."""
     arrays: list[NumberArray] = []
     document = yield from document_in_slices(body, arrays)
     read = _read_body(document, inputs)
@@ -333,7 +326,7 @@ def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
 
 
 def _named_rows(instances: list[Any]) -> dict[str, list[Any]]:
-    """Give the values of each name, one of each row."""
+    """Return the rows' values by input name."""
     if set(map(type, instances)) != {dict}:
         raise _refuse(INSTANCE_NO_OBJECT)
     if not all(instances):
@@ -351,8 +344,8 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
         if not given:
             raise _refuse(NO_INPUTS)
         return reader.read_all(given)
-    lone_number = type(given) in {int, float} and len(inputs) == 1
-    if not lone_number and not isinstance(given, list | NumberArray):
+    is_scalar = type(given) in {int, float} and len(inputs) == 1
+    if not is_scalar and not isinstance(given, list | NumberArray):
         raise _refuse(INPUTS_NO_OBJECT, f"got {kind_of(given)}")
     return [reader.read(_sole_name(inputs), given)]
 
@@ -375,7 +368,7 @@ def _takes_booleans(inputs: Sequence[TensorSpec]) -> bool:
 
 @dataclass(slots=True)
 class _InputReader:
-    """Reads the inputs of one call; ``refusal`` is what unreadable ones are refused with."""
+    """Parser of the inputs of one call; ``refusal`` is the prefix of error messages."""
 
     specs: Sequence[TensorSpec]
     refusal: str
@@ -386,11 +379,6 @@ class _InputReader:
         self._known = {spec.name: spec.datatype for spec in self.specs if spec.datatype is not INVALID}
 
     def read_all(self, values: Mapping[str, Any]) -> list[InferInput]:
-        """Read inputs by their names.
-
-        Raises:
-            InvalidRequest: some of them cannot be read, all of which are told.
-        """
         wrong, inputs = Gathered(), []
         for name, value in values.items():
             with wrong:
@@ -399,33 +387,28 @@ class _InputReader:
         return inputs
 
     def read(self, name: str, value: Any) -> InferInput:
-        """Read one input.
-
-        Raises:
-            InvalidRequest: it is no tensor of the datatype that the model's input has.
-        """
         datatype = self._known.get(name)
         numbers = None if datatype is None else read_arrays(name, datatype, value)
         if numbers is not None:
             return numbers
         nested = unnest(_as_lists(value))
         if nested is None:
-            raise self._refuse(name, "lists of one level differ in length, or have elements beside them")
-        if datatype is None and name in _SPECIAL:
-            datatype = self._special(name, nested)
+            raise self._refuse(name, "ragged nested list, or lists mixed with elements")
+        if datatype is None and name in _SEQUENCE_INPUTS:
+            datatype = self._sequence_datatype(name, nested)
         try:
             sent, contents = read_elements(nested, datatype or guess_datatype(nested))
         except Unreadable as error:
             raise self._refuse(name, str(error)) from None
         return InferInput(name, sent.name, nested.shape, contents)
 
-    def _special(self, name: str, nested: Nested) -> Datatype:
-        """Give the datatype of an input that says which sequence a call is for; it is a list of one whole number."""
+    def _sequence_datatype(self, name: str, nested: Nested) -> Datatype:
+        """Return the datatype of a sequence control input, which has a single unsigned integer."""
         rank = len(nested.shape)
         flat = rank == _ROW_RANK if self.by_rows else rank < _ROW_RANK
         if not flat or nested.kinds - {int} or any(element < 0 for element in nested.elements):
-            raise self._refuse(name, "expected a list of one whole number, 0 or more")
-        return _SPECIAL[name]
+            raise self._refuse(name, "expected a list of one integer, 0 or more")
+        return _SEQUENCE_INPUTS[name]
 
     def _refuse(self, name: str, detail: str) -> InvalidRequest:
         return _refuse(self.refusal, f"input {name[:80]}: {detail}")

@@ -1,8 +1,8 @@
-"""An ``InferResponse`` as the answer of a predict call: ``predictions`` by rows, or ``outputs`` by columns.
+"""Encoder of TensorFlow Serving REST predict responses: ``predictions`` by rows, or ``outputs`` by columns.
 
-An output that is alone stands there without its name.  BYTES are texts, or ``{"b64": text}`` where the output's name
-ends in ``_bytes`` or an element is no text.  Floating-point numbers are printed as the shortest text that reads back
-as the same number; NaN and infinities are the words ``NaN``, ``Infinity`` and ``-Infinity``, as in TensorFlow Serving.
+A single output has no name.  BYTES are strings, or ``{"b64": text}`` if the output's name ends in ``_bytes`` or an
+element is not UTF-8.  Floats are printed as the shortest text that reads back as the same number; NaN and infinities
+are the bare words ``NaN``, ``Infinity`` and ``-Infinity``, as in TensorFlow Serving.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Array = np.ndarray[Any, Any]
 
 
 def render_predict_answer(response: InferResponse, *, by_rows: bool) -> HttpAnswer:
-    """Render a response in the order in which its request came.
+    """Encode a response in the format of its request.
 
     Raises:
-        ModelFailure: it goes by rows, and its outputs have no rows, or not equally many.
-        InvalidRequest: an output is of a datatype that JSON has nothing for.
+        ModelFailure: row format, but the outputs lack a common batch dimension.
+        InvalidRequest: JSON cannot represent an output.
     """
     outputs = {output.name: _array(output) for output in response.outputs}
     pieces = [b'{"predictions":' if by_rows else b'{"outputs":', *(_by_rows if by_rows else _by_columns)(outputs), b"}"]
@@ -49,7 +49,7 @@ def render_predict_answer(response: InferResponse, *, by_rows: bool) -> HttpAnsw
 
 
 def _array(output: Tensor | RawTensor) -> Array:
-    """Give an output's elements: numbers, or what goes for BYTES."""
+    """Return an output's elements: numbers, or the JSON form of BYTES."""
     tensor = read_raw(output) if isinstance(output, RawTensor) else output
     array = tensor.array
     if array.size == prod(output.shape):
@@ -96,7 +96,7 @@ def _by_rows(outputs: dict[str, Array]) -> Iterable[bytes]:
     if len(counts) != 1 or () in counts:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         raise ModelFailure(
-            f"{NOT_JSON} - outputs that go by rows must have equally many; send inputs, not instances: {shapes}"
+            f"{NOT_JSON} - row format requires outputs of equal batch size, use inputs instead of instances: {shapes}"
         )
     if len(outputs) == 1:
         (array,) = outputs.values()
@@ -111,22 +111,24 @@ def _rows(array: Array) -> Sequence[Array]:
 
 
 def _printable(array: Array) -> Any:
-    """Give what prints as the elements, in lists that show the shape."""
+    """Return a value that orjson prints as the elements in nested lists."""
     if array.dtype.hasobject:
         return array.tolist()
     if array.dtype.kind == "f":
         finite = np.isfinite(array)
         if not finite.all():
             return _with_words(array, array[~finite])
-    # There are no arrays without dimensions for the JSON library, only numbers.
+    # orjson does not print zero-dimensional arrays.
     return np.ascontiguousarray(array) if array.ndim else array[()]
 
 
 def _with_words(array: Array, words: Array) -> orjson.Fragment:
-    """Print an array with what JSON has no numbers for, which the JSON library prints as null."""
+    """Encode an array with non-finite numbers, which orjson prints as null."""
     printed = orjson.dumps(np.ascontiguousarray(array).reshape(array.shape or 1), option=orjson.OPT_SERIALIZE_NUMPY)
     if not array.ndim:
         printed = printed[1:-1]
     pieces = printed.split(b"null")
-    said = [_WORDS[word] for word in map(str, words.tolist())]
-    return orjson.Fragment(b"".join(piece for pair in zip(pieces, [*said, b""], strict=True) for piece in pair))
+    printed_words = [_WORDS[word] for word in map(str, words.tolist())]
+    return orjson.Fragment(
+        b"".join(piece for pair in zip(pieces, [*printed_words, b""], strict=True) for piece in pair)
+    )

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's paths: predict, status and metadata of what is below ``/v1/models``."""
+"""HTTP routes of TensorFlow Serving: predict, status and metadata below ``/v1/models``."""
 
 from __future__ import annotations
 
@@ -33,18 +33,15 @@ __all__ = ["ModelTarget", "read_target", "tensorflow_rules"]
 
 
 async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes) -> HttpAnswer:
-    """Look for the servable before looking at the body, as OVMS does; infer, and render the answer.
+    """Infer and encode the response; looks up the servable before it parses the body, as OVMS does.
 
     Raises:
-        ServerError: the refusal.
-
-    Ownership: none beyond the call; ``body`` is not kept.
-    Cancellation: while the servable is being loaded, and at any checkpoint of its.
+        ServerError: the request is refused.
     """
     check_version(version)
     described = await plane.describe(model, version, TENSORFLOW_REST)
     if described.has_streams:
-        # JSON has no datatypes, and graphs tell none either.
+        # JSON has no datatypes, and graphs do not declare any.
         raise NotFound(MODEL_MISSING)
     try:
         if len(body) <= AT_ONCE_BYTES:
@@ -59,8 +56,8 @@ async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes
         answer = render_predict_answer(response, by_rows=read.by_rows)
         return answer, len(answer.content)
 
-    asked = InferRequest(model, version, inputs=read.inputs, received=len(body))
-    return await plane.infer(asked, TENSORFLOW_REST, render)
+    request = InferRequest(model, version, inputs=read.inputs, received=len(body))
+    return await plane.infer(request, TENSORFLOW_REST, render)
 
 
 Operation = Literal["predict", "status", "metadata"]
@@ -69,12 +66,12 @@ NO_RESOURCE: Final = "Requested REST resource not found"
 
 _SERVABLE: Final = r"(?P<model>[^/]+?)(?:/versions/(?P<version>[0-9]+)|/labels/[^/:]+)?"
 _CALL: Final = re.compile(rf"{_SERVABLE}:(?P<verb>predict|classify|regress)")
-_QUESTION: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
+_INFO: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """What a path asks for; ``version`` is empty for the default one."""
+    """Operation and servable of a path; ``version`` is empty for the default version."""
 
     operation: Operation
     model: str
@@ -82,16 +79,16 @@ class ModelTarget:
 
 
 def read_target(method: str, path: str) -> ModelTarget:
-    """Read what stands behind ``/v1/models/``.
+    """Parse the path after ``/v1/models/``.
 
     Raises:
-        InvalidRequest: it is no path of this API.
-        MethodNotAllowed: it is one, for another method.
-        NotFound: it is an operation that OpenVINO models do not have, or a version larger than any can be.
+        InvalidRequest: unknown path.
+        MethodNotAllowed: wrong method.
+        NotFound: unsupported operation, or a version larger than any can be.
     """
     match, wanted = _CALL.fullmatch(path), "POST"
     if match is None:
-        match, wanted = _QUESTION.fullmatch(path), "GET"
+        match, wanted = _INFO.fullmatch(path), "GET"
     if match is None:
         raise InvalidRequest(f"{INVALID_URL} - {method} /v1/models/{path}")
     if (method == "POST") != (wanted == "POST"):
@@ -113,7 +110,7 @@ _TYPE: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 
 def metadata_document(known: ModelMetadata, version: str) -> dict[str, Any]:
-    """Describe one version; clients index into every key, so those of default values are there too."""
+    """Return the document of one version; clients index every key, so defaults are included."""
     signature = {
         "inputs": _tensors(known.inputs),
         "outputs": _tensors(known.outputs),
@@ -141,12 +138,12 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def tensorflow_rules(
     plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
 ) -> list[Rule]:
-    """Make the rules over one data plane.
+    """Return the routes over one data plane.
 
-    Which operation a path means is decided here but for the usual ones, because a colon and a slash part it, and
-    because OVMS answers a wrong method even where the servable does not exist.
+    Paths other than the common predict paths are parsed here: a colon separates the operation, and OVMS reports a wrong
+    method even for unknown servables.
 
-    ``further`` gives what the document of the states of a name has beside them, for another API that has this path.
+    ``further`` returns additional status fields of a name, for another API that shares this path.
     """
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
@@ -156,7 +153,7 @@ def tensorflow_rules(
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         target = read_target(request.method, path)
         if target.operation != "predict":
-            return _tell(plane, target, further)
+            return _describe(plane, target, further)
         return await predict(request, target.model, target.version)
 
     admit = admits(plane, TENSORFLOW_REST)
@@ -175,10 +172,10 @@ def tensorflow_rules(
     ]
 
 
-def _tell(plane: DataPlane, target: ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
+def _describe(plane: DataPlane, target: ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
     if target.operation == "status":
-        told = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
-        return json_answer(told if target.version else {**told, **further(target.model)})
+        status = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
+        return json_answer(status if target.version else {**status, **further(target.model)})
     known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
-    asked = target.version.lstrip("0")
-    return json_answer(metadata_document(known, asked or known.versions[-1]))
+    version = target.version.lstrip("0")
+    return json_answer(metadata_document(known, version or known.versions[-1]))

@@ -1,4 +1,4 @@
-"""TensorFlow's element types, and the fields of ``TensorProto`` that carry their elements one by one."""
+"""TensorFlow element types, their value fields in ``TensorProto``, and model signatures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BY_DATATYPE", "BY_NUMBER", "INVALID_NUMBER", "TensorFlowType", "desc
 
 
 def describe_signature(model: ModelMetadata) -> pb.SignatureDefMap:
-    """Make the signature of a model."""
+    """Return the signature of a model."""
     signature = tf.SignatureDef(
         inputs={spec.name: _describe(spec) for spec in model.inputs},
         outputs={spec.name: _describe(spec) for spec in model.outputs},
@@ -40,20 +40,20 @@ def _describe(spec: TensorSpec) -> tf.TensorInfo:
 
 
 INVALID_NUMBER: Final = 0
-"""What ``DataType`` calls a type that it has not."""
+"""``DT_INVALID``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowType:
-    """One element type of TensorFlow that a servable can have.
+    """TensorFlow element type.
 
     Attributes:
         name: TensorFlow's name, such as ``DT_FLOAT``.
-        number: its number in the enumeration ``DataType``.
-        datatype: the same type under KServe's name.
-        values_field: the field for its elements one by one.
-        values_dtype: what that field holds; for ``half_val`` these are the bits.
-        packed: protobuf packs the elements of that field as numpy does.
+        number: number in ``DataType``.
+        datatype: KServe datatype.
+        values_field: field of ``TensorProto`` with the values.
+        values_dtype: element type of that field; for ``half_val`` the bits.
+        packed: the wire format of that field equals numpy's memory layout.
     """
 
     name: str

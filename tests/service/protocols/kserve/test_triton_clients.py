@@ -90,7 +90,7 @@ async def test_traces_can_be_turned_off_but_not_on(serving: BothDoors, door: str
             client.get_trace_settings(**options),
             client.update_trace_settings(model_name="plain", settings={"trace_level": ["OFF"]}, **options),
         ]
-        refusal = r"traces in Triton's form are not written.*/v2/models/stats and /metrics"
+        refusal = r"Triton traces are not supported.*/v2/models/stats, /metrics"
         for settings in ({"trace_level": ["TIMESTAMPS"]}, {"trace_rate": "1"}):
             with pytest.raises(InferenceServerException, match=refusal):
                 client.update_trace_settings(settings=settings)

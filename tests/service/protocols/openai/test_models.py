@@ -47,7 +47,7 @@ async def test_an_unknown_model_is_refused_with_the_known_ones(serving: Serving,
     assert answer.status_code == 404
     assert answer.json() == {
         "error": {
-            "message": f"The model `{name}` does not exist; there are: chat, ears, echo, voice, words",
+            "message": f"The model `{name}` does not exist; available: chat, ears, echo, voice, words",
             "type": "invalid_request_error",
             "param": "model",
             "code": "model_not_found",
