@@ -151,15 +151,15 @@ def _workers(name: str) -> dict[str, Any]:
     pids = [process.pid for owner, process in resources.processes() if owner == name and process.pid is not None]
     facts: dict[str, Any] = {}
     if pools:
-        facts["threads of its own"] = sum(pool.threads for pool in pools)
-        facts["calls that wait for a thread"] = sum(pool.waiting for pool in pools)
+        facts["dedicated threads"] = sum(pool.threads for pool in pools)
+        facts["calls waiting for a thread"] = sum(pool.waiting for pool in pools)
         facts["stuck threads"] = sum(pool.stuck for pool in pools)
     batches = [each for owner, each in resources.batches() if owner == name]
     if batches:
-        facts["requests that wait for their batch"] = sum(each.waiting for each in batches)
+        facts["requests waiting for a batch"] = sum(each.waiting for each in batches)
     if pids or name in resources.ended:
         facts["processes"] = pids
-        facts["processes that ended by themselves"] = resources.ended[name]
+        facts["processes exited"] = resources.ended[name]
     return facts
 
 

@@ -9,14 +9,8 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.errors import NotFound
-from ovmstrio.encoding.generated.grpc.health.v1 import (
-    HealthBase,
-    HealthCheckRequest,
-    HealthCheckResponse,
-)
-from ovmstrio.encoding.generated.grpc.health.v1 import (
-    HealthCheckResponseServingStatus as ServingStatus,
-)
+from ovmstrio.encoding.generated.grpc.health.v1 import HealthBase, HealthCheckRequest, HealthCheckResponse
+from ovmstrio.encoding.generated.grpc.health.v1 import HealthCheckResponseServingStatus as ServingStatus
 from ovmstrio.serving.records import VersionState
 
 if TYPE_CHECKING:

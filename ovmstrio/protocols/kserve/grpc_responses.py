@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import MemoryPlace
     from ovmstrio.encoding.raw_contents import WrittenMessage
 
-__all__ = [
-    "StreamInferResponse",
-    "encode_response",
-    "encode_stream_response",
-]
+__all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
 
 _Response: Final = message_class("inference.ModelInferResponse")
 

@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.encoding.number_arrays import NumberKind
 
-__all__ = [
-    "LARGE_BYTES",
-    "LargeData",
-    "LargeMember",
-    "count_lists",
-    "read_large_document",
-    "read_large_member",
-]
+__all__ = ["LARGE_BYTES", "LargeData", "LargeMember", "count_lists", "read_large_document", "read_large_member"]
 
 LARGE_BYTES: Final = 4096
 """Minimum body size for which this parser is faster."""

@@ -30,13 +30,7 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.kserve.rest_requests import KnownDocuments
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = [
-    "HEAD_LENGTH",
-    "InferHead",
-    "answer_infer",
-    "check_version",
-    "render_infer_answer",
-]
+__all__ = ["HEAD_LENGTH", "InferHead", "answer_infer", "check_version", "render_infer_answer"]
 
 _PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
 _MAX_ONE_CALL_BYTES: Final = 64 * 1024

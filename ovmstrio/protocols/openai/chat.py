@@ -102,12 +102,7 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
     function: dict[str, Any] = {"arguments": call.arguments}
     if not call.id and not call.name:
         return {"index": call.index, "function": function}
-    return {
-        "index": call.index,
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, **function},
-    }
+    return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:

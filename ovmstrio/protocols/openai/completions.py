@@ -35,12 +35,7 @@ class WholeCompletion(WholeTexts):
     def document(self, usage: Usage) -> Mapping[str, Any]:
         """Return the response."""
         choices = [
-            _choice(
-                index,
-                "".join(text.text),
-                _logprobs(text.logprobs, 0) if self._has_logprobs else None,
-                text.finish,
-            )
+            _choice(index, "".join(text.text), _logprobs(text.logprobs, 0) if self._has_logprobs else None, text.finish)
             for index, text in enumerate(self._texts)
         ]
         return {**_head(self._model), "choices": choices, "usage": usage.document()}

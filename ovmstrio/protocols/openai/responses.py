@@ -160,12 +160,7 @@ class _Reasoning(_Item):
         yield Event("reasoning_summary_part.done", {**self.at, "summary_index": 0, "part": self._part()})
 
     def document(self, status: str) -> Mapping[str, Any]:
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [self._part()] if self.parts else [],
-        }
+        return {"id": self.id, "type": "reasoning", "status": status, "summary": [self._part()] if self.parts else []}
 
 
 class _Message(_Item):

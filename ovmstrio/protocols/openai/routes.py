@@ -60,11 +60,7 @@ def openai_health_rules(api: OpenAIApi) -> list[Rule]:
 # ----------------------------------------------------------------------
 
 _NO_IMAGES: Final = "this server does not generate images"
-_UNSUPPORTED: Final = {
-    "/images/generations": _NO_IMAGES,
-    "/images/edits": _NO_IMAGES,
-    "/images/variations": _NO_IMAGES,
-}
+_UNSUPPORTED: Final = {"/images/generations": _NO_IMAGES, "/images/edits": _NO_IMAGES, "/images/variations": _NO_IMAGES}
 
 
 def media_rules(api: OpenAIApi) -> list[Rule]:

@@ -46,11 +46,7 @@ class OpenAITexts:
     """Text endpoints for graph nodes; see :class:`ovmstrio.core.service.TextApi`."""
 
     async def answer(
-        self,
-        model: TextGenerator,
-        name: str,
-        request: HttpRequest,
-        send: Callable[[PayloadDocument], Awaitable[None]],
+        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
     ) -> None:
         """Answer a request with a model; the path selects the endpoint.  The caller is charged for the tokens.
 

@@ -111,12 +111,7 @@ _TYPE: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 def metadata_document(known: ModelMetadata, version: str) -> dict[str, Any]:
     """Return the document of one version; clients index every key, so defaults are included."""
-    signature = {
-        "inputs": _tensors(known.inputs),
-        "outputs": _tensors(known.outputs),
-        "methodName": "",
-        "defaults": {},
-    }
+    signature = {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), "methodName": "", "defaults": {}}
     definitions = {"@type": _TYPE, "signatureDef": {"serving_default": signature}}
     return {
         "modelSpec": {"name": known.name, "signatureName": "", "version": version},

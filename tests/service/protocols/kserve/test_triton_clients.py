@@ -208,7 +208,7 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
         ({"log_warning": False, "log_info": True}, "log_warning cannot be off while log_info is on"),
         ({"log_infos": True}, "log_infos not known, expected some of log_file, log_info"),
         ({"log_info": None}, "log_info: expected true or false, got None"),
-        ({"log_verbose_level": None}, "log_verbose_level: expected a whole number, 0 for none, got None"),
+        ({"log_verbose_level": None}, "log_verbose_level: expected an integer, 0 for none, got None"),
     ],
 )
 async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
