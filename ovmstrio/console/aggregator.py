@@ -40,30 +40,20 @@ __all__ = [
     "Gathering",
     "MergedPast",
     "Told",
-    "merged_document",
     "merged_figures",
     "merged_rows",
-    "merged_trace",
-    "merged_traces",
 ]
 
-# ----------------------------------------------------------------------
 # History: failures, log lines and traces
-# ----------------------------------------------------------------------
 
-_MOST_FAILURES: Final = 100
-_MOST_LINES: Final = 500
+_MAX_FAILURES: Final = 100
+_MAX_LINES: Final = 500
 
 _Entry = dict[str, Any]
 
 
 class _MergedEntries:
-    """Entries of all workers, ordered by time and numbered consecutively.
-
-    Args:
-        most: capacity.
-        keeps_numbers: the server has one worker, whose own numbers stay valid.
-    """
+    """Entries of all workers in time order, renumbered unless the server has one worker (``keeps_numbers``)."""
 
     def __init__(self, most: int, *, keeps_numbers: bool) -> None:
         self._kept: deque[_Entry] = deque(maxlen=most)
@@ -73,7 +63,7 @@ class _MergedEntries:
         self._count = 0
 
     def seen(self, worker: int, born: str) -> int:
-        """Return the number of the last entry added from a worker, as that worker counts."""
+        """Return the last number added from a worker, as that worker counts."""
         known, number = self._seen.get(worker, ("", 0))
         return number if known == born else 0
 
@@ -98,24 +88,15 @@ class _MergedEntries:
             self._kept.append({**each, "number": self._count})
 
     def since(self, number: int) -> list[_Entry]:
-        """Return the kept entries after a number, oldest first."""
         return [each for each in self._kept if each["number"] > number]
 
 
 class MergedPast:
-    """Recent failures, log lines and traces of all workers.
-
-    Args:
-        is_alone: the server has one worker.
-
-    Attributes:
-        traces: summaries of the newest traces.
-        traces_number: incremented whenever ``traces`` changes.
-    """
+    """Recent failures, log lines and trace summaries of all workers; ``traces_number`` counts changes of ``traces``."""
 
     def __init__(self, *, is_alone: bool) -> None:
-        self.failures = _MergedEntries(_MOST_FAILURES, keeps_numbers=is_alone)
-        self.lines = _MergedEntries(_MOST_LINES, keeps_numbers=is_alone)
+        self.failures = _MergedEntries(_MAX_FAILURES, keeps_numbers=is_alone)
+        self.lines = _MergedEntries(_MAX_LINES, keeps_numbers=is_alone)
         self.traces: list[dict[str, Any]] = []
         self.traces_number = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
@@ -139,12 +120,12 @@ class MergedPast:
         new = {worker: part["traces"] for worker, part in parts.items() if "traces" in part}
         if new:
             self._traces_of |= new
-            self.traces = merged_traces([each for summaries in self._traces_of.values() for each in summaries])
+            self.traces = _merge_summaries([each for summaries in self._traces_of.values() for each in summaries])
             self.traces_number += 1
         return any(part.get("more_failures") or part.get("more_lines") for part in parts.values())
 
 
-def merged_traces(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merge_summaries(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return trace summaries, newest first; a trace that spans several workers is one entry."""
     found: dict[str, dict[str, Any]] = {}
     for each in summaries:
@@ -166,17 +147,14 @@ def _join_traces(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def merged_trace(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge all workers' views of one trace."""
+def _merge_traces(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged = documents[0]
     for each in documents[1:]:
         merged = _join_traces(merged, each)
     return merged
 
 
-# ----------------------------------------------------------------------
 # Services
-# ----------------------------------------------------------------------
 
 _Row = dict[str, Any]
 
@@ -242,8 +220,7 @@ def _combined(numbers: Iterable[float | None], combine: Callable[[list[float]], 
     return combine(known) if known else None
 
 
-def merged_document(documents: Mapping[int, _Row]) -> _Row:
-    """Merge the descriptions of one service, given by worker index."""
+def _merge_documents(documents: Mapping[int, _Row]) -> _Row:
     if len(documents) == 1:
         return next(iter(documents.values()))
     base = next((each for each in documents.values() if "problem" not in each), next(iter(documents.values())))
@@ -317,9 +294,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ----------------------------------------------------------------------
 # Aggregation
-# ----------------------------------------------------------------------
 
 FAILURES, LINES, TRACES = "failures", "lines", "traces"
 """Kinds of history that a viewer can subscribe to."""
@@ -329,12 +304,9 @@ MOST_HISTORY: Final = 300
 _SNAPSHOT_RPC: Final = "console"
 _DOCUMENT_RPC: Final = "console document"
 _TRACE_RPC: Final = "console trace"
-_ANSWER_SECONDS: Final = 0.8
-"""RPC timeout of peer workers."""
-_SILENT_SECONDS: Final = 3.0
-"""Pause before a silent worker is queried again."""
-_MOST_ROUNDS: Final = 60
-"""Maximum number of consecutive batches fetched."""
+_ANSWER_SECONDS: Final = 0.8  # RPC timeout of peer workers
+_SILENT_SECONDS: Final = 3.0  # Pause before a silent worker is queried again
+_MAX_ROUNDS: Final = 60  # Maximum number of consecutive batches fetched
 
 
 def _parse(answer: bytes) -> Any:
@@ -347,13 +319,7 @@ def _parse(answer: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Snapshot of all workers at one moment.
-
-    Attributes:
-        parts: local snapshots of the workers that answered, by worker index.
-        silent: indices of the workers that did not answer.
-        rows: rows of all services by name; the same object as before while nothing changed.
-    """
+    """Local snapshots by worker index, silent workers, and service rows (the same object until a row changes)."""
 
     parts: dict[int, Part]
     silent: list[int] = field(default_factory=list)
@@ -361,16 +327,7 @@ class Told:
 
 
 class Gathering:
-    """Aggregates the console data of all workers for the viewers of one worker.
-
-    Args:
-        plane: data plane of this worker.
-        past: recent history of this worker.
-
-    Attributes:
-        past: merged history of all workers.
-        history: totals of the last minutes, one entry per second.
-    """
+    """Aggregator of all workers' console data for the viewers of one worker; ``history`` has totals per second."""
 
     def __init__(self, plane: DataPlane, past: RecentPast) -> None:
         self.siblings = plane.siblings
@@ -436,7 +393,7 @@ class Gathering:
         """Fetch all retained history of one kind; slow workers are left out."""
         with self.wanting(what):
             async with self._query_lock:
-                for _ in range(_MOST_ROUNDS):
+                for _ in range(_MAX_ROUNDS):
                     snapshot = await self._snapshot()
                     if not any(part.get(f"more_{what}") for part in snapshot.parts.values()):
                         return
@@ -514,28 +471,20 @@ class Gathering:
     # Single requests
 
     async def document(self, name: str) -> dict[str, Any]:
-        """Describe a service over all workers.
-
-        Raises:
-            NotFound: no service has that name.
-        """
+        """Describe a service over all workers; raise ``NotFound`` if the name is unknown."""
         documents = await self._from_all(_DOCUMENT_RPC, name, self._local.document(name))
         if not documents:
             raise NotFound(f"nothing is served as {name[:80]!r}")
-        return merged_document(documents)
+        return _merge_documents(documents)
 
     async def trace(self, trace_id: str) -> dict[str, Any]:
-        """Return a trace merged over all workers.
-
-        Raises:
-            NotFound: no worker has kept it.
-        """
+        """Return a trace merged over all workers; raise ``NotFound`` if no worker has kept it."""
         views = await self._from_all(_TRACE_RPC, trace_id, self._local.trace(trace_id))
         if not views:
             raise NotFound(
                 f"trace {trace_id[:40]!r} not found: only recent calls made while a console was open are kept"
             )
-        return merged_trace(list(views.values()))
+        return _merge_traces(list(views.values()))
 
     async def _from_all(self, question: str, argument: str, local: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
         found = {self.row: local}

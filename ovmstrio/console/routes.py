@@ -40,20 +40,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANGE_HEADER",
-    "INDEX",
-    "ConsoleGuard",
     "ConsoleMode",
-    "asset_answer",
     "asset_names",
     "console_rules",
-    "security_headers",
 ]
 
-# ----------------------------------------------------------------------
 # Static files
-# ----------------------------------------------------------------------
 
-INDEX: Final = "index.html"
+_INDEX: Final = "index.html"
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -61,7 +55,7 @@ _TYPES: Final = {
     "svg": "image/svg+xml",
 }
 
-security_headers: Final[Headers] = (
+_security_headers: Final[Headers] = (
     (
         "content-security-policy",
         (
@@ -85,17 +79,11 @@ def asset_names() -> frozenset[str]:
 
 @cache
 def _packed(name: str) -> tuple[bytes, bytes, str]:
-    """Return a file, its gzip form and its entity tag."""
     content = files("ovmstrio.console").joinpath("page", name).read_bytes()
     return content, gzip.compress(content, 9, mtime=0), f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
-def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
-    """Serve a file of the page.
-
-    Raises:
-        NotFound: no such file.
-    """
+def _asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     if name not in asset_names():
         raise NotFound(f"console: no file {name[:80]!r}")
     content, packed, mark = _packed(name)
@@ -105,7 +93,7 @@ def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
         ("cache-control", "no-cache"),
         ("etag", mark),
         ("vary", "accept-encoding"),
-        *security_headers,
+        *_security_headers,
     )
     if request.header("if-none-match") == mark:
         return HttpAnswer(304, headers)
@@ -114,9 +102,7 @@ def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     return HttpAnswer(200, headers, content)
 
 
-# ----------------------------------------------------------------------
 # Access
-# ----------------------------------------------------------------------
 
 ConsoleMode = Literal["off", "local", "on"]
 
@@ -124,33 +110,21 @@ CHANGE_HEADER: Final = "x-ovms-console"
 """Header of requests that change the server; a form of another site cannot send it."""
 
 
-class ConsoleGuard:
-    """Access check of console requests, including cross-origin requests of browsers.
-
-    Args:
-        mode: ``local`` admits clients of this machine, ``on`` all clients.
-    """
+class _ConsoleGuard:
+    """Access check of console requests; ``local`` mode admits clients of this machine only."""
 
     def __init__(self, mode: ConsoleMode) -> None:
         self._is_local = mode == "local"
 
-    def let_in(self, request: HttpRequest) -> None:
-        """Check a request that reads.
-
-        Raises:
-            PermissionDenied: the client is remote, or a page of another origin sent the request.
-        """
+    def check_read(self, request: HttpRequest) -> None:
+        """Raise ``PermissionDenied`` for a remote client or a page of another origin."""
         if self._is_local:
             _check_local(request)
         _check_origin(request)
 
-    def let_change(self, request: HttpRequest) -> None:
-        """Check a request that changes the server.
-
-        Raises:
-            PermissionDenied: as :meth:`let_in`, or the change header is missing.
-        """
-        self.let_in(request)
+    def check_change(self, request: HttpRequest) -> None:
+        """Check a request that changes the server: it needs the change header, too."""
+        self.check_read(request)
         if request.header(CHANGE_HEADER) is None:
             raise PermissionDenied(f"console: expected header {CHANGE_HEADER}: 1 on requests that change the server")
 
@@ -174,9 +148,7 @@ def _check_origin(request: HttpRequest) -> None:
         raise PermissionDenied(f"console: cross-origin request from {origin} refused")
 
 
-# ----------------------------------------------------------------------
 # Routes
-# ----------------------------------------------------------------------
 
 _API: Final = "/console/api"
 _PARTS: Final = "log_levels"
@@ -187,18 +159,10 @@ _NO_STORE: Final = (("cache-control", "no-store"), ("x-content-type-options", "n
 def console_rules(
     plane: DataPlane, changes: Changes, past: RecentPast, mode: ConsoleMode, gate: Gate | None = None
 ) -> list[Rule]:
-    """Return the routes over one data plane; none if the console is off.
-
-    Args:
-        plane: data plane.
-        changes: checks and logs admin actions.
-        past: recent history of this worker.
-        mode: who may use the console.
-        gate: ends event streams whose caller was revoked.
-    """
+    """Return the routes, none if the console is off; ``gate`` ends event streams whose caller was revoked."""
     if mode == "off":
         return []
-    guard, gathering = ConsoleGuard(mode), Gathering(plane, past)
+    guard, gathering = _ConsoleGuard(mode), Gathering(plane, past)
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, gathering, guard),
@@ -207,16 +171,16 @@ def console_rules(
     ]
 
 
-def _page_rules(guard: ConsoleGuard) -> list[Rule]:
+def _page_rules(guard: _ConsoleGuard) -> list[Rule]:
     """Return the routes of the static files, which hold no server data: the page itself asks for a key."""
 
     async def page(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
-        return asset_answer(INDEX, request)
+        guard.check_read(request)
+        return _asset_answer(_INDEX, request)
 
     async def asset(request: HttpRequest, file: str) -> HttpAnswer:
-        guard.let_in(request)
-        return asset_answer(file, request)
+        guard.check_read(request)
+        return _asset_answer(file, request)
 
     return [
         rule("/console", "GET", page, is_hot=True, need=Need.NOTHING),
@@ -224,22 +188,22 @@ def _page_rules(guard: ConsoleGuard) -> list[Rule]:
     ]
 
 
-def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard) -> list[Rule]:
+def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: _ConsoleGuard) -> list[Rule]:
     past = gathering.past
 
     async def server(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
+        guard.check_read(request)
         return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NO_STORE)
 
     def reading(path: str, read: Any) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
-            guard.let_in(request)
+            guard.check_read(request)
             return json_answer(await read(**places)).with_headers(_NO_STORE)
 
         return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
 
     async def failures(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
+        guard.check_read(request)
         await gathering.look_back(FAILURES)
         entries = told_failures(past, 0, shows_bodies=changes.lets_page(request))
         return json_answer({"failures": entries}).with_headers(_NO_STORE)
@@ -275,12 +239,12 @@ def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, gua
 
 
 def _live_rules(
-    plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: Changes, gathering: Gathering, guard: _ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
     viewers, frames = Viewers(), FrameMaker(plane, gathering)
 
     async def live(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
+        guard.check_read(request)
         wanted = Wishes.read(request.query)
 
         async def still_may() -> bool:
@@ -298,11 +262,11 @@ def _live_rules(
     return [rule(f"{_API}/live", "GET", live, is_hot=True, has_tasks=True, need=Need.READ)]
 
 
-def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> list[Rule]:
+def _change_rules(plane: DataPlane, changes: Changes, guard: _ConsoleGuard) -> list[Rule]:
     def changing(path: str, view: View) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
             try:
-                guard.let_change(request)
+                guard.check_change(request)
             except PermissionDenied as error:
                 tell_refused(f"console {path}", error, client=request.client, about=request.path)
                 raise
@@ -344,11 +308,7 @@ def _check_traces(plane: DataPlane) -> None:
 
 
 def _set_levels(settings: dict[str, Any]) -> None:
-    """Set the log level, the per-logger levels, or both; validates both first.
-
-    Raises:
-        InvalidRequest: unknown level or setting.
-    """
+    """Set the log level, the logger levels, or both, after validating both."""
     if not settings or settings.keys() - {"level", _PARTS}:
         raise InvalidRequest(f"expected level, {_PARTS} or both, got {shown(list(settings), _MAX_SHOWN_CHARACTERS)}")
     level, parts = settings.get("level", "INFO"), settings.get(_PARTS, "")
@@ -363,7 +323,6 @@ def _set_levels(settings: dict[str, Any]) -> None:
 
 
 def _levels(name: str) -> dict[str, str]:
-    """Return the log level under ``name``, and the per-logger levels."""
     return {name: logging.getLevelName(LOG_LEVEL.value), _PARTS: written_log_levels(LOG_LEVEL.parts)}
 
 

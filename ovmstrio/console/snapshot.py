@@ -41,25 +41,17 @@ __all__ = [
     "KnownPast",
     "OwnPart",
     "Part",
-    "node_figures",
-    "service_document",
-    "service_row",
-    "service_rows",
     "tally_times",
 ]
 
-# ----------------------------------------------------------------------
 # Service rows
-# ----------------------------------------------------------------------
 
 
-def service_rows(plane: DataPlane) -> dict[str, dict[str, Any]]:
-    """Return a row per service: state, versions, and the reason if it is not ready."""
-    return {name: service_row(plane, name, versions) for name, versions in plane.statuses().items()}
+def _service_rows(plane: DataPlane) -> dict[str, dict[str, Any]]:
+    return {name: _service_row(plane, name, versions) for name, versions in plane.statuses().items()}
 
 
-def service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus]) -> dict[str, Any]:
-    """Return the row of one service."""
+def _service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus]) -> dict[str, Any]:
     registry = plane.registry
     kind = registry.kinds.get(registry.kind_of(name))
     state = _state(versions)
@@ -99,21 +91,14 @@ def _version(status: VersionStatus) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------
 # Service details
-# ----------------------------------------------------------------------
 
 MOST_SEQUENCES: Final = 200
 _MILLISECONDS: Final = 1e3
 
 
-def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
-    """Describe one service.
-
-    Raises:
-        NotFound: the name is and was unknown.
-    """
-    document = service_row(plane, name, plane.registry.version_statuses(name))
+def _service_document(plane: DataPlane, name: str) -> dict[str, Any]:
+    document = _service_row(plane, name, plane.registry.version_statuses(name))
     try:
         service = plane.registry.peek(name)
         inside = plane.registry.look_inside(name)
@@ -133,19 +118,12 @@ def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
     }
 
 
-def node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
-    """Return the node and stream counters, facts and sequences of a service.
-
-    Raises:
-        NotFound: the name is unknown or not served now.
-        VersionLoading: the service is still loading.
-    """
+def _node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
     service = plane.registry.peek(name)
     return {**_figures(name, plane.registry.look_inside(name)), **_sequences(service)}
 
 
 def _workers(name: str) -> dict[str, Any]:
-    """Return facts about the threads and processes of a service."""
     resources = current_census()
     pools = [pool for owner, pool in resources.pools() if owner == name]
     pids = [process.pid for owner, process in resources.processes() if owner == name and process.pid is not None]
@@ -241,18 +219,14 @@ def _drawing(drawing: Drawing) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------
 # Snapshot
-# ----------------------------------------------------------------------
 
 MOST_TRACES: Final = 60
 NO_ROWS: Final = -1
 """Value of :attr:`KnownPast.rows` that requests fresh rows."""
-_BATCH_BYTES: Final = 256 * 1024
-"""Approximate text size of one batch of log lines or failures."""
+_BATCH_BYTES: Final = 256 * 1024  # Approximate text size of one batch of log lines or failures
 _CLOCK_JUMP_SECONDS: Final = 2.0
-_WATCH_SECONDS: Final = 5.0
-"""Recording period that a query from a peer worker starts or extends."""
+_WATCH_SECONDS: Final = 5.0  # Recording period that a query from a peer worker starts or extends
 
 Part = dict[str, Any]
 """JSON-compatible document."""
@@ -288,13 +262,7 @@ class KnownPast:
 
 
 class OwnPart:
-    """Snapshot source of this worker.
-
-    Args:
-        plane: data plane.
-        past: recent history.
-        history: totals collected by this worker's aggregator.
-    """
+    """Snapshot source of this worker; ``history`` has the totals collected by its aggregator."""
 
     def __init__(self, plane: DataPlane, past: RecentPast, history: Iterable[dict[str, Any]]) -> None:
         self._plane = plane
@@ -351,7 +319,6 @@ class OwnPart:
         return part
 
     def _counts(self, since: float) -> list[list[Any]]:
-        """Return the call counts of the versions called since a time."""
         return [
             [name, version, each.success.count + each.fail.count, each.fail.count, each.times[:]]
             for (name, version), each in self._plane.call_statistics.versions.items()
@@ -360,7 +327,7 @@ class OwnPart:
 
     def _current_rows(self) -> dict[str, dict[str, Any]]:
         if self._rows is None:
-            self._rows = service_rows(self._plane)
+            self._rows = _service_rows(self._plane)
         return self._rows
 
     def _add_traces(self, part: Part, newest: str, *, is_for_another: bool) -> None:
@@ -375,14 +342,14 @@ class OwnPart:
 
     def _nodes(self, name: str) -> dict[str, Any]:
         try:
-            return node_figures(self._plane, name)
+            return _node_figures(self._plane, name)
         except ServerError as error:
             return {"problem": error.message}
 
     def document(self, name: str) -> dict[str, Any] | None:
         """Describe a service; return None if the name is unknown."""
         try:
-            return service_document(self._plane, name)
+            return _service_document(self._plane, name)
         except NotFound:
             return None
 

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.event_streams import EventSink
 
 __all__ = [
-    "INTERVAL_SECONDS",
     "MOST_VIEWERS",
-    "Frame",
     "FrameMaker",
     "Viewers",
     "Wishes",
@@ -42,15 +40,12 @@ __all__ = [
     "event",
     "stream",
     "told_failures",
-    "told_lines",
 ]
 
-# ----------------------------------------------------------------------
 # Frames
-# ----------------------------------------------------------------------
 
-INTERVAL_SECONDS: Final = 1.0
-_STALE_SECONDS: Final = 10 * INTERVAL_SECONDS
+_INTERVAL_SECONDS: Final = 1.0
+_STALE_SECONDS: Final = 10 * _INTERVAL_SECONDS
 """Age of the last frame from which on rates would be meaningless averages."""
 
 _Key = tuple[str, str]
@@ -58,8 +53,6 @@ _Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of a version at the last frame."""
-
     requests: int = 0
     errors: int = 0
     times: list[int] = field(default_factory=no_times)
@@ -76,15 +69,8 @@ class _WorkerCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """State of the server in one second.
-
-    Attributes:
-        number: sequence number; a gap means missed frames.
-        totals: totals of the server: see ``docs/console.md``.
-        services: figures of services that changed, by name.
-        rows: service rows that changed; None for a removed service.
-    """
+class _Frame:
+    """State of the server in one second: totals (``docs/console.md``), changed figures, changed rows (None: removed)."""
 
     number: int
     totals: dict[str, Any]
@@ -93,17 +79,12 @@ class Frame:
 
 
 class FrameMaker:
-    """Maker of the frames that all viewers share.
-
-    Args:
-        plane: data plane of this worker.
-        gathering: aggregated counts of all workers.
-    """
+    """Maker of the frames that all viewers share."""
 
     def __init__(self, plane: DataPlane, gathering: Gathering) -> None:
         self._plane = plane
         self._gathering = gathering
-        self._frame: Frame | None = None
+        self._frame: _Frame | None = None
         self._made_at = float("-inf")
         self._processes: dict[int, _WorkerCounts] = {}
         self._figures: dict[str, dict[str, Any]] = {}
@@ -121,16 +102,16 @@ class FrameMaker:
         """All service rows and all figures as of the last frame, by name."""
         return self._rows, self._figures
 
-    async def frame(self) -> Frame:
+    async def frame(self) -> _Frame:
         """Return the current frame; make one if the last is older than half an interval."""
         async with self._making:
             now = trio.current_time()
-            if self._frame is None or now - self._made_at >= INTERVAL_SECONDS / 2:
+            if self._frame is None or now - self._made_at >= _INTERVAL_SECONDS / 2:
                 self._frame = await self._make(now)
                 self._made_at = now
             return self._frame
 
-    async def _make(self, now: float) -> Frame:
+    async def _make(self, now: float) -> _Frame:
         is_first = now - self._made_at > _STALE_SECONDS
         snapshot = await self._gathering.look(wants_history=is_first)
         # The rows are the same object as long as nothing changed.
@@ -147,12 +128,12 @@ class FrameMaker:
             self._take_history(snapshot.parts.values(), totals["at"])
         self._history.append({key: each for key, each in totals.items() if key not in _NOT_IN_HISTORY})
         number = 1 if self._frame is None else self._frame.number + (2 if is_first else 1)
-        return Frame(number, totals, services, rows)
+        return _Frame(number, totals, services, rows)
 
     def _take_history(self, parts: Iterable[Part], now: float) -> None:
         """Start with the history that viewers of other workers have seen."""
         known = sorted((each for part in parts for each in part.get("history", ())), key=lambda each: each["at"])
-        seconds = {int(each["at"]): each for each in known if now - MOST_HISTORY * INTERVAL_SECONDS < each["at"] < now}
+        seconds = {int(each["at"]): each for each in known if now - MOST_HISTORY * _INTERVAL_SECONDS < each["at"] < now}
         self._history.clear()
         self._history.extend(seconds.values())
 
@@ -247,7 +228,6 @@ class _Window:
             self._times = other._times if self._times is None else _add_counts(self._times, other._times)
 
     def figures(self) -> dict[str, Any]:
-        """Return rates per second and latencies in milliseconds."""
         figures: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
         for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             found = None if self._times is None else time_quantile(self._times, part)
@@ -271,13 +251,10 @@ def _worker_document(worker: int, part: Mapping[str, Any], window: _Window, cpu:
     }
 
 
-_NOT_IN_HISTORY: Final = frozenset({"workers", "silent"})
-"""Totals that are not kept in the history."""
+_NOT_IN_HISTORY: Final = frozenset({"workers", "silent"})  # Totals that are not kept in the history
 
 
-# ----------------------------------------------------------------------
 # Event stream
-# ----------------------------------------------------------------------
 
 MOST_VIEWERS: Final = 100
 """Maximum number of streams: each stream is encoded separately."""
@@ -286,14 +263,7 @@ _KEEPALIVE_SECONDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Subscription filter of a viewer.
-
-    Attributes:
-        service: service whose node figures are sent; empty for none.
-        log: minimum level of log lines (``logging`` number); 0 for none.
-        failures: send failed calls.
-        traces: record calls and send trace summaries.
-    """
+    """Subscription: node figures of a service, log lines from a level on (0: none), failures, traces."""
 
     service: str = ""
     log: int = 0
@@ -302,11 +272,7 @@ class Wishes:
 
     @classmethod
     def read(cls, query: str) -> Wishes:
-        """Parse the query string.
-
-        Raises:
-            InvalidRequest: unknown log level.
-        """
+        """Parse the query string; raise ``InvalidRequest`` for an unknown log level."""
         parameters = parse_qs(query)
         level = parameters.get("log", [""])[-1].upper()
         if level and level not in LEVELS:
@@ -323,11 +289,7 @@ class Viewers:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count a stream within the block.
-
-        Raises:
-            Overloaded: the maximum is reached.
-        """
+        """Count a stream within the block; raise ``Overloaded`` at the maximum."""
         if self._count >= MOST_VIEWERS:
             raise Overloaded(f"console: limit of {MOST_VIEWERS} viewers reached")
         self._count += 1
@@ -348,16 +310,8 @@ async def stream(
 ) -> None:
     """Send events until the server drains or the client leaves.
 
-    Args:
-        plane: data plane.
-        frames: shared frame maker.
-        gathering: aggregated data of all workers.
-        wishes: filter of this viewer.
-        events: sink.
-        still_may: called every second; returns whether the viewer may see request bodies, raises if access was revoked.
-
-    Raises:
-        ServerError: raised by ``still_may``.
+    ``still_may`` is called every second: it returns whether the viewer may see request bodies, and raises if access was
+    revoked.
     """
     recent = plane.traces if wishes.traces else None
     wanted = {FAILURES: wishes.failures, LINES: wishes.log > 0, TRACES: wishes.traces}
@@ -374,8 +328,6 @@ async def stream(
 
 
 class _Viewer:
-    """State of one viewer: the numbers of what was sent last."""
-
     def __init__(self, frames: FrameMaker, gathering: Gathering, wishes: Wishes) -> None:
         self._frames = frames
         self._gathering = gathering
@@ -383,7 +335,7 @@ class _Viewer:
         self._traces = -1
         self._frame = self._line = self._failure = self._quiet = 0
 
-    async def tell(self, events: EventSink, frame: Frame, *, shows_bodies: bool) -> None:
+    async def tell(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
         """Send everything new, or a keepalive comment after a quiet period."""
         data = self._figures(frame) + self._past(shows_bodies=shows_bodies)
         self._quiet = 0 if data else self._quiet + 1
@@ -391,7 +343,7 @@ class _Viewer:
             self._quiet = 0
             await events.send(data or b": still here\n\n")
 
-    def _figures(self, frame: Frame) -> bytes:
+    def _figures(self, frame: _Frame) -> bytes:
         data = b""
         if frame.number != self._frame:
             is_next = frame.number == self._frame + 1
@@ -409,7 +361,7 @@ class _Viewer:
             data += event("failures", failures)
         if wanted.log and (lines := past.lines.since(self._line)):
             self._line = lines[-1]["number"]
-            entries = told_lines(each for each in lines if each["level"] >= wanted.log)
+            entries = _log_entries(each for each in lines if each["level"] >= wanted.log)
             data += event("log", entries) if entries else b""
         if wanted.traces and past.traces and past.traces_number != self._traces:
             self._traces = past.traces_number
@@ -418,14 +370,13 @@ class _Viewer:
 
 
 async def _next_second(plane: DataPlane) -> None:
-    """Wait for the next second of the shared clock, or for the drain."""
     now = trio.current_time()
-    with trio.move_on_at((math.floor(now / INTERVAL_SECONDS) + 1) * INTERVAL_SECONDS):
+    with trio.move_on_at((math.floor(now / _INTERVAL_SECONDS) + 1) * _INTERVAL_SECONDS):
         while not plane.is_draining:
             await plane.wait_change()
 
 
-def _full_event(frames: FrameMaker, frame: Frame) -> bytes:
+def _full_event(frames: FrameMaker, frame: _Frame) -> bytes:
     rows, figures = frames.everything
     document = {
         "number": frame.number,
@@ -437,7 +388,7 @@ def _full_event(frames: FrameMaker, frame: Frame) -> bytes:
     return event("whole", document)
 
 
-def _delta_event(frame: Frame) -> bytes:
+def _delta_event(frame: _Frame) -> bytes:
     document: dict[str, Any] = {"number": frame.number, "totals": frame.totals}
     if frame.services:
         document["services"] = frame.services
@@ -446,8 +397,7 @@ def _delta_event(frame: Frame) -> bytes:
     return event("frame", document)
 
 
-def told_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return log lines with their level names."""
+def _log_entries(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "level": logging.getLevelName(each["level"])} for each in lines]
 
 

@@ -47,21 +47,13 @@ class Codec(CodecBase):
     __content_subtype__ = "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Serialise a message; bytes pass unchanged.
-
-        Raises:
-            TypeError: the message is not of the declared type.
-        """
+        """Serialise a message of the declared type; bytes pass unchanged."""
         if not isinstance(message, message_type):
             raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
         return bytes(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Parse a message.
-
-        Raises:
-            GRPCError: INVALID_ARGUMENT, malformed message.
-        """
+        """Parse a message; raise ``GRPCError`` INVALID_ARGUMENT if it is malformed."""
         try:
             decoder = _DECODERS.get(message_type)
             if decoder is not None:
@@ -75,11 +67,7 @@ class Codec(CodecBase):
 
 @lru_cache(maxsize=256)
 def _decoder_of(message_type: type[Message]) -> Callable[[bytes], Message]:
-    """Return the decoder of a betterproto2 class.
-
-    betterproto2 accepts truncated fields and wrong wire types, so Google's parser checks and re-serialises the bytes
-    first.
-    """
+    """Return the decoder of a betterproto2 class, after Google's parser: betterproto2 accepts malformed messages."""
     strict = message_class(default_message_pool.type_to_url[message_type].rpartition("/")[2])
 
     def decode(data: bytes) -> Message:

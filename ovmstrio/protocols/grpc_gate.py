@@ -65,12 +65,7 @@ _MAY_CHANGE: Final = frozenset({f"{_KSERVE}LogSettings"})
 
 
 class GuardedService:
-    """gRPC service whose methods check the caller.
-
-    Args:
-        service: service of the server; methods without an entry in :data:`NEEDS` require ``admin``.
-        gate: authenticates callers.
-    """
+    """gRPC service whose methods check the caller; methods without an entry in :data:`NEEDS` require ``admin``."""
 
     def __init__(self, service: GrpclibService, gate: Gate) -> None:
         self._service = service
@@ -83,12 +78,7 @@ class GuardedService:
 
 
 class GuardedRoutes:
-    """Dynamic routes that check the caller, even for unknown methods.
-
-    Args:
-        routes: routes of user services and pipelines.
-        gate: authenticates callers.
-    """
+    """Dynamic routes of user services and pipelines that check the caller, even for unknown methods."""
 
     def __init__(self, routes: Routes, gate: Gate) -> None:
         self._routes = routes
@@ -132,7 +122,6 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
 
 
 async def _answer_while_known(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
-    """Run a stream that ends when its caller's credentials are revoked."""
     with while_known(call.state.head.headers, call.peer.certificate):
         await answer(call)
 

@@ -82,13 +82,7 @@ class ServiceItself:
 
 
 class ServiceMounts:
-    """Dynamic routes of the services that have HTTP paths.
-
-    Args:
-        plane: data plane.
-        kinds: factories of mount kinds by kind name, called on first use.
-        root: service at the root; empty for none.
-    """
+    """Dynamic routes of services with HTTP paths; ``kinds`` has factories by kind name, called on first use."""
 
     def __init__(self, plane: DataPlane, kinds: Mapping[str, Callable[[], MountKind]], root: str = "") -> None:
         self._plane = plane

@@ -37,14 +37,10 @@ _LOCAL_ONLY: Final = "the server is changed from its own machine only"
 class Changes:
     """Permission check and audit log of admin changes.
 
-    An authenticated caller needs the scope ``admin``; without authentication the client must be on this machine.
-    Browsers
-    send requests with the user's certificates on behalf of any page, so only the server's own pages and the pages of
-    ``origins`` may request changes.
-
-    Args:
-        allows_remote: admit unauthenticated clients on other machines.
-        origins: comma-separated origins of pages that may request changes; ``*`` is ignored.
+    An authenticated caller needs the scope ``admin``; without authentication the client must be on this machine unless
+    ``allows_remote``.  Browsers send requests with the user's certificates on behalf of any page, so only the server's
+    own
+    pages and pages of ``origins`` (comma-separated) may request changes.
     """
 
     def __init__(self, *, allows_remote: bool = False, origins: str = "") -> None:
@@ -52,24 +48,11 @@ class Changes:
         self._origins = frozenset(each.strip() for each in origins.split(",")) - {"", "*"}
 
     def making(self, change: str, client: ClientAddress, **facts: object) -> AbstractContextManager[None]:
-        """Check the permission, run the block as a change, and log the change with its outcome.
-
-        Args:
-            change: short name of the change, for the log.
-            client: address of the client.
-            facts: further log fields.
-
-        Raises:
-            PermissionDenied: the caller or client may not change the server.
-        """
+        """Run the block as a change: check the permission, and log the change with its outcome."""
         return self._audited(change, client, self._check, facts)
 
     def requested(self, change: str, request: HttpRequest, **facts: object) -> AbstractContextManager[None]:
-        """Run the block as a change requested over HTTP, as :meth:`making`.
-
-        Raises:
-            PermissionDenied: as :meth:`making`, or a page of another origin sent the request.
-        """
+        """Run the block as a change requested over HTTP, which pages of other origins may not request."""
         return self._audited(change, request.client, partial(self._check_request, request), facts)
 
     def lets_page(self, request: HttpRequest) -> bool:

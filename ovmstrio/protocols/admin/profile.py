@@ -22,21 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
-    from ovmstrio.core.service import LayerTime, SampledThreads, StackFrame
+    from ovmstrio.core.service import SampledThreads, StackFrame
     from ovmstrio.core.worker_peers import Siblings
     from ovmstrio.protocols.admin.changes import Changes
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.profiling import ProfiledModel, ServerProfile
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["WholeProfile", "merged_profiles", "profile_document", "profile_rules"]
+__all__ = ["merged_profiles", "profile_rules"]
 
-# ----------------------------------------------------------------------
 # Document
-# ----------------------------------------------------------------------
 
 
-def profile_document(profile: ServerProfile) -> dict[str, Any]:
+def _profile_document(profile: ServerProfile) -> dict[str, Any]:
     """Return a profile as JSON; stacks refer to ``frames`` by index."""
     numbers: dict[StackFrame, int] = {}
     threads = [_threads(each, numbers) for each in profile.threads]
@@ -52,7 +50,6 @@ def profile_document(profile: ServerProfile) -> dict[str, Any]:
 
 
 def _threads(threads: SampledThreads, numbers: dict[StackFrame, int]) -> dict[str, Any]:
-    """Return thread samples; a stack lists its frame indices, outermost first."""
     stacks = [
         {"frames": [numbers.setdefault(frame, len(numbers)) for frame in stack], "samples": count}
         for stack, count in threads.stacks.most_common()
@@ -72,32 +69,23 @@ def _model(model: ProfiledModel) -> dict[str, Any]:
     document = {"name": model.name, "version": model.version, "calls": model.calls}
     if model.times is None:
         return document | {"problem": model.problem}
-    layers = [_layer(each) for each in model.times.layers]
+    layers = [
+        {"name": each.name, "type": each.type, "runs_as": each.runs_as, "seconds": each.seconds}
+        for each in model.times.layers
+    ]
     return document | {"runs": model.times.runs, "seconds": model.times.seconds, "layers": layers}
 
 
-def _layer(layer: LayerTime) -> dict[str, Any]:
-    return {"name": layer.name, "type": layer.type, "runs_as": layer.runs_as, "seconds": layer.seconds}
-
-
-# ----------------------------------------------------------------------
 # All workers
-# ----------------------------------------------------------------------
 
 _RPC: Final = "profile"
-_RPC_GRACE_SECONDS: Final = 10.0
-"""RPC timeout of peer workers beyond the sampling time."""
+_RPC_GRACE_SECONDS: Final = 10.0  # RPC timeout of peer workers beyond the sampling time
 
 _Document = dict[str, Any]
 
 
-class WholeProfile:
-    """Profiler of all workers, which are sampled concurrently.
-
-    Args:
-        profiler: profiler of this worker.
-        siblings: peer workers.
-    """
+class _AllWorkersProfiler:
+    """Profiler of all workers, which are sampled concurrently; only this worker times model layers."""
 
     def __init__(self, profiler: Profiler, siblings: Siblings) -> None:
         self._profiler = profiler
@@ -105,10 +93,6 @@ class WholeProfile:
         siblings.answer_with(_RPC, self._answer)
 
     async def take(self, seconds: float, rate: float, models: Sequence[str] | None) -> _Document:
-        """Sample all workers, then time model layers on this worker only.
-
-        Raises, Cancellation: as :meth:`Profiler.take`; on cancellation peers finish their sampling.
-        """
         answers: dict[int, _Document] = {}
 
         async def others() -> list[CalledVersion]:
@@ -117,14 +101,14 @@ class WholeProfile:
                 answers[worker] = orjson.loads(each)
             return [CalledVersion(*called) for each in answers.values() for called in each.pop("called")]
 
-        own = profile_document(await self._profiler.take(seconds, rate, models, others))
+        own = _profile_document(await self._profiler.take(seconds, rate, models, others))
         silent = [worker for worker in self._siblings.others if worker not in answers]
         return {**merged_profiles({self._siblings.row: own, **answers}), "silent": silent}
 
     async def _answer(self, seconds: float, rate: float) -> bytes:
         profile = await self._profiler.take(seconds, rate, [])
         called = [[each.name, each.version, each.calls, each.seconds] for each in profile.called]
-        return json_answer({**profile_document(profile), "called": called}).content
+        return json_answer({**_profile_document(profile), "called": called}).content
 
 
 def merged_profiles(profiles: Mapping[int, _Document]) -> _Document:
@@ -155,9 +139,7 @@ def _key(frame: Mapping[str, Any]) -> tuple[str, str, int]:
     return frame["name"], frame["file"], frame["line"]
 
 
-# ----------------------------------------------------------------------
 # Route
-# ----------------------------------------------------------------------
 
 _DEFAULTS: Final[dict[str, Any]] = {"seconds": 5, "rate": 100, "models": None}
 
@@ -165,22 +147,16 @@ _DEFAULTS: Final[dict[str, Any]] = {"seconds": 5, "rate": 100, "models": None}
 def profile_rules(
     plane: DataPlane, changes: Changes, read_document: Callable[[bytes], Awaitable[dict[str, Any]]]
 ) -> list[Rule]:
-    """Return the route; it requires the admin scope because a profile shows code paths and costs CPU time.
-
-    Args:
-        plane: data plane.
-        changes: checks and logs the caller.
-        read_document: parses a request body.
-    """
+    """Return the route; it requires the admin scope because a profile shows code paths and costs CPU time."""
     profiler = Profiler(plane)
-    all_workers = None if plane.siblings is None else WholeProfile(profiler, plane.siblings)
+    all_workers = None if plane.siblings is None else _AllWorkersProfiler(profiler, plane.siblings)
 
     async def profile(request: HttpRequest) -> HttpAnswer:
         with changes.requested("profile", request):
             options = _read_options(await read_document(request.body) if request.body else {})
             if all_workers is not None:
                 return json_answer(await all_workers.take(**options))
-            return json_answer(profile_document(await profiler.take(**options)))
+            return json_answer(_profile_document(await profiler.take(**options)))
 
     return [rule("/v2/profile", "POST", profile)]
 

@@ -17,16 +17,7 @@ __all__ = ["check_is_local", "foreign_origin", "foreign_site", "is_local", "is_o
 
 
 def check_is_local(client: ClientAddress, rule: str, hint: str) -> None:
-    """Raise unless the client is on this machine.
-
-    Args:
-        client: as :meth:`ovmstrio.core.connection.Peer.client` derives it.
-        rule: restriction to local clients, for the error.
-        hint: how other clients are allowed, for the error.
-
-    Raises:
-        PermissionDenied: the client is on another machine, or its address is unknown.
-    """
+    """Raise ``PermissionDenied`` with ``rule`` and ``hint`` unless the client is on this machine."""
     if is_local(client):
         return
     if isinstance(client, Unknown):
@@ -40,9 +31,7 @@ def is_local(client: ClientAddress) -> bool:
     return isinstance(client, Loopback | UnixSocket)
 
 
-# ----------------------------------------------------------------------
 # Browser pages
-# ----------------------------------------------------------------------
 
 _SITE: Final = "sec-fetch-site"
 _SAME: Final = frozenset({"same-origin", "none"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
@@ -16,10 +16,11 @@ from ovmstrio.serving.records import VersionState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ovmstrio.protocols.health.hosted_services import HostedServices
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["EndlessCalls", "HealthService", "HealthSource", "PlaneHealth", "ServiceOwners", "ServingStatus"]
+__all__ = ["EndlessCalls", "HealthService", "PlaneHealth", "ServingStatus"]
 
 
 class EndlessCalls:
@@ -31,11 +32,7 @@ class EndlessCalls:
 
     @contextmanager
     def hold(self, call: Call) -> Iterator[None]:
-        """Register a call while the block runs.
-
-        Raises:
-            GRPCError: UNAVAILABLE, the server is shutting down.
-        """
+        """Register a call while the block runs; raise ``GRPCError`` UNAVAILABLE during shutdown."""
         if self._ended:
             raise _shutting_down()
         self._calls.add(call)
@@ -59,30 +56,10 @@ _SERVER: Final = frozenset({"", "inference.GRPCInferenceService"})
 """Names that stand for the server; any other name is a servable."""
 
 
-class HealthSource(Protocol):
-    """Source of health statuses."""
-
-    def status(self, service: str) -> ServingStatus:
-        """Return the status of a service; the empty name is the server."""
-        ...
-
-    async def wait_change(self) -> None:
-        """Wait until a status may have changed."""
-        ...
-
-
-class ServiceOwners(Protocol):
-    """Mapping of gRPC services to the entries that provide them."""
-
-    def entry_of(self, service: str) -> str:
-        """Return the entry that provides a service; empty if none does."""
-        ...
-
-
 class PlaneHealth:
     """Health of a data plane: of the server, of servables, and of gRPC services that servables provide."""
 
-    def __init__(self, plane: DataPlane, owners: ServiceOwners) -> None:
+    def __init__(self, plane: DataPlane, owners: HostedServices) -> None:
         self._plane = plane
         self._owners = owners
 
@@ -104,14 +81,9 @@ class PlaneHealth:
 
 
 class HealthService(HealthBase):
-    """Health service.
+    """Health service; ``watches`` registers open watches, which a drain ends."""
 
-    Args:
-        source: status source.
-        watches: registry of open watches, which a drain ends.
-    """
-
-    def __init__(self, source: HealthSource, watches: EndlessCalls) -> None:
+    def __init__(self, source: PlaneHealth, watches: EndlessCalls) -> None:
         self._source = source
         self._watches = watches
 
@@ -125,11 +97,7 @@ class HealthService(HealthBase):
         }
 
     async def check(self, message: HealthCheckRequest) -> HealthCheckResponse:
-        """Return the current status.
-
-        Raises:
-            NotFound: unknown service.
-        """
+        """Return the current status; raise ``NotFound`` for an unknown service."""
         status = self._source.status(message.service)
         if status is ServingStatus.SERVICE_UNKNOWN:
             raise NotFound(
@@ -138,7 +106,6 @@ class HealthService(HealthBase):
         return HealthCheckResponse(status)
 
     async def _watch(self, call: Call) -> None:
-        """Send the current status and every change, until the client leaves or the server drains."""
         request: HealthCheckRequest = await call.recv_message()
         sent: ServingStatus | None = None
         with self._watches.hold(call):

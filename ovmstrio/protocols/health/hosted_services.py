@@ -38,12 +38,7 @@ __all__ = ["HostedServices"]
 
 
 class HostedServices:
-    """gRPC services of user code and of pipelines, as loaded now.
-
-    Args:
-        plane: data plane; every call goes through it.
-        root: entry that answers pipeline calls without a name; empty for none.
-    """
+    """gRPC services of user code and pipelines, as loaded now; ``root`` answers pipeline calls without a name."""
 
     def __init__(self, plane: DataPlane, root: str = "") -> None:
         self._plane = plane
@@ -130,12 +125,7 @@ class HostedServices:
         return bool(self._loading) or not self._has_loaded
 
     async def _run(self, call: Call) -> None:
-        """Answer a call with the instance that is loaded now; the call holds a lease on the instance.
-
-        Raises:
-            GRPCError: no such method, or the status with which the service ends the call.
-            ServerError: the service is not loaded, or its method failed.
-        """
+        """Answer a call with the instance that is loaded now; the call holds a lease on the instance."""
         path = call.path
         name = self._owners.get(path) or await self._wait_for_owner(path)
         refusal: GRPCError | StreamTerminatedError | None = None
@@ -177,8 +167,6 @@ class HostedServices:
 
 
 class _HostedEntry:
-    """Loaded servable with its gRPC handlers."""
-
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
         from ovmstrio.handlers.grpc.rpcs import handlers_of  # noqa: PLC0415 - only servers with user services need it
 

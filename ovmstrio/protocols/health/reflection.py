@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import betterproto2
 from grpclib.const import Cardinality, Handler, Status
@@ -11,41 +11,24 @@ from ovmstrio.encoding.generated.grpc.reflection import v1, v1alpha
 from ovmstrio.encoding.messages import FILES, POOL, Descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from ovmstrio.protocols.health.grpc_health import EndlessCalls
+    from ovmstrio.protocols.health.hosted_services import HostedServices
     from ovmstrio.transport.grpc.server import GrpclibService
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["OtherServices", "ReflectionService"]
+__all__ = ["ReflectionService"]
 
 _VERSIONS: Final = {"v1": v1, "v1alpha": v1alpha}
 _SERVER_DESCRIPTORS: Final = Descriptors(FILES, POOL)
 
 
-class OtherServices(Protocol):
-    """Dynamic services."""
-
-    def names(self) -> set[str]:
-        """Return the full names of the current services."""
-        ...
-
-    def descriptors(self) -> Iterable[Descriptors]:
-        """Return their descriptors."""
-        ...
-
-
 class ReflectionService:
-    """Reflection service.
+    """Reflection of fixed and dynamic services; the server's own files take precedence.  A drain ends open streams."""
 
-    Args:
-        services: fixed services of the server.
-        others: dynamic services; the server's own files take precedence.
-        streams: registry of open streams, which a drain ends.
-    """
-
-    def __init__(self, services: Sequence[GrpclibService], others: OtherServices, streams: EndlessCalls) -> None:
+    def __init__(self, services: Sequence[GrpclibService], others: HostedServices, streams: EndlessCalls) -> None:
         self._services = {path.split("/")[1] for service in services for path in service.__mapping__()}
         self._others = others
         self._streams = streams
@@ -59,11 +42,7 @@ class ReflectionService:
         return [_SERVER_DESCRIPTORS, *self._others.descriptors()]
 
     def hold(self, call: Call) -> AbstractContextManager[None]:
-        """Register a stream while the block runs.
-
-        Raises:
-            GRPCError: UNAVAILABLE, the server is shutting down.
-        """
+        """Register a stream while the block runs; raise ``GRPCError`` UNAVAILABLE during shutdown."""
         return self._streams.hold(call)
 
     def __mapping__(self) -> dict[str, Handler]:

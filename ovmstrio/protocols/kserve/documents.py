@@ -32,20 +32,14 @@ __all__ = [
     "statistics_message",
 ]
 
-# ----------------------------------------------------------------------
 # Model configuration
-# ----------------------------------------------------------------------
 
 _BACKEND: Final = "openvino"
-_UNBOUNDED_BATCH_SIZE: Final = 65_536
-"""Reported ``max_batch_size`` of an unbounded batch: clients expect a number."""
+_UNBOUNDED_BATCH_SIZE: Final = 65_536  # Reported ``max_batch_size`` of an unbounded batch: clients expect a number
 
 
 def config_document(known: ModelMetadata) -> dict[str, Any]:
-    """Return the REST document.
-
-    ``max_batch_size`` is positive if all tensors start with a dynamic batch dimension, which ``dims`` then omits.
-    """
+    """Return the REST document; a dynamic batch dimension of all tensors is ``max_batch_size`` and not in ``dims``."""
     rows = _batch_rows(known)
     document: dict[str, Any] = {
         "name": known.name,
@@ -112,9 +106,7 @@ def _type(tensor: dict[str, Any]) -> pb.DataType:
     return pb.DataType[tensor["data_type"]]
 
 
-# ----------------------------------------------------------------------
 # Statistics
-# ----------------------------------------------------------------------
 
 _NANOSECONDS: Final = 1e9
 _MILLISECONDS: Final = 1e3
@@ -149,9 +141,7 @@ def statistics_message(name: str, version: str, counted: VersionStatistics) -> p
     return pb.ModelStatistics(**document, inference_stats=pb.InferStatistics(**calls))
 
 
-# ----------------------------------------------------------------------
 # Extensions and repository index
-# ----------------------------------------------------------------------
 
 _EXTENSIONS: Final = (
     "binary_tensor_data",

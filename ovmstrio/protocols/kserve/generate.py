@@ -57,25 +57,13 @@ _PARAMETERS: Final = "parameters"
 _ID: Final = "id"
 _INT64: Final = range(-(2**63), 2**63)
 _UINT64: Final = range(2**64)
-_MOST_LEVELS: Final = 32
-"""Maximum number of numpy dimensions."""
+_MAX_LEVELS: Final = 32  # Maximum number of numpy dimensions
 
 Array = np.ndarray[Any, Any]
 
 
 def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]) -> InferRequest:
-    """Parse a request body.
-
-    Args:
-        model: name in the path.
-        version: version in the path; may be empty.
-        body: JSON object.
-        inputs: inputs of the servable.
-
-    Raises:
-        MalformedJson: the body is not JSON.
-        InvalidRequest: any other problem; all are reported together.
-    """
+    """Parse a body; raise ``MalformedJson``, or ``InvalidRequest`` with all problems."""
     return run_to_end(_request_in_slices(model, version, body, inputs))
 
 
@@ -131,11 +119,7 @@ def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
 
 
 def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the elements depth first and the shape; a scalar has shape (1,).
-
-    Raises:
-        InvalidRequest: ragged or too deep lists, or an element is null or an object.
-    """
+    """Return the elements depth first and the shape; a scalar has shape (1,)."""
     with json_errors():
         lists = without_arrays(value)
     level = lists if isinstance(lists, list) else [lists]
@@ -145,8 +129,8 @@ def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
         if len(sizes) != 1:
             raise InvalidRequest(f"input {name}: ragged nested list: expected equal lengths on each level")
         shape.append(sizes.pop())
-        if len(shape) > _MOST_LEVELS:
-            raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
+        if len(shape) > _MAX_LEVELS:
+            raise InvalidRequest(f"input {name}: expected lists of at most {_MAX_LEVELS} levels, got more")
         level = list(chain.from_iterable(level))
     if not level:
         raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
@@ -215,13 +199,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def generate_document(response: InferResponse) -> dict[str, Any]:
-    """Return a response as JSON: each output under its name, as a scalar or a flat list.
-
-    An output that a streaming graph sent several times is joined if it is text, else listed.
-
-    Raises:
-        InvalidRequest: JSON cannot represent an output.
-    """
+    """Return a response as JSON: a scalar or flat list per output; streamed text is joined, other chunks are listed."""
     document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         document["id"] = response.id
@@ -236,11 +214,7 @@ def generate_document(response: InferResponse) -> dict[str, Any]:
 
 
 def event(response: InferResponse) -> bytes:
-    """Encode a response as an event.
-
-    Raises:
-        InvalidRequest: JSON cannot represent an output.
-    """
+    """Encode a response as an event."""
     return b"data: %b\n\n" % orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -29,23 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PlainRequests", "decode_request", "read_elements"]
 
-# ----------------------------------------------------------------------
 # Request templates
-# ----------------------------------------------------------------------
 
-_MOST_SIZES: Final = 256
-_MOST_HEAD_BYTES: Final = 1_024
+_MAX_SIZES: Final = 256
+_MAX_HEAD_BYTES: Final = 1_024
 
 
 @dataclass(slots=True)
 class _Template:
     """Template of the requests of one size.
 
-    Attributes:
-        begin: bytes before the first raw content.
-        raws: for each raw content its size and the bytes that follow.
-        request: parsed request without raw contents.
-        missed: requests of this size that did not match.
+    ``raws`` has the size of each raw content and the bytes that follow; ``missed`` counts requests that did not match.
     """
 
     begin: bytes
@@ -69,12 +63,7 @@ class _Template:
 
 
 class PlainRequests:
-    """Cache of request templates, one per message size, for requests with raw or shared-memory tensors.
-
-    Args:
-        raw_tag: protobuf tag of raw contents.
-        message: full message name.
-    """
+    """Cache of request templates, one per message size, for requests with raw or shared-memory tensors."""
 
     __slots__ = ("_by_size", "_message", "_raw_tag")
 
@@ -112,8 +101,8 @@ class PlainRequests:
         if not _is_plain(request):
             return
         begin, raws = self._parts(data)
-        if begin and len(begin) <= _MOST_HEAD_BYTES:
-            if known is None and len(self._by_size) >= _MOST_SIZES:
+        if begin and len(begin) <= _MAX_HEAD_BYTES:
+            if known is None and len(self._by_size) >= _MAX_SIZES:
                 self._by_size.clear()
             kept = InferRequest(request.model_name, request.model_version, request.id, {**request.parameters})
             kept.inputs = _copy_inputs(request.inputs)
@@ -155,25 +144,15 @@ def _is_plain(request: InferRequest) -> bool:
     return all(given.contents is None for given in request.inputs) and all(raw is not None for raw in raws)
 
 
-# ----------------------------------------------------------------------
 # Parsing
-# ----------------------------------------------------------------------
 
-_LIST_MAX_ELEMENTS: Final = 64
-"""Element count up to which a list is cheaper than an array."""
+_LIST_MAX_ELEMENTS: Final = 64  # Element count up to which a list is cheaper than an array
 
 
 def read_elements(
     message: Any, field: str, dtype: np.dtype[Any], *, packed: bool
 ) -> Sequence[Any] | np.ndarray[Any, Any]:
-    """Return the elements of a repeated field; consumes the message.
-
-    Args:
-        message: google.protobuf message.
-        field: field name.
-        dtype: numpy type of the elements.
-        packed: the wire format of the elements equals numpy's memory layout.
-    """
+    """Return the elements of a repeated field; ``packed``: the wire format is numpy's.  Consumes the message."""
     elements = getattr(message, field)
     count = len(elements)
     if count <= _LIST_MAX_ELEMENTS:
@@ -191,8 +170,7 @@ def read_elements(
 
 _Request: Final = message_class("inference.ModelInferRequest")
 
-_VIEW_MIN_BYTES: Final = 32 * 1024
-"""Message size from which on locating raw tensors is cheaper than copying them."""
+_VIEW_MIN_BYTES: Final = 32 * 1024  # Message size from which on locating raw tensors is cheaper than copying them
 
 _MAX_ENTRIES: Final = 1_024
 """Limit of dimensions and parameters: an entry takes two bytes on the wire and many as an object."""
@@ -219,11 +197,7 @@ _templates: Final = PlainRequests(_RAW_INPUT_TAG, _MESSAGE)
 
 
 def decode_request(data: bytes | memoryview) -> InferRequest:
-    """Parse a ``ModelInferRequest``; ``raw_inputs`` of a large message are views of ``data``.
-
-    Raises:
-        InvalidRequest: malformed message, or too many fields.
-    """
+    """Parse a ``ModelInferRequest``; the raw inputs of a large message are views of ``data``."""
     if len(data) >= _VIEW_MIN_BYTES or not isinstance(data, bytes):
         return _parse(data)
     request = _templates.read(data)

@@ -42,8 +42,7 @@ _ERROR_MESSAGE_TAG: Final = b"\x0a"
 _INFER_RESPONSE_TAG: Final = b"\x12"
 
 _UNSIGNED_BITS: Final = 2**64 - 1
-_SMALL_BYTES: Final = 16 * 1024
-"""Size up to which copying twice is cheaper than taking a buffer view."""
+_SMALL_BYTES: Final = 16 * 1024  # Size up to which copying twice is cheaper than taking a buffer view
 
 
 @dataclass(slots=True)

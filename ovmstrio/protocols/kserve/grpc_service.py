@@ -1,6 +1,7 @@
 """``inference.GRPCInferenceService``: the KServe v2 gRPC service with Triton's extensions, over the data plane.
 
 Inference methods use core values, which the codec reads and writes; the other methods use betterproto2 messages.
+Methods raise core errors, which the transport maps to statuses; admin methods raise ``PermissionDenied``.
 """
 
 from __future__ import annotations
@@ -54,79 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_CUDA",
-    "AdministeredService",
     "InferenceService",
-    "ObservationCalls",
-    "RepositoryCalls",
-    "SharedMemoryCalls",
 ]
-
-
-class AdministeredService(pb.GrpcInferenceServiceBase):
-    """Base of the service's method groups."""
-
-    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
-        self._plane = plane
-        self._changes = changes or Changes()
-
-    def _change(self, change: str, **facts: object) -> AbstractContextManager[None]:
-        return self._changes.making(change, current_call().client, **facts)
-
-
-# ----------------------------------------------------------------------
-# Repository extension
-# ----------------------------------------------------------------------
-
-
-class RepositoryCalls(AdministeredService):
-    """Methods of the repository extension; the server has a single, unnamed repository."""
-
-    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """List all known versions.
-
-        Raises:
-            InvalidRequest: a repository name is given.
-        """
-        _check_repository(message.repository_name)
-        entries = repository_index(self._plane, only_ready=message.ready)
-        return pb.RepositoryIndexResponse(
-            [
-                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
-                for entry in entries
-            ]
-        )
-
-    async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Load a model; the load continues if the call is cancelled.
-
-        Raises:
-            PermissionDenied: the caller may not change the server.
-            FailedPrecondition: the server follows its configuration file.
-            InvalidRequest: unknown parameter, or a repository name is given.
-            ModelFailure: loading failed.
-        """
-        with self._change("load", model=message.model_name):
-            _check_repository(message.repository_name)
-            config, files = load_parameters(_parameter_values(message.parameters))
-            await control_of(self._plane).load(message.model_name, config, files)
-        return pb.RepositoryModelLoadResponse()
-
-    async def repository_model_unload(
-        self, message: pb.RepositoryModelUnloadRequest
-    ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model; the unload continues if the call is cancelled.
-
-        Raises:
-            PermissionDenied: the caller may not change the server.
-            FailedPrecondition: the server follows its configuration file.
-            InvalidRequest: unknown parameter, or a repository name is given.
-            NotFound: unknown model.
-        """
-        with self._change("unload", model=message.model_name):
-            _check_repository(message.repository_name)
-            with_callees = unload_parameters(_parameter_values(message.parameters))
-            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
-        return pb.RepositoryModelUnloadResponse()
 
 
 def _parameter_values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
@@ -142,43 +72,6 @@ def _parameter_values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> 
 def _check_repository(name: str) -> None:
     if name:
         raise InvalidRequest(f'repository_name: expected none, as this server has one repository, got "{name}"')
-
-
-# ----------------------------------------------------------------------
-# Trace and logging extensions
-# ----------------------------------------------------------------------
-
-
-class ObservationCalls(AdministeredService):
-    """Methods of the trace and logging extensions."""
-
-    async def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Return that Triton traces are off.
-
-        Raises:
-            NotSupported: the request turns traces on.
-        """
-        if message.settings:
-            levels = [level for each in message.settings.values() for level in each.value]
-            check_trace_settings(list(message.settings), levels)
-        return pb.TraceSettingResponse(
-            {name: pb.TraceSettingResponseSettingValue(value) for name, value in TRACE_SETTINGS.items()}
-        )
-
-    async def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change the given log settings and return all settings.
-
-        Raises:
-            PermissionDenied: the caller may not change the server.
-            FailedPrecondition: the log belongs to an embedding program.
-            InvalidRequest: unknown or contradictory settings, or wrong type.
-            NotSupported: a setting that is fixed at start.
-        """
-        if message.settings:
-            settings = {name: _setting_value(value) for name, value in message.settings.items()}
-            with self._change("log settings", settings=settings):
-                change_log_settings(settings)
-        return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
 
 
 def _setting_value(value: pb.LogSettingsRequestSettingValue) -> object:
@@ -200,91 +93,12 @@ NO_CUDA: Final = (
 )
 
 
-# ----------------------------------------------------------------------
-# Shared-memory extensions
-# ----------------------------------------------------------------------
-
-
-class SharedMemoryCalls(AdministeredService):
-    """Methods of the system and CUDA shared-memory extensions; CUDA is not supported."""
-
-    async def system_shared_memory_status(
-        self, message: pb.SystemSharedMemoryStatusRequest
-    ) -> pb.SystemSharedMemoryStatusResponse:
-        """List one region or all.
-
-        Raises:
-            NotFound: unknown region.
-        """
-        regions = self._plane.regions.listed(message.name)
-        return pb.SystemSharedMemoryStatusResponse({region.name: _status(region) for region in regions})
-
-    async def system_shared_memory_register(
-        self, message: pb.SystemSharedMemoryRegisterRequest
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Register a region.
-
-        Raises:
-            PermissionDenied: the caller may not change the server, or the server may not open the object.
-            ServerError: as :meth:`ClientRegions.register`.
-        """
-        with self._change("shared memory registered", region=message.name):
-            await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    async def system_shared_memory_unregister(
-        self, message: pb.SystemSharedMemoryUnregisterRequest
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Unregister one region or all.
-
-        Raises:
-            PermissionDenied: the caller may not change the server.
-        """
-        with self._change("shared memory unregistered", region=message.name):
-            await unregister_region(self._plane, message.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        """Return no regions."""
-        return pb.CudaSharedMemoryStatusResponse()
-
-    async def cuda_shared_memory_register(
-        self, _: pb.CudaSharedMemoryRegisterRequest
-    ) -> pb.CudaSharedMemoryRegisterResponse:
-        """Refuse.
-
-        Raises:
-            NotSupported: always.
-        """
-        raise NotSupported(NO_CUDA)
-
-    async def cuda_shared_memory_unregister(
-        self, _: pb.CudaSharedMemoryUnregisterRequest
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Do nothing: there are no regions."""
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-
 def _status(region: ClientRegion) -> pb.SystemSharedMemoryStatusResponseRegionStatus:
     return pb.SystemSharedMemoryStatusResponseRegionStatus(region.name, region.key, region.offset, region.byte_size)
 
 
-# ----------------------------------------------------------------------
-# Inference, health and metadata
-# ----------------------------------------------------------------------
-
-
-async def exchange(call: Call, stream: OpenStream) -> None:
-    """Receive requests and send replies until the replies end.
-
-    Requests are not read ahead of the stream, so an idle consumer exerts back-pressure by flow control.
-
-    Raises:
-        InvalidRequest: malformed message; its cause is the transport's error.
-        ServerError: the inputs of a message are not available.
-        GRPCError: a reply is too large.
-        StreamTerminatedError: the call was cancelled.
-    """
+async def _exchange(call: Call, stream: OpenStream) -> None:
+    """Receive requests and send replies; an idle consumer exerts back-pressure by flow control."""
     failure: Exception | None = None
 
     async def receive() -> None:
@@ -344,13 +158,15 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
 _SERVICE: Final = "/inference.GRPCInferenceService"
 
 
-class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
-    """The service.
+class InferenceService(pb.GrpcInferenceServiceBase):
+    """The service; without ``changes`` only clients on this machine may change the server."""
 
-    Args:
-        plane: data plane.
-        changes: permission check of admin changes; by default only clients on this machine.
-    """
+    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
+        self._plane = plane
+        self._changes = changes or Changes()
+
+    def _change(self, change: str, **facts: object) -> AbstractContextManager[None]:
+        return self._changes.making(change, current_call().client, **facts)
 
     def __mapping__(self) -> dict[str, Handler]:
         """Return the handlers by path."""
@@ -383,11 +199,6 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
 
         If a streaming servable fails before the client half-closed, the error is sent as a message and as the status;
         afterwards only as the status.
-
-        Raises:
-            InvalidRequest: the client disconnected before its first message.
-            ServerError: the stream cannot be opened, or failed.
-            GRPCError: a later message is malformed, or a reply is too large.
         """
         first: bytes | None = await call.recv_message(is_decoded=False)
         if first is None:
@@ -410,7 +221,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         try:
             async with self._plane.open_stream(first, KSERVE_GRPC) as stream:
                 opened = True
-                await exchange(call, stream)
+                await _exchange(call, stream)
         except ServerError as error:
             if isinstance(error.__cause__, GRPCError):
                 raise error.__cause__ from None
@@ -429,12 +240,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         return pb.ServerReadyResponse(ready=self._plane.readiness().ready)
 
     async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Return whether a version, or the default version, is ready; a loadable model that is not loaded is not ready.
-
-        Raises:
-            NotFound: unknown name or version.
-            InvalidRequest: the version is not a number.
-        """
+        """Return whether a version, or the default version, is ready; a loadable model that is not loaded is not."""
         try:
             ready = self._plane.model_ready(message.name, message.version, KSERVE_GRPC)
         except NotFound:
@@ -448,13 +254,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         return pb.ServerMetadataResponse(self._plane.server_name, server_version(), extensions_of(self._plane))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        """Return the inputs, outputs and callable versions of a servable.
-
-        Raises:
-            NotFound: unknown or retired name or version.
-            VersionLoading: not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
+        """Return the inputs, outputs and callable versions of a servable."""
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -467,26 +267,105 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
     # Configuration and statistics
 
     async def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """Return the part of Triton's model configuration that load generators read.
-
-        Raises:
-            NotFound: unknown or retired name or version.
-            VersionLoading: not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
+        """Return the part of Triton's model configuration that load generators read."""
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         return pb.ModelConfigResponse(config_message(model))
 
     async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Return the call statistics of a version, of all versions of a model, or of all models.
-
-        Raises:
-            NotFound: unknown or retired name or version.
-            VersionLoading: not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
+        """Return the call statistics of a version, of all versions of a model, or of all models."""
         counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
+
+    # Repository
+
+    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """List all known versions."""
+        _check_repository(message.repository_name)
+        entries = repository_index(self._plane, only_ready=message.ready)
+        return pb.RepositoryIndexResponse(
+            [
+                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
+                for entry in entries
+            ]
+        )
+
+    async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Load a model; the load continues if the call is cancelled."""
+        with self._change("load", model=message.model_name):
+            _check_repository(message.repository_name)
+            config, files = load_parameters(_parameter_values(message.parameters))
+            await control_of(self._plane).load(message.model_name, config, files)
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(
+        self, message: pb.RepositoryModelUnloadRequest
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model; the unload continues if the call is cancelled."""
+        with self._change("unload", model=message.model_name):
+            _check_repository(message.repository_name)
+            with_callees = unload_parameters(_parameter_values(message.parameters))
+            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
+        return pb.RepositoryModelUnloadResponse()
+
+    # Traces and logs
+
+    async def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Return that Triton traces are off; refuse to turn them on."""
+        if message.settings:
+            levels = [level for each in message.settings.values() for level in each.value]
+            check_trace_settings(list(message.settings), levels)
+        return pb.TraceSettingResponse(
+            {name: pb.TraceSettingResponseSettingValue(value) for name, value in TRACE_SETTINGS.items()}
+        )
+
+    async def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Change the given log settings and return all settings."""
+        if message.settings:
+            settings = {name: _setting_value(value) for name, value in message.settings.items()}
+            with self._change("log settings", settings=settings):
+                change_log_settings(settings)
+        return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
+
+    # Shared memory
+
+    async def system_shared_memory_status(
+        self, message: pb.SystemSharedMemoryStatusRequest
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """List one region or all."""
+        regions = self._plane.regions.listed(message.name)
+        return pb.SystemSharedMemoryStatusResponse({region.name: _status(region) for region in regions})
+
+    async def system_shared_memory_register(
+        self, message: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region."""
+        with self._change("shared memory registered", region=message.name):
+            await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(
+        self, message: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Unregister one region or all."""
+        with self._change("shared memory unregistered", region=message.name):
+            await unregister_region(self._plane, message.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        """Return no regions."""
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_shared_memory_register(
+        self, _: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Raise ``NotSupported``."""
+        raise NotSupported(NO_CUDA)
+
+    async def cuda_shared_memory_unregister(
+        self, _: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Do nothing: there are no regions."""
+        return pb.CudaSharedMemoryUnregisterResponse()
 
 
 def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:

@@ -32,20 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["answer_requests"]
 
 _MAX_IN_FLIGHT: Final = 16
-_MAX_QUEUED_BYTES: Final = 4 * 2**20
-"""Limit of the expected size of all responses that wait for their turn."""
+_MAX_QUEUED_BYTES: Final = 4 * 2**20  # Limit of the expected size of all responses that wait for their turn
 
 _ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 _FINAL_RESPONSE: Final = "triton_final_response"
 
 
 async def answer_requests(call: Call, plane: DataPlane, first: bytes) -> None:
-    """Answer a stream whose first, undecoded message has been received.
-
-    Raises:
-        GRPCError: a message is malformed or too large; earlier messages have been answered.
-        Exception: internal error of a request.
-    """
+    """Answer a stream whose first, undecoded message was received; raises ``GRPCError`` after earlier answers."""
     stream = _RequestStream(call, plane)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.receive, first, nursery)

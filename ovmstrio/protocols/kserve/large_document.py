@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
     from ovmstrio.encoding.number_arrays import NumberKind
 
-__all__ = ["LARGE_BYTES", "LargeData", "LargeMember", "count_lists", "read_large_document", "read_large_member"]
+__all__ = ["LARGE_BYTES", "LargeData", "count_lists", "read_large_document", "read_large_member"]
 
 LARGE_BYTES: Final = 4096
 """Minimum body size for which this parser is faster."""
 
 _OPENING, _CLOSING, _BRACE = b"[]{"
-_MAX_MEMBERS: Final = 64
-"""Limit of members of an object: the parser looks up each member linearly."""
+_MAX_MEMBERS: Final = 64  # Limit of members of an object: the parser looks up each member linearly
 _DTYPES: Final = {"d": np.float64, "i": np.int64, "u": np.uint64}
 _PARSER_ERRORS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError)
 """Errors that the parser raises for text, numbers or depth that it does not support."""
@@ -77,14 +76,8 @@ class LargeData:
         return listed
 
 
-class LargeMember(NamedTuple):
-    """Member of an object: a list, or an object of lists.
-
-    Attributes:
-        name: member name.
-        data: the list; None for an object.
-        members: the lists of an object, by name.
-    """
+class _LargeMember(NamedTuple):
+    """Member of an object: a list (``data``), or an object of lists (``members``)."""
 
     name: str
     data: LargeData | None
@@ -95,10 +88,6 @@ def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None
     """Parse a request; None if it is not an ordinary request, valid or not.
 
     The ``data`` of its ``inputs`` are :class:`LargeData`, which keep the parser's memory alive.
-
-    Args:
-        head: JSON text.
-        most_levels: maximum nesting of lists.
     """
     simdjson = _parser_module()
     # The parser accepts a byte order mark, which JSON does not allow.
@@ -110,11 +99,8 @@ def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None
         return None
 
 
-def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> LargeMember | None:
-    """Parse the single member whose name is among ``names``: a list, or an object of lists.
-
-    None for any other document, valid or not.
-    """
+def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> _LargeMember | None:
+    """Parse the single member among ``names``: a list, or an object of lists; None for any other document."""
     simdjson = _parser_module()
     if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
         return None
@@ -123,11 +109,11 @@ def read_large_member(head: Buffer, names: Collection[str], most_levels: int) ->
         (name,) = [name for name in names if name in (_keys(root, simdjson) or ())]
         value = root[name]
         if isinstance(value, simdjson.Array):
-            return LargeMember(name, LargeData(value))
+            return _LargeMember(name, LargeData(value))
         keys = _keys(value, simdjson)
         if keys is None or not all(isinstance(value[key], simdjson.Array) for key in keys):
             return None
-        return LargeMember(name, None, {key: LargeData(value[key]) for key in keys})
+        return _LargeMember(name, None, {key: LargeData(value[key]) for key in keys})
     except _PARSER_ERRORS:
         return None
 

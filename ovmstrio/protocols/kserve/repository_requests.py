@@ -26,11 +26,7 @@ _MAX_CONFIG_CHARACTERS: Final = 64 * 1024
 
 
 def control_of(plane: DataPlane) -> LoadsByName:
-    """Return the model control of the server.
-
-    Raises:
-        FailedPrecondition: explicit model control is off.
-    """
+    """Return the model control, or raise ``FailedPrecondition`` if explicit model control is off."""
     control = control_of_all(plane)
     if control is None:
         raise FailedPrecondition(
@@ -41,11 +37,7 @@ def control_of(plane: DataPlane) -> LoadsByName:
 
 
 def load_parameters(given: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """Return the model configuration (JSON, or None) and the files by parameter name.
-
-    Raises:
-        InvalidRequest: unknown parameter, or wrong type; REST sends files as base64.
-    """
+    """Return the model configuration (JSON or None) and the files by parameter name; REST sends files as base64."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, value in given.items():
@@ -59,11 +51,7 @@ def load_parameters(given: Mapping[str, Any]) -> tuple[str | None, dict[str, byt
 
 
 def unload_parameters(given: Mapping[str, Any]) -> bool:
-    """Return whether to unload the dependents too.
-
-    Raises:
-        InvalidRequest: unknown parameter, or wrong type.
-    """
+    """Return whether to unload the dependents too."""
     for name, value in given.items():
         if name != _DEPENDENTS:
             raise _unknown(name, _DEPENDENTS)

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["observation_rules", "repository_rules", "shared_memory_rules"]
 
-# ----------------------------------------------------------------------
 # Repository extension
-# ----------------------------------------------------------------------
 
 
 def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
@@ -94,9 +92,7 @@ def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
     ]
 
 
-# ----------------------------------------------------------------------
 # Trace and logging extensions
-# ----------------------------------------------------------------------
 
 _TRACES = ("/v2/trace/setting", "/v2/models/<model>/trace/setting")
 
@@ -131,9 +127,7 @@ def observation_rules(changes: Changes) -> list[Rule]:
     ]
 
 
-# ----------------------------------------------------------------------
 # Shared-memory extensions
-# ----------------------------------------------------------------------
 
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"

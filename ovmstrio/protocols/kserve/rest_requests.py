@@ -40,16 +40,10 @@ if TYPE_CHECKING:
     from ovmstrio.encoding.number_arrays import NumberKind
 
 __all__ = [
-    "ELEMENT_TYPES",
     "INPUT_UNREADABLE",
-    "MOST_HEAD_BYTES",
-    "MOST_SIZE",
-    "NUMBER",
     "NUMBER_KINDS",
     "TOO_DEEP",
     "KnownDocuments",
-    "KnownHeads",
-    "as_object",
     "check_count",
     "document_in_slices",
     "json_errors",
@@ -64,29 +58,25 @@ __all__ = [
     "split_body",
 ]
 
-# ----------------------------------------------------------------------
 # Plain documents: flat data, no parameters
-# ----------------------------------------------------------------------
 
-MOST_SIZE: Final = 2**31 - 1
-"""Maximum size of a dimension."""
+_MAX_DIM: Final = 2**31 - 1  # Maximum size of a dimension
 
-NUMBER: Final[frozenset[type]] = frozenset({int, float})
-ELEMENT_TYPES: Final[Mapping[str, frozenset[type]]] = {
+_NUMBER: Final[frozenset[type]] = frozenset({int, float})
+_ELEMENT_TYPES: Final[Mapping[str, frozenset[type]]] = {
     "bool_contents": frozenset({bool}),
     "int_contents": frozenset({int}),
     "int64_contents": frozenset({int}),
     "uint_contents": frozenset({int}),
     "uint64_contents": frozenset({int}),
-    "fp32_contents": NUMBER,
-    "fp64_contents": NUMBER,
+    "fp32_contents": _NUMBER,
+    "fp64_contents": _NUMBER,
     "bytes_contents": frozenset({str}),
 }
 """JSON element types by the gRPC field that carries the elements."""
 
-_FIELDS: Final = {name: (row.contents_field, ELEMENT_TYPES[row.contents_field]) for name, row in BY_NAME.items()}
-_MEMBERS: Final = 4
-"""Number of members of an input with only name, shape, datatype and data."""
+_FIELDS: Final = {name: (row.contents_field, _ELEMENT_TYPES[row.contents_field]) for name, row in BY_NAME.items()}
+_MEMBERS: Final = 4  # Number of members of an input with only name, shape, datatype and data
 
 
 def read_plain_request(model: str, version: str, document: dict[str, Any]) -> InferRequest | None:
@@ -121,7 +111,7 @@ def _plain_input(given: Any) -> InferInput | None:
     if type(shape) is not list or type(data) is not list or not data:
         return None
     for size in shape:
-        if type(size) is not int or not 0 <= size <= MOST_SIZE:
+        if type(size) is not int or not 0 <= size <= _MAX_DIM:
             return None
     field = _FIELDS.get(datatype)
     if field is None or not field[1].issuperset(map(type, data)):
@@ -129,11 +119,9 @@ def _plain_input(given: Any) -> InferInput | None:
     return InferInput(name, datatype, tuple(shape), Contents(field[0], data, is_checked=True))
 
 
-# ----------------------------------------------------------------------
 # Cache of JSON heads of binary requests
-# ----------------------------------------------------------------------
 
-MOST_HEAD_BYTES: Final = 1_024
+_MAX_HEAD_BYTES: Final = 1_024
 _MAX_TEMPLATES: Final = 256
 _SIZE: Final = "binary_data_size"
 
@@ -156,12 +144,8 @@ class _KnownHead(NamedTuple):
     size: int
 
 
-class KnownHeads:
-    """Cache of JSON heads that give the size of every binary input.
-
-    Attributes:
-        missed: requests since the last hit; as misses grow, fewer and fewer heads are stored.
-    """
+class _KnownHeads:
+    """Cache of JSON heads that give the size of every binary input; as misses grow, fewer heads are stored."""
 
     __slots__ = ("_known", "missed")
 
@@ -170,7 +154,6 @@ class KnownHeads:
         self.missed = 0
 
     def read(self, model: str, version: str, head: bytes, tail: memoryview) -> InferRequest | None:
-        """Return the request of a cached head; None otherwise."""
         known = self._known.get(head)
         if known is None or known.size > len(tail):
             return None
@@ -200,27 +183,24 @@ class KnownHeads:
         self._known[head] = _KnownHead(request.id, {**request.parameters}, inputs, tuple(request.outputs), size)
 
 
-# ----------------------------------------------------------------------
 # General reader
-# ----------------------------------------------------------------------
 
-BODY_NO_OBJECT: Final = "Request body should be JSON object"
+_NOT_OBJECT: Final = "Request body should be JSON object"
 NOT_JSON: Final = "The file is not valid json"
 INPUT_UNREADABLE: Final = "Could not parse input content. Not valid ndarray detected"
 NO_INPUTS: Final = "No inputs found"
-OUTPUT_UNREADABLE: Final = "Could not parse outputs content"
-PARAMETERS_UNREADABLE: Final = "Could not parse request parameters"
-UNSUPPORTED_PRECISION: Final = "Could not parse input content. Unsupported data precision detected"
+_OUTPUT_UNREADABLE: Final = "Could not parse outputs content"
+_PARAMETERS_UNREADABLE: Final = "Could not parse request parameters"
+_UNSUPPORTED_PRECISION: Final = "Could not parse input content. Unsupported data precision detected"
 SIZE_INVALID: Final = "Invalid value of the binary data size parameter"
-BUFFER_EXCEEDED: Final = "Received buffer size is smaller than binary_data_size parameter indicates"
-CONTENTS_NOT_EMPTY: Final = "Request contents field is not empty"
+_BUFFER_EXCEEDED: Final = "Received buffer size is smaller than binary_data_size parameter indicates"
+_CONTENTS_NOT_EMPTY: Final = "Request contents field is not empty"
 HEADER_INVALID: Final = "Invalid value of the Inference-Header-Content-Length header"
 TOO_DEEP: Final = "JSON nesting depth exceeded"
 HEADER_EXCEEDED: Final = "Value of the Inference-Header-Content-Length header is larger than the request body"
 
 _MAX_DEPTH: Final = 100
-_DATA_DEPTH: Final = 4
-"""Depth of the list ``data``: inside an object in a list in an object."""
+_DATA_DEPTH: Final = 4  # Depth of the list ``data``: inside an object in a list in an object
 _DATA_LEVELS: Final = _MAX_DEPTH - _DATA_DEPTH + 2
 """Maximum nesting of lists: the list of inputs, and the lists of the data."""
 _DEPTH_ERRORS: Final = ("depth limit", "recursion limit")
@@ -242,18 +222,9 @@ NUMBER_KINDS: Final[dict[str, NumberKind]] = {
 def read_infer_request(
     model: str, version: str, body: Buffer, head_length: str | None = None, known: KnownDocuments | None = None
 ) -> InferRequest:
-    """Parse a body.
+    """Parse a body: JSON of ``head_length`` bytes (None: all), then the tensors of the binary extension.
 
-    Args:
-        model: name in the path.
-        version: version in the path; may be empty.
-        body: JSON, followed by the tensors of the binary extension.
-        head_length: header ``Inference-Header-Content-Length``; None if the body is JSON only.
-        known: cache of earlier documents.
-
-    Raises:
-        MalformedJson: the JSON part is malformed.
-        InvalidRequest: any other problem; all are reported together.
+    ``known`` caches earlier documents.  Raises ``MalformedJson``, or ``InvalidRequest`` with all problems.
     """
     if head_length is None and len(body) < LARGE_BYTES:
         if known is None or type(body) is not bytes:
@@ -264,7 +235,7 @@ def read_infer_request(
             known.note(body, same)
         return same
     head, tail = split_body(memoryview(body), head_length)
-    if known is not None and len(head) <= MOST_HEAD_BYTES:
+    if known is not None and len(head) <= _MAX_HEAD_BYTES:
         return _read_known(model, version, bytes(head), tail, known.heads)
     if len(head) > AT_ONCE_BYTES:
         return run_to_end(read_large_infer_request(model, version, head, tail))
@@ -290,7 +261,7 @@ def _read_small(model: str, version: str, body: Buffer) -> InferRequest:
     return _read_general(InferRequest(model, version), document, _NO_TAIL) if plain is None else plain
 
 
-def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: KnownHeads) -> InferRequest:
+def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: _KnownHeads) -> InferRequest:
     same = known.read(model, version, head, tail)
     if same is None:
         same = _read_general(InferRequest(model, version), parse_document(head), tail)
@@ -324,11 +295,7 @@ def _refuse(text: str, detail: str = "") -> InvalidRequest:
 
 
 def split_body(body: memoryview, head_length: str | None) -> tuple[memoryview, memoryview]:
-    """Split a body into its JSON and its binary tensors.
-
-    Raises:
-        InvalidRequest: the JSON length is not a number, or exceeds the body.
-    """
+    """Split a body into its JSON and its binary tensors."""
     if head_length is None:
         return body, body[len(body) :]
     if not (head_length.isascii() and head_length.isdigit()):
@@ -342,28 +309,18 @@ def split_body(body: memoryview, head_length: str | None) -> tuple[memoryview, m
 
 
 def parse_document(head: Buffer) -> dict[str, Any]:
-    """Parse a JSON object in this thread; see :func:`read_document` for large ones.
-
-    Raises:
-        MalformedJson: malformed JSON.
-        InvalidRequest: not an object, or over a limit.
-    """
+    """Parse a JSON object in this thread; raise ``MalformedJson``, or ``InvalidRequest`` unless it is an object."""
     if len(head) > AT_ONCE_BYTES:
         return run_to_end(document_in_slices(head, None))
     try:
         document = parse_at_once(head)
     except JsonSyntaxError as error:
         raise _refuse_syntax(error) from None
-    return document if type(document) is dict else as_object(document)
+    return document if type(document) is dict else _as_object(document)
 
 
 async def read_document(text: Buffer, limits: JsonLimits = PROTOCOL_DOCUMENT) -> dict[str, Any]:
-    """Parse a JSON object, in a worker thread if it is large; not a checkpoint if it is small.
-
-    Raises:
-        MalformedJson: malformed JSON.
-        InvalidRequest: not an object, or over a limit.
-    """
+    """Parse a JSON object, in a worker thread if it is large; raises as :func:`parse_document`."""
     if len(text) <= AT_ONCE_BYTES:
         return parse_document(text)
     return await run_in_slices(document_in_slices(text, None, limits))
@@ -372,17 +329,12 @@ async def read_document(text: Buffer, limits: JsonLimits = PROTOCOL_DOCUMENT) ->
 def document_in_slices(
     text: Buffer, arrays: list[NumberArray] | None, limits: JsonLimits = PROTOCOL_DOCUMENT
 ) -> Generator[None, None, dict[str, Any]]:
-    """Parse a JSON object in slices; ``arrays`` as in :func:`read_json`.
-
-    Raises:
-        MalformedJson: malformed JSON.
-        InvalidRequest: not an object, or over a limit.
-    """
+    """Parse a JSON object in slices; ``arrays`` as in :func:`read_json`; raises as :func:`parse_document`."""
     if len(text) <= AT_ONCE_BYTES:
         return parse_document(text)
     with json_errors():
         document = yield from read_json(text, limits, arrays=arrays)
-    return as_object(document)
+    return _as_object(document)
 
 
 @contextmanager
@@ -402,10 +354,9 @@ def _refuse_syntax(error: JsonSyntaxError) -> InvalidRequest:
     return MalformedJson(f"{NOT_JSON} - {error}")
 
 
-def as_object(document: Any) -> dict[str, Any]:
-    """Return a document that must be an object; raise ``InvalidRequest`` otherwise."""
+def _as_object(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
-        raise _refuse(BODY_NO_OBJECT, f"got {kind_of(document)}")
+        raise _refuse(_NOT_OBJECT, f"got {kind_of(document)}")
     return document
 
 
@@ -435,12 +386,12 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
         return {}
     given = holder["parameters"]
     if not isinstance(given, dict):
-        raise _refuse(PARAMETERS_UNREADABLE, f"expected an object, got {kind_of(given)}")
+        raise _refuse(_PARAMETERS_UNREADABLE, f"expected an object, got {kind_of(given)}")
     for name, value in given.items():
         if not isinstance(value, (str, bool, int)):
             found = "a fraction" if isinstance(value, float) else kind_of(value)
             detail = f"{name[:80]}: expected a text, whole number or boolean, got {found}"
-            raise _refuse(PARAMETERS_UNREADABLE, detail)
+            raise _refuse(_PARAMETERS_UNREADABLE, detail)
     return given
 
 
@@ -456,7 +407,7 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     for number, output in enumerate(given):
         with wrong:
             if not isinstance(output, dict) or not isinstance(output.get("name"), str):
-                raise _refuse(OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
+                raise _refuse(_OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
             requested.append(RequestedOutput(output["name"], _parameters(output)))
     wrong.tell()
     return requested
@@ -497,7 +448,7 @@ def _input(given: Any) -> InferInput:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise _refuse(INPUT_UNREADABLE, "expected an object with a name for each input")
     name, shape, datatype = given["name"], given.get("shape"), given.get("datatype")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= MOST_SIZE for size in shape):
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= _MAX_DIM for size in shape):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: shape must be a list of whole numbers, 0 or more")
     if not isinstance(datatype, str):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: datatype must be a text such as FP32")
@@ -508,11 +459,7 @@ def _input(given: Any) -> InferInput:
 
 
 def read_contents(read: InferInput, data: Any) -> Contents | None:
-    """Return the JSON elements of an input; None if there are none although the shape is not empty.
-
-    Raises:
-        InvalidRequest: elements do not fit the datatype, or the datatype cannot be sent as JSON.
-    """
+    """Return the JSON elements of an input; None if there are none although the shape is not empty."""
     if isinstance(data, LargeData | NumberArray):
         contents = _large_contents(read, data)
         if contents is not None:
@@ -527,9 +474,9 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
         return None
     datatype = BY_NAME.get(read.datatype)
     if datatype is None:
-        raise _refuse(UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
-    allowed = ELEMENT_TYPES[datatype.contents_field]
-    if allowed is NUMBER and str in (kinds := set(map(type, values))) and kinds <= NUMBER | {str}:
+        raise _refuse(_UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
+    allowed = _ELEMENT_TYPES[datatype.contents_field]
+    if allowed is _NUMBER and str in (kinds := set(map(type, values))) and kinds <= _NUMBER | {str}:
         values = [_NOT_FINITE.get(value, value) for value in values]
     unexpected = set(map(type, values)) - allowed
     if unexpected:
@@ -582,7 +529,7 @@ def _assign_tail(request: InferRequest, tail: memoryview) -> None:
             continue
         if size > len(tail) - at:
             detail = f"input {given.name}: {size} bytes announced, {len(tail) - at} left"
-            raise _refuse(BUFFER_EXCEEDED, detail)
+            raise _refuse(_BUFFER_EXCEEDED, detail)
         raw.append(tail[at : at + size])
         at += size
         is_any_raw = True
@@ -597,7 +544,7 @@ def _binary_size(given: InferInput, tail_length: int, *, sole: bool) -> int | No
     if "binary_data_size" in given.parameters:
         size = given.parameters["binary_data_size"]
         if given.contents is not None and len(given.contents.values):
-            raise _refuse(CONTENTS_NOT_EMPTY, f"input {given.name} has both data and binary_data_size")
+            raise _refuse(_CONTENTS_NOT_EMPTY, f"input {given.name} has both data and binary_data_size")
         given.contents = None
         if type(size) is not int or size < 0:
             raise _refuse(SIZE_INVALID, f"input {given.name}: expected a whole number, 0 or more, got {size!r}")
@@ -622,12 +569,9 @@ def _size_of(given: InferInput) -> int:
     return size
 
 
-# ----------------------------------------------------------------------
 # Cache of JSON documents
-# ----------------------------------------------------------------------
 
-_MAX_TEMPLATE_BYTES: Final = 1_024
-"""Maximum size of a cached document without its numbers."""
+_MAX_TEMPLATE_BYTES: Final = 1_024  # Maximum size of a cached document without its numbers
 _KEY: Final = b'"data":'
 
 
@@ -648,16 +592,14 @@ class _KnownDocument(NamedTuple):
 class KnownDocuments:
     """Cache of documents with a single flat tensor and no parameters, keyed by the text before the data.
 
-    Attributes:
-        heads: cache for requests with binary tensors.
-        missed: requests since the last hit; as misses grow, fewer and fewer documents are examined.
+    ``heads`` caches requests with binary tensors; as misses grow, fewer and fewer documents are examined.
     """
 
     __slots__ = ("_known", "heads", "missed")
 
     def __init__(self) -> None:
         self._known: dict[bytes, _KnownDocument] = {}
-        self.heads = KnownHeads()
+        self.heads = _KnownHeads()
         self.missed = 0
 
     def read(self, model: str, version: str, body: bytes) -> InferRequest | None:
@@ -699,7 +641,7 @@ class KnownDocuments:
 def _known(key: bytes, end: bytes, request: InferRequest) -> _KnownDocument:
     (given,) = request.inputs
     field = BY_NAME[given.datatype].contents_field
-    about = given.name, given.datatype, given.shape, field, ELEMENT_TYPES[field]
+    about = given.name, given.datatype, given.shape, field, _ELEMENT_TYPES[field]
     return _KnownDocument(key, end, request.id, *about, tuple(request.outputs))
 
 

@@ -33,24 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["HEAD_LENGTH", "InferHead", "answer_infer", "check_version", "render_infer_answer"]
 
 _PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
-_MAX_ONE_CALL_BYTES: Final = 64 * 1024
-"""Output size that takes about a millisecond to print."""
-_MAX_JOINED_BYTES: Final = 256 * 1024
-"""Output size up to which one copy is cheaper than a vectored write."""
+_MAX_ONE_CALL_BYTES: Final = 64 * 1024  # Output size that takes about a millisecond to print
+_MAX_JOINED_BYTES: Final = 256 * 1024  # Output size up to which one copy is cheaper than a vectored write
 _NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY
 
 
 HEAD_LENGTH: Final = "inference-header-content-length"
-_MIN_LONG_DIGITS: Final = 5
-"""Digits of a JSON length that may be too long to parse on the event loop."""
+_MIN_LONG_DIGITS: Final = 5  # Digits of a JSON length that may be too long to parse on the event loop
 
 
 def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpAnswer:
-    """Encode a response in the form that the request selects.
-
-    Raises:
-        InvalidRequest: JSON cannot represent an output.
-    """
+    """Encode a response in the form that the request selects; raise ``InvalidRequest`` if JSON cannot represent it."""
     return _render_sized(request, response)[0]
 
 
@@ -165,12 +158,7 @@ _MAX_VERSION: Final = 2**63 - 1
 
 
 def check_version(version: str) -> str:
-    """Return the version of a path if it is valid; empty is the default version.
-
-    Raises:
-        InvalidRequest: not an integer.
-        NotFound: larger than any version can be.
-    """
+    """Return the version of a path (empty: default); raise ``InvalidRequest`` or ``NotFound`` for invalid ones."""
     if version and not (version.isascii() and version.isdigit()):
         raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
     if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
@@ -192,9 +180,6 @@ def answer_infer(
     """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 
     ``body`` must not change until the response is complete.
-
-    Raises:
-        ServerError: the request is refused.
     """
     model, version, json_length = head
     if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _MIN_LONG_DIGITS):

@@ -27,8 +27,7 @@ _LEVELS: Final = {
     "log_error": logging.ERROR,
 }
 """Triton's settings and the log levels that they enable, lowest first."""
-_LOGGER_LEVELS: Final = "log_levels"
-"""Additional setting: levels of individual loggers."""
+_LOGGER_LEVELS: Final = "log_levels"  # Additional setting: levels of individual loggers
 _OFF: Final = logging.CRITICAL
 _ABOVE: Final = dict(zip(_LEVELS, [*list(_LEVELS.values())[1:], _OFF], strict=True))
 _FIXED: Final = {"log_file": "--log_path", "log_format": "--log_format"}
@@ -37,11 +36,7 @@ _MAX_SHOWN_NAMES: Final = 8
 
 
 def check_trace_settings(names: list[str], levels: list[str]) -> None:
-    """Accept only settings that turn traces off.
-
-    Raises:
-        NotSupported: any other setting.
-    """
+    """Raise ``NotSupported`` unless the settings turn traces off."""
     if names != ["trace_level"] or levels not in (["OFF"], []):
         raise NotSupported(
             "Triton traces are not supported, only trace_level OFF; for request times see /v2/models/stats, /metrics, "
@@ -67,10 +62,7 @@ def log_settings() -> dict[str, bool | int | str]:
 def change_log_settings(changes: Mapping[str, Any]) -> None:
     """Change the log level: enabling a level enables all higher ones, disabling it disables all lower ones.
 
-    Raises:
-        FailedPrecondition: the log belongs to an embedding program.
-        InvalidRequest: unknown setting, wrong type, or a level is off while a lower one is on.
-        NotSupported: a setting that is fixed at start.
+    Raises ``FailedPrecondition`` if an embedding program owns the log, ``NotSupported`` for settings fixed at start.
     """
     if not changes:
         return
@@ -103,11 +95,7 @@ def _set_logger_levels(text: object) -> None:
 
 
 def set_log_level(level: int) -> None:
-    """Set the lowest logged level, as a ``logging`` number.
-
-    Raises:
-        FailedPrecondition: the log belongs to an embedding program.
-    """
+    """Set the lowest logged level (``logging`` number), unless an embedding program owns the log."""
     _check_own_log()
     if level != LOG_LEVEL.value:
         LOG_LEVEL.set(level)

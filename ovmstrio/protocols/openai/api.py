@@ -29,7 +29,7 @@ __all__ = ["PREFIXES", "Body", "OpenAIApi", "model_of", "read_document"]
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Path prefixes: OVMS's, OpenAI's, and an intermediate one of OVMS."""
 
-_MOST_NAMES: Final = 8
+_MAX_NAMES: Final = 8
 _NAME_CHARACTERS: Final = 80
 _MAX_MODEL_CHARACTERS: Final = 1024
 
@@ -44,13 +44,7 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenAIApi:
-    """OpenAI API over one data plane.
-
-    Attributes:
-        plane: data plane.
-        max_body_bytes: limit of a decoded body.
-        form: error format.
-    """
+    """OpenAI API over one data plane; ``max_body_bytes`` limits decoded bodies."""
 
     plane: DataPlane
     max_body_bytes: int
@@ -59,23 +53,13 @@ class OpenAIApi:
     def rules(
         self, path: str, method: str, view: View, *, has_tasks: bool = False, prefixes: tuple[str, ...] = PREFIXES
     ) -> list[Rule]:
-        """Return the routes of a path, such as ``/chat/completions``, below all given prefixes.
-
-        ``has_tasks`` gives the view a nursery, for streamed responses.  All routes require an API key if keys are
-        configured.
-        """
+        """Return the routes of a path below the prefixes; ``has_tasks`` gives the view a nursery."""
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
         options["need"] = Need.GENERATE
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
     async def body(self, request: HttpRequest) -> Body:
-        """Parse a JSON body.
-
-        Raises:
-            MalformedJson: malformed JSON, or not an object.
-            InvalidField: no model.
-            PayloadTooLarge: the decoded body is too large.
-        """
+        """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``."""
         data = await inflated_body(request, self.max_body_bytes)
         document = await read_document(data)
         return Body(document, model_of(document), len(data))
@@ -83,18 +67,11 @@ class OpenAIApi:
     async def call(
         self, request: HttpRequest, name: str, task: Task | None, *, is_stream: bool = False
     ) -> ObservedCall:
-        """Lease the service that a body names; the call ends with the block of the returned context manager.
-
-        Args:
-            request: HTTP request.
-            name: service name.
-            task: required task; None if services of several tasks are accepted.
-            is_stream: the response is an event stream.
+        """Lease the service that a body names, as ``DataPlane.call``.
 
         Raises:
             ServiceMissing: unknown service; the message lists the known ones.
-            NotSupported: the service does not support the task.
-            ServerError: as ``DataPlane.call``.
+            NotSupported: the service does not support ``task`` (None: any).
         """
         method = "Stream" if is_stream else "Unary"
         sent_id = request.header("x-request-id") or ""
@@ -107,19 +84,14 @@ class OpenAIApi:
     def missing(self, name: str) -> ServiceMissing:
         """Return the error for an unknown service."""
         known = sorted(self.plane.statuses())
-        more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-        names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MOST_NAMES])
+        more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
+        names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MAX_NAMES])
         available = f"available: {names}{more}" if known else "no model is loaded"
         return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {available}")
 
 
 async def read_document(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object, in a worker thread if it is large; not a checkpoint if it is small.
-
-    Raises:
-        MalformedJson: malformed JSON, not an object, or too deep.
-        InvalidField: over a limit.
-    """
+    """Parse a JSON object, in a worker thread if it is large; raise ``MalformedJson`` or ``InvalidField``."""
     try:
         document = await parse_json(body, parse=parse_strictly)
     except JsonSyntaxError as error:
@@ -132,11 +104,7 @@ async def read_document(body: bytes) -> dict[str, Any]:
 
 
 def model_of(document: dict[str, Any]) -> str:
-    """Return the model that a body names.
-
-    Raises:
-        InvalidField: missing, not a string, or too long.
-    """
+    """Return the model that a body names; raise ``InvalidField`` if it is missing or invalid."""
     model = document.get("model")
     if model is None:
         raise InvalidField("model field is missing in JSON body", field="model", code="missing_required_parameter")

@@ -15,28 +15,22 @@ from ovmstrio.protocols.openai.request_fields import (
     read_stream_options,
     read_tools,
 )
-from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head, text_rules
+from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.core.generation import CallDelta, Finish, GenerationLimits, Piece, TokenLogprob
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
-    from ovmstrio.transport.http.router import Rule
 
-__all__ = ["Chat", "ChatEvents", "WholeChat", "chat_rules"]
+__all__ = ["Chat"]
 
-# ----------------------------------------------------------------------
 # Responses
-# ----------------------------------------------------------------------
 
 
-class WholeChat(WholeTexts):
-    """Builder of a complete response."""
-
+class _ChatBuilder(WholeTexts):
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Return the response."""
         return {
             **answer_head("chatcmpl", "chat.completion", self._model),
             "choices": [
@@ -52,15 +46,7 @@ class WholeChat(WholeTexts):
         }
 
 
-class ChatEvents(EventsOfTexts):
-    """Writer of response chunks.
-
-    Args:
-        model: model name in the body.
-        asked: parsed request.
-        write_error: encodes a failure.
-    """
-
+class _ChatStream(EventsOfTexts):
     def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
         super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), asked, write_error)
         self._started: set[int] = set()
@@ -109,9 +95,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
     return {"content": [logprob_document(token) for token in tokens], "refusal": None}
 
 
-# ----------------------------------------------------------------------
 # Endpoint
-# ----------------------------------------------------------------------
 
 
 class Chat:
@@ -135,18 +119,13 @@ class Chat:
         wrong.tell()
         return Asked((request,), options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, asked: Asked) -> WholeChat:
+    def whole(self, body: Body, asked: Asked) -> _ChatBuilder:
         """Create a response builder."""
-        return WholeChat(body.model, asked.requests[0].n, has_logprobs=asked.requests[0].logprobs)
+        return _ChatBuilder(body.model, asked.requests[0].n, has_logprobs=asked.requests[0].logprobs)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> ChatEvents:
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _ChatStream:
         """Create a chunk writer."""
-        return ChatEvents(body.model, asked, write_error)
-
-
-def chat_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the routes."""
-    return text_rules(api, "/chat/completions", Chat())
+        return _ChatStream(body.model, asked, write_error)
 
 
 def _read_conversation(fields: Fields) -> Conversation:

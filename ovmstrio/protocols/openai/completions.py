@@ -8,32 +8,26 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.errors import ContextExceeded, Gathered
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, check_length, shown
 from ovmstrio.protocols.openai.request_fields import make_request, read_max_tokens, read_stream_options
-from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head, text_rules
+from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.core.generation import Finish, GenerationLimits, Piece, TokenIds, TokenLogprob
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
-    from ovmstrio.transport.http.router import Rule
 
-__all__ = ["CompletionEvents", "Completions", "WholeCompletion", "completion_rules"]
+__all__ = ["Completions"]
 
-# ----------------------------------------------------------------------
 # Responses
-# ----------------------------------------------------------------------
 
 
 def _head(model: str) -> dict[str, Any]:
     return answer_head("cmpl", "text_completion", model)
 
 
-class WholeCompletion(WholeTexts):
-    """Builder of a complete response."""
-
+class _CompletionBuilder(WholeTexts):
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Return the response."""
         choices = [
             _choice(index, "".join(text.text), _logprobs(text.logprobs, 0) if self._has_logprobs else None, text.finish)
             for index, text in enumerate(self._texts)
@@ -41,21 +35,12 @@ class WholeCompletion(WholeTexts):
         return {**_head(self._model), "choices": choices, "usage": usage.document()}
 
 
-class CompletionEvents(EventsOfTexts):
-    """Writer of response chunks.
-
-    Args:
-        model: model name in the body.
-        asked: parsed request.
-        write_error: encodes a failure.
-    """
-
+class _CompletionStream(EventsOfTexts):
     def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
         super().__init__(_head(model), asked, write_error)
         self._lengths: dict[int, int] = {}
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Encode a chunk."""
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""
         logprobs = None
@@ -89,9 +74,7 @@ def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------
 # Endpoint
-# ----------------------------------------------------------------------
 
 _MAX_PROMPTS: Final = 1024
 
@@ -125,19 +108,14 @@ class Completions:
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
         return Asked(requests, options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, asked: Asked) -> WholeCompletion:
+    def whole(self, body: Body, asked: Asked) -> _CompletionBuilder:
         """Create a response builder."""
         first = asked.requests[0]
-        return WholeCompletion(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
+        return _CompletionBuilder(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> CompletionEvents:
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _CompletionStream:
         """Create a chunk writer."""
-        return CompletionEvents(body.model, asked, write_error)
-
-
-def completion_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the routes."""
-    return text_rules(api, "/completions", Completions())
+        return _CompletionStream(body.model, asked, write_error)
 
 
 def _read_logprobs(fields: Fields) -> bool:

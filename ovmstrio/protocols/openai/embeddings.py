@@ -31,8 +31,7 @@ __all__ = ["embedding_rules"]
 _MAX_INPUTS: Final = 500
 _TOKEN_ID_LIMIT: Final = 2**31
 _FORMATS: Final = ("float", "base64")
-_MAX_ONE_CALL_BYTES: Final = 256 * 1024
-"""Size of vectors that is encoded within one or two milliseconds."""
+_MAX_ONE_CALL_BYTES: Final = 256 * 1024  # Size of vectors that is encoded within one or two milliseconds
 _INVALID_FORMAT: Final = "encoding_format should either base64 or float"
 _INVALID_INPUT: Final = "input should be string, array of strings or array of integers"
 
@@ -60,11 +59,7 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None]:
-    """Return the inputs, whether base64 is requested, and the dimensions.
-
-    Raises:
-        InvalidField: invalid fields; all are reported together.
-    """
+    """Return the inputs, whether base64 is requested, and the dimensions."""
     wrong = Gathered()
     fields = Fields(document, wrong)
     form = fields.get("encoding_format")

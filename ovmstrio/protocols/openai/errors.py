@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import HttpAnswer
 
-__all__ = ["FORMS", "ErrorForm", "OpenAIErrors", "OvmsErrors"]
+__all__ = ["FORMS", "ErrorForm", "OpenAIErrors"]
 
 _MAX_MESSAGE_CHARACTERS: Final = 4096
 _FAILURE: Final = "internal error; the server's log has the details"
@@ -110,7 +110,7 @@ _ERROR_KINDS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
 
 
 def _kind_and_code(error: Exception) -> tuple[str, str]:
-    kind, code = next((kind, code) for made, kind, code in _ERROR_KINDS if isinstance(error, made))
+    kind, code = next((kind, code) for category, kind, code in _ERROR_KINDS if isinstance(error, category))
     return kind, error.code if isinstance(error, InvalidField) else code
 
 
@@ -119,16 +119,14 @@ _NODE_ERROR_PREFIX: Final = (
     'Calculator::Process() for node "LLMExecutor" failed: '
 )
 _NOT_JSON: Final = "The file is not valid json"
-_READ_FIRST: Final = frozenset({"model", "stream"})
-"""Fields that OVMS parses before it looks up the model."""
+_READ_FIRST: Final = frozenset({"model", "stream"})  # Fields that OVMS parses before it looks up the model
 _PRECONDITION_FAILED: Final = 412
 
 
-class OvmsErrors(ErrorForm):
+class _OvmsErrors(ErrorForm):
     """OVMS's format, ``{"error": text}``, with its texts and statuses."""
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Convert an error to a response."""
         match error:
             case ServiceMissing():
                 return json_answer({"error": GRAPH_MISSING}, 404)
@@ -141,9 +139,8 @@ class OvmsErrors(ErrorForm):
         return error_answer(error)
 
     def event(self, error: Exception) -> bytes:
-        """Encode an error as bare JSON, as OVMS does within a stream."""
         return orjson.dumps({"error": error.message if isinstance(error, ServerError) else _FAILURE})
 
 
-FORMS: Final[Mapping[str, ErrorForm]] = {"openai": OpenAIErrors(), "ovms": OvmsErrors()}
+FORMS: Final[Mapping[str, ErrorForm]] = {"openai": OpenAIErrors(), "ovms": _OvmsErrors()}
 """Formats by the values of ``--openai_errors``."""

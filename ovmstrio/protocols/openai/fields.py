@@ -18,26 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_NAME_CHARACTERS",
-    "MAX_OBJECT_SIZE",
     "MAX_PROMPT_TOKENS",
-    "MOST_LEVELS",
     "Fields",
     "PromptSize",
     "are_tokens",
     "check_length",
     "check_passed_over",
     "check_passed_over_of_responses",
-    "is_too_deep",
     "type_of",
 ]
 
-UNSIGNED: Final = range(2**32)
-"""OVMS's range of unsigned integers."""
+_UNSIGNED: Final = range(2**32)  # OVMS's range of unsigned integers
 
-MOST_LEVELS: Final = 64
-"""Maximum nesting of values that are passed on unparsed."""
+_MAX_LEVELS: Final = 64  # Maximum nesting of values that are passed on unparsed
 
-MAX_OBJECT_SIZE: Final = 2**18
+_MAX_OBJECT_SIZE: Final = 2**18
 """Maximum characters and members of an object that is passed on unparsed, such as a JSON schema."""
 
 MAX_PROMPT_TOKENS: Final = 2**18
@@ -75,10 +70,9 @@ def shown(value: Any) -> str:
     return type_of(value)
 
 
-def is_too_deep(value: Any) -> bool:
-    """Return whether lists and objects nest deeper than :data:`MOST_LEVELS`."""
+def _is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(_MAX_LEVELS + 1):
         level = [
             inner
             for each in level
@@ -91,12 +85,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 class PromptSize:
-    """Counter of prompt characters and of list objects in a body.
-
-    Args:
-        limits: limits of the model; None if the endpoint checks its text itself.
-        field: field with most of the text, for errors.
-    """
+    """Counter of prompt characters and of list objects in a body; ``field`` is where most of the text is."""
 
     __slots__ = ("_field", "_limits", "_most", "characters", "objects")
 
@@ -108,11 +97,7 @@ class PromptSize:
         self.objects = 0
 
     def add(self, characters: int) -> None:
-        """Count prompt characters.
-
-        Raises:
-            ContextExceeded: the prompt cannot fit the context; raised immediately to stop parsing.
-        """
+        """Count characters; raise ``ContextExceeded`` immediately if the prompt cannot fit the context."""
         self.characters += characters
         if self.characters > self._most and self._limits is not None:
             raise prompt_too_long(self._limits, self._field, self.characters)
@@ -130,13 +115,9 @@ def are_tokens(values: list[Any], most: int) -> bool:
 
 
 class Fields:
-    """Reader of an object's fields.  Null counts as absent; invalid values are recorded and read as None.
+    """Reader of an object's fields.  Null counts as absent; invalid values are recorded in ``wrong`` and read as None.
 
-    Args:
-        document: the object.
-        wrong: error collector.
-        at: path of the object; empty for the body.
-        prompt: counter of prompt characters and list objects of the body.
+    ``at`` is the path of the object in the body; ``prompt`` counts prompt characters and list objects.
     """
 
     __slots__ = ("_at", "_document", "_wrong", "prompt")
@@ -192,13 +173,17 @@ class Fields:
         return value
 
     def prompt_text(self, name: str, message: str = "") -> str | None:
-        """Return a string that becomes part of the prompt.
-
-        Raises:
-            ContextExceeded: the prompt cannot fit the context.
-        """
+        """Return a string that becomes part of the prompt."""
         value = self.text(name, message)
         self.prompt.add(len(value or ""))
+        return value
+
+    def choice(self, name: str, values: tuple[str, ...], message: str = "") -> str | None:
+        """Return one of several strings."""
+        value = self.name_text(name, message)
+        if value is not None and value not in values:
+            self.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
+            return None
         return value
 
     def name_text(self, name: str, message: str = "") -> str | None:
@@ -228,8 +213,8 @@ class Fields:
         value: int | None = self._typed(name, int, f"{self.path(name)} is not an unsigned integer")
         if value is None:
             return None
-        if value not in UNSIGNED:
-            above = f"{self.path(name)} value can't be greater than {UNSIGNED[-1]}"
+        if value not in _UNSIGNED:
+            above = f"{self.path(name)} value can't be greater than {_UNSIGNED[-1]}"
             self.refuse(name, above if value > 0 else f"{self.path(name)} is not an unsigned integer", got=shown(value))
             return None
         if value < least:
@@ -254,21 +239,17 @@ class Fields:
         return value
 
     def mapping(self, name: str, message: str = "", *, is_prompt: bool = False) -> dict[str, Any] | None:
-        """Return an object that is passed on unparsed, with bounded depth and size.
-
-        Raises:
-            ContextExceeded: the object becomes part of the prompt (``is_prompt``), which cannot fit the context.
-        """
+        """Return an object that is passed on unparsed, with bounded depth and size."""
         value: dict[str, Any] | None = self._typed(name, dict, message or f"{self.path(name)} is not an object")
         if value is None:
             return None
-        size = size_of(value, MAX_OBJECT_SIZE)
+        size = size_of(value, _MAX_OBJECT_SIZE)
         self.prompt.add(size if is_prompt else 0)
-        if size > MAX_OBJECT_SIZE:
-            self.refuse(name, f"{self.path(name)}: expected at most {MAX_OBJECT_SIZE} characters and members")
+        if size > _MAX_OBJECT_SIZE:
+            self.refuse(name, f"{self.path(name)}: expected at most {_MAX_OBJECT_SIZE} characters and members")
             return None
-        if is_too_deep(value):
-            self.refuse(name, f"{self.path(name)}: expected at most {MOST_LEVELS} nested lists and objects")
+        if _is_too_deep(value):
+            self.refuse(name, f"{self.path(name)}: expected at most {_MAX_LEVELS} nested lists and objects")
             return None
         return value
 
@@ -292,9 +273,7 @@ class Fields:
                 self._wrong.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
-# ----------------------------------------------------------------------
 # Ignored fields: checked for their type, as OpenAI does
-# ----------------------------------------------------------------------
 
 _TEXT_FIELDS: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier", "verbosity")
 _OBJECT_FIELDS: Final = ("metadata", "prediction")

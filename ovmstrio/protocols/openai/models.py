@@ -26,11 +26,7 @@ _STARTED: Final = int(time.time())
 
 
 def model_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the routes of the list and of single models.
-
-    Below ``/v1`` the path of a model is TensorFlow Serving's; for OpenAI models its document contains both APIs'
-    fields.
-    """
+    """Return the routes; below ``/v1`` a model's path is TensorFlow Serving's, whose document has both APIs' fields."""
 
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.

@@ -46,8 +46,7 @@ __all__ = ["answer_payload", "takes_payloads"]
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
 _TEXTS: Final = ("/chat/completions", "/completions")
-_NAMED: Final = "/responses"
-"""Path whose events have names."""
+_NAMED: Final = "/responses"  # Path whose events have names
 _DONE: Final = frozenset({b"[DONE]", b"data: [DONE]", b"data:[DONE]"})
 """Last line of a stream that ends itself, as a document or as an encoded event."""
 _CHANGED_HEADERS: Final = frozenset({"content-encoding", "content-length"})
@@ -56,14 +55,8 @@ _CHANGED_HEADERS: Final = frozenset({"content-encoding", "content-length"})
 async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> HttpAnswer | None:
     """Pass a request to the service that it addresses; None if there is none.
 
-    Args:
-        api: OpenAI API.
-        request: request whose route has a nursery.
-        path: path after the prefix.
-
-    Raises:
-        PayloadTooLarge: the request or response body is too large.
-        ServerError: the service failed before its first event.
+    ``path`` is the path after the prefix; the route must have a nursery.  Raises ``PayloadTooLarge`` for request or
+    response.
     """
     body = await inflated_body(request, api.max_body_bytes)
     document = await _read_document(body)
@@ -81,11 +74,7 @@ async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> Htt
 
 
 async def _read_document(body: bytes) -> dict[str, Any]:
-    """Return a JSON object body; an empty one for any other body.
-
-    Raises:
-        InvalidField: over a limit.
-    """
+    """Return a JSON object body; an empty one for any other body."""
     if body[:1] not in b"{ \t\r\n":
         return {}
     try:
@@ -98,7 +87,6 @@ async def _read_document(body: bytes) -> dict[str, Any]:
 
 
 def _small_document(body: bytes) -> dict[str, Any]:
-    """Return a JSON object body; an empty one for any other body."""
     try:
         document = orjson.loads(body) if body[:1] in b"{ \t\r\n" else None
     except orjson.JSONDecodeError:
@@ -132,20 +120,12 @@ def takes_payloads(plane: DataPlane, name: str) -> bool:
 
 
 class _RawCall:
-    """Call of the service with one raw request."""
-
     def __init__(self, api: OpenAIApi, name: str, request: HttpRequest) -> None:
         self._api = api
         self._name = name
         self._request = request
 
     async def _call(self, *, is_stream: bool) -> tuple[ObservedCall, PayloadService]:
-        """Lease the service.
-
-        Raises:
-            ServiceMissing: the service does not accept raw requests.
-            ServerError: as ``DataPlane.call``.
-        """
         request = self._request
         method = "Stream" if is_stream else "Unary"
         sent_id, size = request.header("x-request-id") or "", len(request.body)
@@ -193,11 +173,7 @@ class _RawCall:
 
 
 def _join_documents(documents: Sequence[PayloadDocument]) -> HttpAnswer:
-    """Join documents: several JSON documents into a list, others by concatenation.
-
-    Raises:
-        GraphFailure: the documents have several types.
-    """
+    """Join documents: several JSON documents into a list, others by concatenation."""
     if not documents:
         return HttpAnswer(204)
     types = list(dict.fromkeys(document.media_type for document in documents))

@@ -16,33 +16,23 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
 
 __all__ = [
-    "StreamOptions",
-    "Tools",
     "flattened",
     "make_request",
     "read_max_tokens",
     "read_messages",
-    "read_number_of_texts",
     "read_response_format",
-    "read_sampling",
-    "read_stop",
     "read_stream_options",
     "read_tools",
-    "refuse_unserved",
     "role_of",
 ]
 
-# ----------------------------------------------------------------------
 # Sampling
-# ----------------------------------------------------------------------
 
 _MAX_STOPS: Final = 16
-_MAX_STOP_CHARACTERS: Final = 1024
-"""Maximum length of a stop string, which is compared at every character."""
+_MAX_STOP_CHARACTERS: Final = 1024  # Maximum length of a stop string, which is compared at every character
 _MAX_SPECULATIVE_TOKENS: Final = 100
 """Maximum number of speculative tokens per step, which are computed even if rejected."""
-_MAX_PENALTY: Final = 1e6
-"""Limit of penalties without a specified range."""
+_MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
 
 _UNSUPPORTED: Final[Mapping[str, str]] = {
     "logit_bias": "the generation library has no logit bias",
@@ -64,8 +54,7 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
 """Unsupported fields that would change the result, with a hint; null and false values are accepted."""
 
 
-def read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
-    """Return the sampling parameters; ``is_stream`` excludes beam search."""
+def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=_read_min_tokens(fields, max_tokens),
@@ -99,8 +88,7 @@ def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, least
     return found
 
 
-def read_number_of_texts(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
-    """Return the number of choices."""
+def _read_n(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
     n = fields.unsigned("n", least=1, message="n value should be greater than 0") or 1
     if n > limits.best_of_limit:
         fields.refuse("n", f"n exceeds limit provided in graph config: {limits.best_of_limit}", got=str(n))
@@ -109,8 +97,7 @@ def read_number_of_texts(fields: Fields, limits: GenerationLimits, best_of: int)
     return n
 
 
-def read_stop(fields: Fields) -> tuple[str, ...]:
-    """Return the stop strings."""
+def _read_stop(fields: Fields) -> tuple[str, ...]:
     value = fields.get("stop")
     if value is None:
         return ()
@@ -134,8 +121,7 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def refuse_unserved(fields: Fields) -> None:
-    """Refuse unsupported fields that would change the result."""
+def _refuse_unsupported(fields: Fields) -> None:
     for name, reason in _UNSUPPORTED.items():
         if fields.get(name):
             fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
@@ -219,9 +205,7 @@ def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
     return tuple(ids)
 
 
-# ----------------------------------------------------------------------
 # Response format
-# ----------------------------------------------------------------------
 
 _TEXT_GRAMMARS: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
     "regex": (GrammarKind.REGEX, ("regex", "pattern")),
@@ -232,10 +216,7 @@ _KINDS: Final = ("text", "json_object", "json_schema", "regex", "grammar", "stru
 
 
 def read_response_format(fields: Fields, name: str = "response_format") -> Grammar | None:
-    """Return the output grammar; None for unconstrained text.
-
-    A schema is below ``json_schema`` or, in the Responses API, next to the type.
-    """
+    """Return the output grammar, or None; the Responses API has the schema next to the type."""
     form = fields.within(name)
     if form is None:
         return None
@@ -283,16 +264,14 @@ def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
     return None
 
 
-# ----------------------------------------------------------------------
-# Tools
-# ----------------------------------------------------------------------
+# _Tools
 
 _TOOL_CHOICES: Final = frozenset({"none", "auto", "required"})
 _FUNCTION: Final = "function"
 _ALLOWED: Final = "allowed_tools"
 
 
-class Tools(NamedTuple):
+class _Tools(NamedTuple):
     """Tools and tool choice, as in ``Conversation``."""
 
     tools: tuple[Mapping[str, Any], ...]
@@ -300,27 +279,26 @@ class Tools(NamedTuple):
     name: str
 
 
-def read_tools(fields: Fields) -> Tools:
+def read_tools(fields: Fields) -> _Tools:
     """Return the tools; none if the choice forbids calls."""
     choice, name, allowed = _read_choice(fields)
     tools = tuple(
-        _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
+        _read_tool(tool) for tool in fields.objects("tools", "_Tools are not an array", "Tool is not a JSON object")
     )
     if allowed is not None:
         tools = _keep_allowed(tools, allowed, fields)
     if choice == "none":
-        return Tools((), choice, "")
+        return _Tools((), choice, "")
     if not tools and choice in {"required", _FUNCTION}:
         fields.refuse("tool_choice", "tool_choice is only allowed when tools are specified")
     elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
         fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
-    return Tools(tools, choice, name)
+    return _Tools(tools, choice, name)
 
 
 def _keep_allowed(
     tools: tuple[Mapping[str, Any], ...], allowed: set[str], fields: Fields
 ) -> tuple[Mapping[str, Any], ...]:
-    """Keep the allowed tools."""
     for name in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
         fields.refuse("tool_choice", "tool_choice allows a function that is not among the tools", got=shown(name))
     return tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
@@ -345,7 +323,6 @@ def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
 
 
 def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
-    """Return an ``allowed_tools`` choice, which chat nests in an object."""
     holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
     if holder is None:
         return "auto", "", set()
@@ -404,9 +381,7 @@ def _read_function(fields: Fields) -> Mapping[str, Any]:
     return function
 
 
-# ----------------------------------------------------------------------
 # Messages
-# ----------------------------------------------------------------------
 
 _TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -506,36 +481,34 @@ def flattened(fields: Fields, name: str) -> str:
     return "\n".join(texts)
 
 
-# ----------------------------------------------------------------------
 # Common request
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
+class _StreamOptions:
     """Usage reporting of a stream: at the end (``tells_usage``) or in every chunk (``counts_on``)."""
 
     tells_usage: bool = False
     counts_on: bool = False
 
 
-def read_stream_options(fields: Fields, *, is_stream: bool) -> StreamOptions:
+def read_stream_options(fields: Fields, *, is_stream: bool) -> _StreamOptions:
     """Return the stream options, including vLLM's ``continuous_usage_stats``."""
     if fields.get("stream_options") is None:
-        return StreamOptions()
+        return _StreamOptions()
     if not is_stream:
         fields.refuse("stream_options", "stream_options provided, but stream not set to true")
-        return StreamOptions()
+        return _StreamOptions()
     options = fields.within("stream_options")
     if options is None:
-        return StreamOptions()
+        return _StreamOptions()
     known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
     unknown = sorted(options.names() - known)
     if unknown:
         message = "Found unexpected stream options. Properties accepted in stream_options: include_usage"
         fields.refuse("stream_options", message, got=", ".join(name[:40] for name in unknown[:4]))
     tells_usage = options.flag("include_usage", "stream_options.include_usage is not a boolean")
-    return StreamOptions(bool(tells_usage), bool(tells_usage and options.flag("continuous_usage_stats")))
+    return _StreamOptions(bool(tells_usage), bool(tells_usage and options.flag("continuous_usage_stats")))
 
 
 def make_request(
@@ -550,14 +523,14 @@ def make_request(
     deadline: float,
 ) -> GenerationRequest:
     """Return the request for one prompt, from the fields common to all endpoints."""
-    sampling = read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
+    sampling = _read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
     keeps_special = fields.flag("skip_special_tokens") is False
     request = GenerationRequest(
         prompt,
         sampling,
-        stop=read_stop(fields),
+        stop=_read_stop(fields),
         keeps_stop=bool(fields.flag("include_stop_str_in_output")),
-        n=read_number_of_texts(fields, limits, sampling.best_of),
+        n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,
         echo=echo,
         grammar=read_response_format(fields),
@@ -566,6 +539,6 @@ def make_request(
         parses=not keeps_special,
         deadline=deadline,
     )
-    refuse_unserved(fields)
+    _refuse_unsupported(fields)
     check_passed_over(fields)
     return request

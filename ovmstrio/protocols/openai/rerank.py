@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["rerank_rules"]
 
 _MAX_DOCUMENTS: Final = 500
-_VERSION: Final = "2"
-"""Version of Cohere's API."""
+_VERSION: Final = "2"  # Version of Cohere's API
 
 
 class _RerankRequest(NamedTuple):
@@ -64,11 +63,6 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def _read(document: Mapping[str, Any]) -> _RerankRequest:
-    """Parse a body.
-
-    Raises:
-        InvalidField: invalid fields; all are reported together.
-    """
     wrong = Gathered()
     fields = Fields(document, wrong)
     query = fields.text("query", "query is not a string")

@@ -22,27 +22,24 @@ from ovmstrio.protocols.openai.request_fields import (
     read_tools,
     role_of,
 )
-from ovmstrio.protocols.openai.text_endpoint import Asked, text_rules
+from ovmstrio.protocols.openai.text_endpoint import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ovmstrio.core.generation import GenerationLimits, Piece, TokenLogprob
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
-    from ovmstrio.transport.http.router import Rule
 
-__all__ = ["Event", "OutputItems", "ResponseEvents", "Responses", "WholeResponse", "read_input", "response_rules"]
+__all__ = ["Responses"]
 
-# ----------------------------------------------------------------------
 # Input items
-# ----------------------------------------------------------------------
 
 _IGNORED_ITEMS: Final = frozenset({"reasoning"})
 """Input items that are ignored: earlier reasoning is not sent to the model again."""
 
 
-def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Return instructions and input items as messages; tool calls join the preceding assistant message."""
     messages: list[dict[str, Any]] = []
     instructions = fields.prompt_text("instructions")
@@ -89,21 +86,17 @@ def _add_tool_call(messages: list[dict[str, Any]], item: Fields) -> None:
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
-# ----------------------------------------------------------------------
 # Output items
-# ----------------------------------------------------------------------
 
 
-class Event(NamedTuple):
-    """Event: type without the prefix ``response.``, and data without the sequence number."""
+class _Event(NamedTuple):
+    """_Event: type without the prefix ``response.``, and data without the sequence number."""
 
     kind: str
     data: Mapping[str, Any]
 
 
 class _Item(ABC):
-    """Output item under construction."""
-
     def __init__(self, prefix: str, place: int) -> None:
         self.id = f"{prefix}_{uuid4().hex}"
         self.place = place
@@ -117,23 +110,23 @@ class _Item(ABC):
     def at(self) -> dict[str, Any]:
         return {"item_id": self.id, "output_index": self.place}
 
-    def begin(self) -> Iterator[Event]:
-        yield Event("output_item.added", {"output_index": self.place, "item": self.document("in_progress")})
+    def begin(self) -> Iterator[_Event]:
+        yield _Event("output_item.added", {"output_index": self.place, "item": self.document("in_progress")})
         yield from self.begin_part()
 
-    def end(self, status: str) -> Iterator[Event]:
+    def end(self, status: str) -> Iterator[_Event]:
         yield from self.end_part()
-        yield Event("output_item.done", {"output_index": self.place, "item": self.document(status)})
+        yield _Event("output_item.done", {"output_index": self.place, "item": self.document(status)})
 
-    def begin_part(self) -> Iterator[Event]:
+    def begin_part(self) -> Iterator[_Event]:
         return iter(())
 
     @abstractmethod
-    def grow(self, text: str) -> Event:
+    def grow(self, text: str) -> _Event:
         """Append text; return the delta event."""
 
     @abstractmethod
-    def end_part(self) -> Iterator[Event]:
+    def end_part(self) -> Iterator[_Event]:
         """Return the events that complete the text."""
 
     @abstractmethod
@@ -148,16 +141,16 @@ class _Reasoning(_Item):
     def _part(self) -> Mapping[str, Any]:
         return {"type": "summary_text", "text": self.text}
 
-    def begin_part(self) -> Iterator[Event]:
-        yield Event("reasoning_summary_part.added", {**self.at, "summary_index": 0, "part": self._part()})
+    def begin_part(self) -> Iterator[_Event]:
+        yield _Event("reasoning_summary_part.added", {**self.at, "summary_index": 0, "part": self._part()})
 
-    def grow(self, text: str) -> Event:
+    def grow(self, text: str) -> _Event:
         self.parts.append(text)
-        return Event("reasoning_summary_text.delta", {**self.at, "summary_index": 0, "delta": text})
+        return _Event("reasoning_summary_text.delta", {**self.at, "summary_index": 0, "delta": text})
 
-    def end_part(self) -> Iterator[Event]:
-        yield Event("reasoning_summary_text.done", {**self.at, "summary_index": 0, "text": self.text})
-        yield Event("reasoning_summary_part.done", {**self.at, "summary_index": 0, "part": self._part()})
+    def end_part(self) -> Iterator[_Event]:
+        yield _Event("reasoning_summary_text.done", {**self.at, "summary_index": 0, "text": self.text})
+        yield _Event("reasoning_summary_part.done", {**self.at, "summary_index": 0, "part": self._part()})
 
     def document(self, status: str) -> Mapping[str, Any]:
         return {"id": self.id, "type": "reasoning", "status": status, "summary": [self._part()] if self.parts else []}
@@ -172,19 +165,19 @@ class _Message(_Item):
     def _part(self) -> Mapping[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
-    def begin_part(self) -> Iterator[Event]:
+    def begin_part(self) -> Iterator[_Event]:
         self._is_started = True
-        yield Event("content_part.added", {**self.at, "content_index": 0, "part": self._part()})
+        yield _Event("content_part.added", {**self.at, "content_index": 0, "part": self._part()})
 
-    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Event:
+    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> _Event:
         self.parts.append(text)
         added = [logprob_document(token) for token in logprobs]
         self.logprobs += added
-        return Event("output_text.delta", {**self.at, "content_index": 0, "delta": text, "logprobs": added})
+        return _Event("output_text.delta", {**self.at, "content_index": 0, "delta": text, "logprobs": added})
 
-    def end_part(self) -> Iterator[Event]:
-        yield Event("output_text.done", {**self.at, "content_index": 0, "text": self.text, "logprobs": self.logprobs})
-        yield Event("content_part.done", {**self.at, "content_index": 0, "part": self._part()})
+    def end_part(self) -> Iterator[_Event]:
+        yield _Event("output_text.done", {**self.at, "content_index": 0, "text": self.text, "logprobs": self.logprobs})
+        yield _Event("content_part.done", {**self.at, "content_index": 0, "part": self._part()})
 
     def document(self, status: str) -> Mapping[str, Any]:
         content = [self._part()] if self._is_started else []
@@ -198,12 +191,12 @@ class _ToolCall(_Item):
         self._call_id = call_id or f"call_{uuid4().hex}"
         self._name = name
 
-    def grow(self, text: str) -> Event:
+    def grow(self, text: str) -> _Event:
         self.parts.append(text)
-        return Event("function_call_arguments.delta", {**self.at, "delta": text})
+        return _Event("function_call_arguments.delta", {**self.at, "delta": text})
 
-    def end_part(self) -> Iterator[Event]:
-        yield Event("function_call_arguments.done", {**self.at, "name": self._name, "arguments": self.text})
+    def end_part(self) -> Iterator[_Event]:
+        yield _Event("function_call_arguments.done", {**self.at, "name": self._name, "arguments": self.text})
 
     def document(self, status: str) -> Mapping[str, Any]:
         return {
@@ -216,7 +209,7 @@ class _ToolCall(_Item):
         }
 
 
-class OutputItems:
+class _OutputItems:
     """Output items of a response; at most the last one is open."""
 
     def __init__(self) -> None:
@@ -224,10 +217,10 @@ class OutputItems:
         self._open: _Item | None = None
 
     def documents(self, status: str = "in_progress") -> list[Mapping[str, Any]]:
-        """Return the documents of all items; ``status`` applies to an open last item."""
+        """Return all documents; ``status`` applies to an open last item."""
         return [*self._ended, *([] if self._open is None else [self._open.document(status)])]
 
-    def take(self, piece: Piece) -> Iterator[Event]:
+    def take(self, piece: Piece) -> Iterator[_Event]:
         """Append a delta and yield its events."""
         if piece.reasoning:
             if not isinstance(self._open, _Reasoning):
@@ -245,7 +238,7 @@ class OutputItems:
             if delta.arguments:
                 yield self._delta(delta.arguments)
 
-    def end(self, status: str) -> Iterator[Event]:
+    def end(self, status: str) -> Iterator[_Event]:
         """Close the last item and yield its events; an empty response has an empty message."""
         if self._open is None and not self._ended:
             yield from self._open_item(_Message(0))
@@ -255,30 +248,26 @@ class OutputItems:
     def _next_place(self) -> int:
         return len(self._ended) + (self._open is not None)
 
-    def _delta(self, text: str) -> Event:
+    def _delta(self, text: str) -> _Event:
         assert self._open is not None  # noqa: S101 - opened by the caller
         return self._open.grow(text)
 
-    def _open_item(self, item: _Item) -> Iterator[Event]:
+    def _open_item(self, item: _Item) -> Iterator[_Event]:
         yield from self._close_item("completed")
         self._open = item
         yield from item.begin()
 
-    def _close_item(self, status: str) -> Iterator[Event]:
+    def _close_item(self, status: str) -> Iterator[_Event]:
         item, self._open = self._open, None
         if item is not None:
             yield from item.end(status)
             self._ended.append(item.document(status))
 
 
-# ----------------------------------------------------------------------
 # Responses
-# ----------------------------------------------------------------------
 
 
 class _Response:
-    """Response document: the request's parameters, status, output and usage."""
-
     def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
         request = asked.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
@@ -316,60 +305,50 @@ class _Response:
         }
 
 
-class WholeResponse:
-    """Builder of a complete response."""
-
+class _ResponseBuilder:
     def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
         self._response = _Response(model, document, asked)
-        self._items = OutputItems()
+        self._items = _OutputItems()
         self._status = "completed"
 
     def take(self, index: int, piece: Piece) -> None:
-        """Append a delta."""
         del index
         for _ in self._items.take(piece):
             pass
         self._status = _status(piece, self._status)
 
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Return the response."""
         for _ in self._items.end(self._status):
             pass
         return self._response.document(self._status, self._items.documents(), usage)
 
 
-class ResponseEvents:
-    """Writer of typed, numbered events."""
-
+class _ResponseStream:
     def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
         self._response = _Response(model, document, asked)
-        self._items = OutputItems()
+        self._items = _OutputItems()
         self._status = "completed"
         self._number = 0
 
     def begin(self) -> bytes:
-        """Encode the first events."""
         document = {"response": self._response.document("in_progress", (), None)}
-        return self._encode((Event("created", document), Event("in_progress", document)))
+        return self._encode((_Event("created", document), _Event("in_progress", document)))
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Encode a delta."""
         del index, usage
         self._status = _status(piece, self._status)
         return self._encode(self._items.take(piece))
 
     def end(self, usage: Usage) -> bytes:
-        """Encode the end of the open item and of the response."""
         ended = self._encode(self._items.end(self._status))
         document = self._response.document(self._status, self._items.documents(), usage)
-        return ended + self._encode((Event(self._status, {"response": document}),)) + DONE
+        return ended + self._encode((_Event(self._status, {"response": document}),)) + DONE
 
     def fail(self, error: Exception) -> bytes:
-        """Encode a failure with the partial response."""
         document = self._response.document("failed", self._items.documents("incomplete"), None, error)
-        return self._encode((Event("failed", {"response": document}),)) + DONE
+        return self._encode((_Event("failed", {"response": document}),)) + DONE
 
-    def _encode(self, events: Iterable[Event]) -> bytes:
+    def _encode(self, events: Iterable[_Event]) -> bytes:
         written = []
         for kind, data in events:
             document = {"type": f"response.{kind}", "sequence_number": self._number, **data}
@@ -402,13 +381,10 @@ def _choice(prompt: Conversation) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool in the Responses API's flat form."""
     return {"type": "function", "description": None, "strict": False, **tool["function"]}
 
 
-# ----------------------------------------------------------------------
 # Endpoint
-# ----------------------------------------------------------------------
 
 _UNSUPPORTED: Final[Mapping[str, str]] = {
     "previous_response_id": "responses are not stored; send the conversation as input",
@@ -427,7 +403,7 @@ class Responses:
         wrong = Gathered()
         fields = Fields(document, wrong, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
-        messages = read_input(fields)
+        messages = _read_input(fields)
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
@@ -454,19 +430,14 @@ class Responses:
         wrong.tell()
         return Asked((replace(request, grammar=grammar or request.grammar),))
 
-    def whole(self, body: Body, asked: Asked) -> WholeResponse:
+    def whole(self, body: Body, asked: Asked) -> _ResponseBuilder:
         """Create a response builder."""
-        return WholeResponse(body.model, body.document, asked)
+        return _ResponseBuilder(body.model, body.document, asked)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> ResponseEvents:
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
         """Create an event writer, which encodes failures itself."""
         del write_error
-        return ResponseEvents(body.model, body.document, asked)
-
-
-def response_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the routes."""
-    return text_rules(api, "/responses", Responses())
+        return _ResponseStream(body.model, body.document, asked)
 
 
 def _read_template_options(fields: Fields) -> Mapping[str, Any]:

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import OpenAIApi
-from ovmstrio.protocols.openai.chat import chat_rules
-from ovmstrio.protocols.openai.completions import completion_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.errors import FORMS
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_payload
 from ovmstrio.protocols.openai.rerank import rerank_rules
-from ovmstrio.protocols.openai.responses import response_rules
 from ovmstrio.protocols.openai.speech import speech_rules
+from ovmstrio.protocols.openai.text_documents import TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
 from ovmstrio.transport.http.responses import json_answer
@@ -36,14 +35,12 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["media_rules", "openai_health_rules", "openai_rules", "unknown_path_rules"]
+__all__ = ["openai_rules"]
 
-# ----------------------------------------------------------------------
 # Health
-# ----------------------------------------------------------------------
 
 
-def openai_health_rules(api: OpenAIApi) -> list[Rule]:
+def _health_rules(api: OpenAIApi) -> list[Rule]:
     """Return the unauthenticated ``/health`` route, which benchmarks and balancers of vLLM and llama.cpp use."""
 
     async def health(_: HttpRequest) -> HttpAnswer:
@@ -55,15 +52,13 @@ def openai_health_rules(api: OpenAIApi) -> list[Rule]:
     return [rule("/health", "GET", health, is_hot=True, need=Need.NOTHING)]
 
 
-# ----------------------------------------------------------------------
 # Unsupported and unknown paths
-# ----------------------------------------------------------------------
 
 _NO_IMAGES: Final = "this server does not generate images"
 _UNSUPPORTED: Final = {"/images/generations": _NO_IMAGES, "/images/edits": _NO_IMAGES, "/images/variations": _NO_IMAGES}
 
 
-def media_rules(api: OpenAIApi) -> list[Rule]:
+def _image_rules(api: OpenAIApi) -> list[Rule]:
     """Return the image routes, which only graphs that accept raw requests may answer."""
 
     async def refuse(request: HttpRequest) -> HttpAnswer:
@@ -76,11 +71,8 @@ def media_rules(api: OpenAIApi) -> list[Rule]:
     return [rule for path in _UNSUPPORTED for rule in api.rules(path, "POST", refuse, has_tasks=True)]
 
 
-def unknown_path_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
-    """Return the catch-all routes below ``/v3``, which services may answer; ``/v1`` has other APIs too.
-
-    ``known`` are the routes that take precedence.
-    """
+def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
+    """Return the routes of all other paths below ``/v3``, which services may answer; ``/v1`` has other APIs too."""
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         target = f"{request.method} {request.path}"
@@ -96,33 +88,28 @@ def unknown_path_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
     return [rule for method in ("GET", "POST") for rule in create(method=method)]
 
 
-# ----------------------------------------------------------------------
 # All endpoints
-# ----------------------------------------------------------------------
+
+
+def _text_rules(api: OpenAIApi) -> list[Rule]:
+    return [rule for path, endpoint in TEXT_ENDPOINTS.items() for rule in text_rules(api, path, endpoint)]
+
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
-    chat_rules,
-    completion_rules,
+    _text_rules,
     embedding_rules,
     rerank_rules,
     tokenize_rules,
     model_rules,
-    openai_health_rules,
-    response_rules,
+    _health_rules,
     transcription_rules,
     speech_rules,
-    media_rules,
+    _image_rules,
 )
 
 
 def openai_rules(plane: DataPlane, max_body_bytes: int, errors: str = "openai") -> list[Rule]:
-    """Return the routes over one data plane.
-
-    Args:
-        plane: data plane.
-        max_body_bytes: limit of a decoded body.
-        errors: error format, a key of ``FORMS``.
-    """
+    """Return the routes over one data plane; ``errors`` is a key of ``FORMS``."""
     api = OpenAIApi(plane, max_body_bytes, FORMS[errors])
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
-    return [*rules, *unknown_path_rules(api, rules)]
+    return [*rules, *_catch_all_rules(api, rules)]

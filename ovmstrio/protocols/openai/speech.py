@@ -106,23 +106,18 @@ def _delta(audio: bytes) -> bytes:
 
 
 def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
-    """Parse a body.
-
-    Raises:
-        InvalidField: invalid fields; all are reported together.
-    """
     wrong = Gathered()
     fields = Fields(document, wrong)
-    stream = _choice(fields, "stream_format", (_AUDIO, _EVENTS))
-    form = SoundForm(_choice(fields, "response_format", tuple(each.value for each in SoundForm)) or SoundForm.WAV)
+    stream = fields.choice("stream_format", (_AUDIO, _EVENTS), "stream_format field is not a string")
+    forms = tuple(each.value for each in SoundForm)
+    form = SoundForm(fields.choice("response_format", forms, "response_format field is not a string") or SoundForm.WAV)
     is_streamed = stream is not None or form not in _LENGTH_IN_HEADER
     text = _read_text(fields, is_streamed=is_streamed)
     voice = fields.name_text("voice", "voice field is not a string")
     language = fields.name_text("language", "language field is not a string")
     speed = _read_speed(fields)
     if fields.text("instructions", "instructions field is not a string"):
-        message = "instructions are not supported: a voice has a fixed style"
-        fields.refuse("instructions", message, code="unsupported_parameter")
+        fields.refuse("instructions", "instructions are not supported", code="unsupported_parameter")
     wrong.tell()
     request = SpeechRequest(text, voice or "", language or "", speed, form, is_streamed, deadline)
     return _ParsedRequest(request, stream == _EVENTS)
@@ -132,8 +127,7 @@ def _read_text(fields: Fields, *, is_streamed: bool) -> str:
     text = fields.text("input", "input field is not a string")
     if text is None:
         if fields.get("input") is None:
-            message = "input field is missing in JSON body"
-            fields.refuse("input", message, code="missing_required_parameter")
+            fields.refuse("input", "input field is missing in JSON body", code="missing_required_parameter")
         return ""
     most = _MAX_STREAMED_CHARACTERS if is_streamed else _MAX_COMPLETE_CHARACTERS
     if len(text) > most:
@@ -153,11 +147,3 @@ def _read_speed(fields: Fields) -> float:
         return 1.0
     # The model checks the range; clamp because huge integers do not convert to float.
     return float(max(-1e9, min(1e9, speed)))
-
-
-def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
-    value = fields.name_text(name, f"{name} field is not a string")
-    if value is not None and value not in values:
-        fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
-        return None
-    return value

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.protocols.openai.text_endpoint import Asked, TextEndpoint
 
-__all__ = ["OpenAITexts"]
+__all__ = ["TEXT_ENDPOINTS", "OpenAITexts"]
 
 _JSON: Final = "application/json"
 _DATA: Final = b"data: "
 _END: Final = b"[DONE]"
-_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
+TEXT_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
     "/chat/completions": Chat(),
     "/completions": Completions(),
     "/responses": Responses(),
@@ -48,14 +48,7 @@ class OpenAITexts:
     async def answer(
         self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
     ) -> None:
-        """Answer a request with a model; the path selects the endpoint.  The caller is charged for the tokens.
-
-        Raises:
-            NotSupported: not a text endpoint.
-            InvalidRequest: invalid body.
-            CallerLimited: the caller has used up its token quota.
-            ServerError: as ``TextGenerator.generate``, and as ``send``.
-        """
+        """Answer a request with a model; the path selects the endpoint.  The caller is charged for the tokens."""
         endpoint = _endpoint_of(request.path)
         document = await read_document(request.body)
         body = Body(document, model_of({"model": name, **document}), len(request.body))
@@ -71,10 +64,10 @@ class OpenAITexts:
 
 def _endpoint_of(path: str) -> TextEndpoint:
     # Of two paths with a common ending the longer one is listed first.
-    for known, endpoint in _ENDPOINTS.items():
+    for known, endpoint in TEXT_ENDPOINTS.items():
         if path.endswith(known):
             return endpoint
-    raise NotSupported(f"expected {', '.join(_ENDPOINTS)} below /v3 or /v1, got {path:.80}")
+    raise NotSupported(f"expected {', '.join(TEXT_ENDPOINTS)} below /v3 or /v1, got {path:.80}")
 
 
 async def _answer_complete(

@@ -2,8 +2,8 @@
 
 ::
 
-    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> Whole ─> one document
-                                                    └─> Streamed ─> events, as deltas arrive
+    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> _ResponseBuilder ─> one document
+                                                    └─> _ResponseStream ─> events, as deltas arrive
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Asked",
     "EventsOfTexts",
-    "Streamed",
     "TextEndpoint",
     "Usage",
-    "Whole",
     "WholeTexts",
     "answer_head",
     "generate_all",
@@ -53,10 +51,8 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-_MAX_INLINE_BYTES: Final = 2**18
-"""Maximum size of a body that is parsed on the event loop."""
-_MAX_CONCURRENT_PROMPTS: Final = 32
-"""Maximum number of concurrent prompts of one body."""
+_MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the event loop
+_MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of one body
 
 
 class Asked(NamedTuple):
@@ -87,54 +83,40 @@ class Usage:
         }
 
 
-class Whole(Protocol):
+class _ResponseBuilder(Protocol):
     """Builder of a complete response; ``index`` counts the choices of all prompts."""
 
-    def take(self, index: int, piece: Piece) -> None:
-        """Append a delta."""
-        ...
+    def take(self, index: int, piece: Piece) -> None: ...
 
-    def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Return the response."""
-        ...
+    def document(self, usage: Usage) -> Mapping[str, Any]: ...
 
 
-class Streamed(Protocol):
+class _ResponseStream(Protocol):
     """Encoder of deltas as events."""
 
     def begin(self) -> bytes:
         """Encode the first events, once a prompt is accepted; if empty, errors still have an HTTP status."""
         ...
 
-    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Encode a delta; may be empty."""
-        ...
+    def write(self, index: int, piece: Piece, usage: Usage) -> bytes: ...
 
-    def end(self, usage: Usage) -> bytes:
-        """Encode the end."""
-        ...
+    def end(self, usage: Usage) -> bytes: ...
 
-    def fail(self, error: Exception) -> bytes:
-        """Encode a failure, which ends the stream."""
-        ...
+    def fail(self, error: Exception) -> bytes: ...
 
 
 class TextEndpoint(Protocol):
     """Text generation endpoint: format of bodies and responses."""
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
-        """Parse a body.
-
-        Raises:
-            InvalidField: invalid fields; all are reported together.
-        """
+        """Parse a body; raise ``InvalidField`` with all problems."""
         ...
 
-    def whole(self, body: Body, asked: Asked) -> Whole:
+    def whole(self, body: Body, asked: Asked) -> _ResponseBuilder:
         """Create a response builder."""
         ...
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> Streamed:
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
         """Create an event encoder; ``write_error`` encodes errors in the configured format."""
         ...
 
@@ -181,14 +163,12 @@ async def _answer_complete(api: OpenAIApi, endpoint: TextEndpoint, request: Http
 
 
 class _EventStream:
-    """Event stream of one request."""
-
     def __init__(self, api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> None:
         self._api = api
         self._endpoint = endpoint
         self._request = request
         self._body = body
-        self._streamed: Streamed | None = None
+        self._streamed: _ResponseStream | None = None
 
     def fail(self, error: Exception) -> bytes:
         return self._api.form.event(error) if self._streamed is None else self._streamed.fail(error)
@@ -233,11 +213,7 @@ async def generate_all(
     take: Callable[[int, Piece], Awaitable[None]],
     begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> None:
-    """Pass the deltas of all requests to ``take``, and count tokens in ``usage``.
-
-    Raises:
-        ServerError: the first failure; the other requests are cancelled.
-    """
+    """Pass the deltas of all requests to ``take`` and count tokens; the first failure cancels the other requests."""
 
     async def run(position: int, request: GenerationRequest) -> None:
         async with open_generation(model, request) as generation:
@@ -274,15 +250,12 @@ async def generate_all(
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """Return the first error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error.with_traceback(None)
 
 
-# ----------------------------------------------------------------------
 # Common parts of chat and completions
-# ----------------------------------------------------------------------
 
 
 def answer_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
@@ -291,13 +264,7 @@ def answer_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 
 
 class WholeTexts:
-    """Base of response builders.
-
-    Args:
-        model: model name in the body.
-        texts: number of choices, of all prompts.
-        has_logprobs: return token probabilities.
-    """
+    """Base of response builders."""
 
     def __init__(self, model: str, texts: int, *, has_logprobs: bool) -> None:
         self._model = model
@@ -310,13 +277,7 @@ class WholeTexts:
 
 
 class EventsOfTexts:
-    """Base of event encoders.
-
-    Args:
-        head: fields common to all events.
-        asked: parsed request.
-        write_error: encodes a failure.
-    """
+    """Base of event encoders; ``head`` has the fields common to all events."""
 
     def __init__(self, head: Mapping[str, Any], asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
         self._head = head

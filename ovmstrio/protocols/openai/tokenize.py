@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["tokenize_rules"]
 
-_MAX_INLINE_TOKENS: Final = 50_000
-"""Token count that is encoded within a few milliseconds."""
+_MAX_INLINE_TOKENS: Final = 50_000  # Token count that is encoded within a few milliseconds
 
 
 class _ParsedRequest(NamedTuple):
-    """Parsed request."""
-
     texts: Sequence[str]
     is_list: bool
     add_special_tokens: bool
@@ -76,11 +73,6 @@ def _write(rows: Sequence[TokenRow], *, is_list: bool) -> bytes:
 
 
 def _read(document: Mapping[str, Any]) -> _ParsedRequest:
-    """Parse a body.
-
-    Raises:
-        InvalidField: invalid fields; all are reported together.
-    """
     wrong = Gathered()
     fields = Fields(document, wrong)
     given = fields.get("text")

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["RecordingForm", "WrittenDown", "read_form", "read_request", "transcription_rules"]
+__all__ = ["transcription_rules"]
 
-# ----------------------------------------------------------------------
 # Request form
-# ----------------------------------------------------------------------
 
 _MULTIPART: Final = "multipart/form-data"
 _MAX_PARTS: Final = 64
@@ -52,7 +50,7 @@ _GRANULARITIES: Final = ("segment", "word")
 _MAX_PROMPT_CHARACTERS: Final = 20_000
 
 
-class RecordingForm(NamedTuple):
+class _RecordingForm(NamedTuple):
     """Parsed form: fields as a JSON document, audio file, and model."""
 
     document: Mapping[str, Any]
@@ -60,7 +58,7 @@ class RecordingForm(NamedTuple):
     model: str
 
 
-class AskedTranscript(NamedTuple):
+class _ParsedRequest(NamedTuple):
     """Parsed request; ``granularities`` are the requested ones."""
 
     request: TranscriptionRequest
@@ -69,14 +67,7 @@ class AskedTranscript(NamedTuple):
     is_stream: bool
 
 
-async def read_form(api: OpenAIApi, request: HttpRequest) -> RecordingForm:
-    """Parse a multipart form.
-
-    Raises:
-        InvalidField: no file, or no model.
-        InvalidRequest: malformed form.
-        PayloadTooLarge: the decoded body is too large.
-    """
+async def _read_form(api: OpenAIApi, request: HttpRequest) -> _RecordingForm:
     kind = request.header("content-type") or ""
     if not kind.lower().startswith(_MULTIPART):
         message = f"expected the recording as part {_FILE!r} of {_MULTIPART}"
@@ -88,7 +79,7 @@ async def read_form(api: OpenAIApi, request: HttpRequest) -> RecordingForm:
     if _FILE not in files:
         message = f"{_FILE} is missing in request: send the recording as a part of this name, with a filename"
         raise InvalidField(message, field=_FILE, code="missing_required_parameter")
-    return RecordingForm(document, files[_FILE], model)
+    return _RecordingForm(document, files[_FILE], model)
 
 
 def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -119,16 +110,11 @@ def _value(name: str, text: str) -> Any:
     return _FLAGS.get(text.lower(), text) if name == "stream" else text
 
 
-def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> AskedTranscript:
-    """Parse the fields of a form.
-
-    Raises:
-        InvalidField: invalid fields; all are reported together.
-    """
+def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) -> _ParsedRequest:
     wrong = Gathered()
     fields = Fields(form.document, wrong)
     is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
-    answer = _choice(fields, "response_format", _FORMATS) or "json"
+    answer = fields.choice("response_format", _FORMATS) or "json"
     granularities = _granularities(fields, answer)
     prompt = fields.text("prompt") or ""
     if len(prompt) > _MAX_PROMPT_CHARACTERS:
@@ -158,15 +144,7 @@ def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> A
         wants_words="word" in granularities,
         deadline=deadline,
     )
-    return AskedTranscript(request, answer, granularities, is_stream)
-
-
-def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
-    value = fields.name_text(name)
-    if value is not None and value not in values:
-        fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
-        return None
-    return value
+    return _ParsedRequest(request, answer, granularities, is_stream)
 
 
 def _granularities(fields: Fields, answer: str) -> frozenset[str]:
@@ -180,17 +158,13 @@ def _granularities(fields: Fields, answer: str) -> frozenset[str]:
     return frozenset(given)
 
 
-# ----------------------------------------------------------------------
 # Response formats
-# ----------------------------------------------------------------------
 
 _TYPES: Final = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 
 
 @dataclass(slots=True)
-class WrittenDown:
-    """Complete transcript."""
-
+class _CompleteTranscript:
     text: str = ""
     segments: list[SpokenSpan] = field(default_factory=list)
     words: list[SpokenSpan] = field(default_factory=list)
@@ -206,7 +180,6 @@ class WrittenDown:
         return text
 
     def finish(self, transcript: Transcript) -> None:
-        """Set the language and the duration."""
         self.language, self.seconds = transcript.language, transcript.seconds
 
     @property
@@ -215,7 +188,6 @@ class WrittenDown:
         return {"type": "duration", "seconds": int(-(-self.seconds // 1))}
 
     def answer(self, form: str, granularities: frozenset[str], *, translates: bool, temperature: float) -> HttpAnswer:
-        """Return the response in the requested format."""
         if form in _TYPES:
             return HttpAnswer(200, (("content-type", f"{_TYPES[form]}; charset=utf-8"),), self._plain(form).encode())
         document: dict[str, Any] = {"text": self.text.strip()}
@@ -254,7 +226,6 @@ def _segment(number: int, span: SpokenSpan, temperature: float) -> dict[str, Any
 
 
 def _subtitles(segments: Sequence[SpokenSpan], *, is_web: bool) -> str:
-    """Encode segments as WebVTT, or as SubRip with numbers."""
     mark = "." if is_web else ","
     blocks = ["WEBVTT\n\n"] if is_web else []
     for number, each in enumerate(segments, start=1):
@@ -272,9 +243,7 @@ def _time(seconds: float, mark: str) -> str:
     return f"{hour:02}:{minute:02}:{second:02}{mark}{milliseconds:03}"
 
 
-# ----------------------------------------------------------------------
 # Routes
-# ----------------------------------------------------------------------
 
 
 def transcription_rules(api: OpenAIApi) -> list[Rule]:
@@ -284,8 +253,8 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
         answered = await answer_payload(api, request, path.removeprefix("/"))
         if answered is not None:
             return answered
-        form = await read_form(api, request)
-        parsed = read_request(form, translates=translates, deadline=deadline_of(request))
+        form = await _read_form(api, request)
+        parsed = _read_request(form, translates=translates, deadline=deadline_of(request))
         if parsed.is_stream:
             return await answer_with_events(request, partial(_stream, api, request, form, parsed), api.form.event)
         return await _answer_complete(api, request, form, parsed)
@@ -303,9 +272,9 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
 
 
 async def _answer_complete(
-    api: OpenAIApi, request: HttpRequest, form: RecordingForm, parsed: AskedTranscript
+    api: OpenAIApi, request: HttpRequest, form: _RecordingForm, parsed: _ParsedRequest
 ) -> HttpAnswer:
-    complete = WrittenDown()
+    complete = _CompleteTranscript()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT) as call:
         async with open_transcript(call, parsed.request) as transcript:
             async for part in transcript:
@@ -322,10 +291,9 @@ async def _answer_complete(
 
 
 async def _stream(
-    api: OpenAIApi, request: HttpRequest, form: RecordingForm, parsed: AskedTranscript, events: EventSink
+    api: OpenAIApi, request: HttpRequest, form: _RecordingForm, parsed: _ParsedRequest, events: EventSink
 ) -> None:
-    """Send an event per part, and a final event with the complete text."""
-    complete = WrittenDown()
+    complete = _CompleteTranscript()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT, is_stream=True) as call:
 
         async def send(data: bytes) -> None:

@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Dim, TensorSpec
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["GenerationPath", "generate_example", "generation_paths", "infer_example", "input_notes", "openapi_document"]
+__all__ = ["openapi_document"]
 
-# ----------------------------------------------------------------------
 # Examples
-# ----------------------------------------------------------------------
 
-_MAX_ELEMENTS: Final = 1024
-"""Maximum elements of an example."""
+_MAX_ELEMENTS: Final = 1024  # Maximum elements of an example
 _VALUES: Final[dict[str, Any]] = {"BOOL": False, "BYTES": "text", "INVALID": "text"}
 _FLOATS: Final = ("FP", "BF")
 
@@ -39,22 +36,17 @@ _SEQUENCE_NOTE: Final = (
 )
 
 
-def infer_example(known: ServableMetadata) -> dict[str, Any]:
-    """Return a body for KServe's ``infer``: zeros of the smallest valid shape.
-
-    Inputs of more than 1024 elements have a single value, which the user replaces.
-    """
+def _infer_example(known: ServableMetadata) -> dict[str, Any]:
+    """Return a body for KServe's ``infer``: zeros of the smallest valid shape; large inputs have a single value."""
     parameters = {"parameters": _SEQUENCE} if known.has_sequences else {}
     return {**parameters, "inputs": [_input(spec) for spec in known.inputs]}
 
 
-def generate_example(known: ServableMetadata) -> dict[str, Any]:
-    """Return a body for ``generate``."""
+def _generate_example(known: ServableMetadata) -> dict[str, Any]:
     return {spec.name: _nested(spec) for spec in known.inputs} | (_SEQUENCE if known.has_sequences else {})
 
 
-def input_notes(known: ServableMetadata) -> list[str]:
-    """Return a description of each input."""
+def _input_notes(known: ServableMetadata) -> list[str]:
     return [_note(spec) for spec in known.inputs] + ([_SEQUENCE_NOTE] if known.has_sequences else [])
 
 
@@ -97,9 +89,7 @@ def _value(spec: TensorSpec) -> Any:
     return _VALUES.get(name, 0.0 if name.startswith(_FLOATS) else 0)
 
 
-# ----------------------------------------------------------------------
 # OpenAI paths
-# ----------------------------------------------------------------------
 
 _HELLO: Final = "Say hello."
 _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
@@ -114,19 +104,14 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
 }
 
 
-class GenerationPath(NamedTuple):
-    """Path, models that support it, and a request for the first model."""
-
+class _GenerationPath(NamedTuple):
     path: str
     models: tuple[str, ...]
     example: Mapping[str, Any]
 
 
-def generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> Iterator[GenerationPath]:
-    """Yield the OpenAI paths of loaded services that only generate.
-
-    Graphs may support chat too, but only a call shows whether their output is text; graphs have other paths.
-    """
+def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> Iterator[_GenerationPath]:
+    """Yield the OpenAI paths of services that only generate; whether a graph supports chat, only a call shows."""
     named: dict[Task, list[str]] = {}
     for name, service in loaded:
         takes = plane.registry.takes_of(name)
@@ -135,12 +120,10 @@ def generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> 
                 named.setdefault(task, []).append(name)
     for task, names in named.items():
         for path, example in _EXAMPLES.get(task, {}).items():
-            yield GenerationPath(f"/v3{path}", tuple(names), {"model": names[0], **example})
+            yield _GenerationPath(f"/v3{path}", tuple(names), {"model": names[0], **example})
 
 
-# ----------------------------------------------------------------------
 # Document
-# ----------------------------------------------------------------------
 
 _OPENAPI: Final = "3.1.0"
 _ERROR: Final = {"type": "object", "properties": {"error": {"type": "string"}}}
@@ -177,14 +160,9 @@ _SERVER_PATHS: Final = (
 
 
 def openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
-    """Return the document: the server's paths, and every callable service with an example.
-
-    Args:
-        plane: data plane.
-        version: server version.
-    """
+    """Return the document: the server's paths, and every callable service with an example."""
     paths: dict[str, Any] = {path: {"get": _get_operation(summary, "server")} for path, summary in _SERVER_PATHS}
-    for path, names, example in generation_paths(_loaded(plane), plane):
+    for path, names, example in _generation_paths(_loaded(plane), plane):
         paths["/v3/models"] = {"get": _get_operation("Models", "server")}
         paths[path] = {"post": _post_operation("OpenAI API", names[0], _OBJECT, example, f"models: {', '.join(names)}")}
     for name, service in _loaded(plane):
@@ -224,10 +202,10 @@ def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
     elif Takes.TENSORS not in takes:
         paths[f"/{quoted}"] = {"post": _post_operation(f"{kind} {name}: body defined by the service", name, {}, {})}
     else:
-        notes = "; ".join(input_notes(known))
-        example = infer_example(known)
+        notes = "; ".join(_input_notes(known))
+        example = _infer_example(known)
         paths[f"{base}/infer"] = {"post": _post_operation(f"{kind} {name}: KServe infer", name, _INFER, example, notes)}
-        simple = generate_example(known)
+        simple = _generate_example(known)
         summary = f"{kind} {name}: flat JSON"
         paths[f"{base}/generate"] = {"post": _post_operation(summary, name, _OBJECT, simple, notes)}
         if Takes.STREAMS in takes:

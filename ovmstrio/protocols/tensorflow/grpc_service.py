@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelService", "PredictRequest", "PredictionService", "decode_predict", "encode_predict"]
 
-# ----------------------------------------------------------------------
 # Messages
-# ----------------------------------------------------------------------
 
 _NAME: Final = "tensorflow.serving.PredictRequest"
 _Request: Final = message_class(_NAME)
@@ -64,11 +62,7 @@ class PredictRequest(InferRequest):
 
 
 def decode_predict(data: bytes) -> PredictRequest:
-    """Parse a ``PredictRequest``.
-
-    Raises:
-        InvalidRequest: malformed message, or too many entries.
-    """
+    """Parse a ``PredictRequest`` or raise ``InvalidRequest``."""
     try:
         message = _Request.FromString(data)
     except DecodeError:
@@ -143,11 +137,7 @@ _STRING_TAG: Final = b"\x42"
 
 
 def encode_predict(response: InferResponse) -> WrittenMessage:
-    """Encode a ``PredictResponse``.
-
-    Raises:
-        NotSupported: TensorFlow lacks the datatype of an output.
-    """
+    """Encode a ``PredictResponse``; raise ``NotSupported`` if TensorFlow lacks a datatype."""
     parts: list[Buffer] = []
     for tensor in response.outputs:
         key = b"".join(delimited(_KEY_TAG, tensor.name.encode()))
@@ -204,9 +194,7 @@ def _encode_spec(name: str, version: str) -> bytes:
     return serialised
 
 
-# ----------------------------------------------------------------------
 # Services
-# ----------------------------------------------------------------------
 
 _PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
 _SIGNATURE_DEF: Final = "signature_def"
@@ -240,13 +228,7 @@ class PredictionService(pb.PredictionServiceBase):
         await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, _render))
 
     async def get_model_metadata(self, message: pb.GetModelMetadataRequest) -> pb.GetModelMetadataResponse:
-        """Return the signature of a version, or of the default version.
-
-        Raises:
-            NotFound: unknown or retired name or version.
-            VersionLoading: not loaded yet.
-            InvalidRequest: no model, or a metadata field other than the signature.
-        """
+        """Return the signature of a version, or of the default version."""
         spec = message.model_spec
         if spec is None:
             raise InvalidRequest("model_spec missing in request")
@@ -269,21 +251,13 @@ class ModelService(pb.ModelServiceBase):
         self._plane = plane
 
     async def get_model_status(self, message: pb.GetModelStatusRequest) -> pb.GetModelStatusResponse:
-        """Return the state of one version, or of all versions.
-
-        Raises:
-            NotFound: unknown name or version.
-        """
+        """Return the state of one version, or of all versions."""
         spec = message.model_spec or pb.ModelSpec()
         statuses = self._plane.model_status(spec.name, spec.version or 0, TENSORFLOW_GRPC)
         return pb.GetModelStatusResponse([_describe(status) for status in statuses])
 
     async def handle_reload_config_request(self, _: pb.ReloadConfigRequest) -> pb.ReloadConfigResponse:
-        """Refuse: the configuration comes from the configuration file only.
-
-        Raises:
-            NotSupported: always.
-        """
+        """Raise ``NotSupported``: the configuration comes from the configuration file only."""
         raise NotSupported(
             "the configuration comes from the configuration file only; change the file, "
             "then POST /v1/config/reload over REST unless the server watches it"

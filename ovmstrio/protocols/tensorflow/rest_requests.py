@@ -48,15 +48,12 @@ if TYPE_CHECKING:
     from ovmstrio.encoding.number_arrays import NumberKind
     from ovmstrio.protocols.kserve.large_document import LargeData
 
-__all__ = ["PredictBody", "read_arrays", "read_large_predict", "read_large_predict_body", "read_predict_body", "unnest"]
+__all__ = ["PredictBody", "read_large_predict", "read_large_predict_body", "read_predict_body", "unnest"]
 
-# ----------------------------------------------------------------------
 # Large numeric bodies
-# ----------------------------------------------------------------------
 
-_MOST_LEVELS: Final = 32
-_MIN_BYTES_PER_LIST: Final = 128
-"""Bytes per list from which on visiting every list is cheap compared to the numbers."""
+_MAX_LEVELS: Final = 32
+_MIN_BYTES_PER_LIST: Final = 128  # Bytes per list from which on visiting every list is cheap compared to the numbers
 _ROWS: Final = "instances"
 _COLUMNS: Final = "inputs"
 
@@ -66,7 +63,7 @@ def read_large_predict(body: bytes, inputs: Sequence[TensorSpec]) -> tuple[bool,
     lists = count_lists(body)
     if lists > len(body) // _MIN_BYTES_PER_LIST:
         return None
-    member = read_large_member(body, (_ROWS, _COLUMNS), _MOST_LEVELS)
+    member = read_large_member(body, (_ROWS, _COLUMNS), _MAX_LEVELS)
     if member is None:
         return None
     by_rows = member.name == _ROWS
@@ -98,7 +95,7 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
     return inputs if seen == lists else None
 
 
-def read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
+def _read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
     """Return an input of number arrays, or of rows that are number arrays; None otherwise."""
     kind = _kind_of(datatype)
     array = None if kind is None else read_numbers(value, kind)
@@ -122,16 +119,14 @@ def _input(name: str, datatype: Datatype, array: Array, shape: tuple[int, ...]) 
     return InferInput(name, datatype.name, shape, Contents(datatype.contents_field, array))
 
 
-# ----------------------------------------------------------------------
 # General reader
-# ----------------------------------------------------------------------
 
 MAX_RANK: Final = 98
 """Maximum nesting of a tensor's lists; the document and its inputs take two of a hundred levels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class _Nested:
     """Elements of a nested value in order, their Python types, and the shape."""
 
     shape: tuple[int, ...]
@@ -139,12 +134,8 @@ class Nested:
     kinds: set[type]
 
 
-def unnest(value: Any) -> Nested | None:
-    """Flatten a value; a scalar has rank 0.  None if ragged or mixed.
-
-    Raises:
-        InvalidRequest: too deep.
-    """
+def unnest(value: Any) -> _Nested | None:
+    """Flatten a value; a scalar has rank 0.  None if ragged or mixed; raise ``InvalidRequest`` if too deep."""
     shape: list[int] = []
     level = [value]
     while list in (kinds := set(map(type, level))):
@@ -155,7 +146,7 @@ def unnest(value: Any) -> Nested | None:
         if len(shape) > MAX_RANK:
             raise InvalidRequest(f"{TOO_DEEP} - expected at most {MAX_RANK} nested lists")
         level = list(chain.from_iterable(level))
-    return Nested(tuple(shape), level, kinds)
+    return _Nested(tuple(shape), level, kinds)
 
 
 _NUMBERS: Final = frozenset({int, float})
@@ -164,16 +155,16 @@ _TEXT_DATATYPES: Final = frozenset({"BYTES", "UINT8"})
 _KIND_NAMES: Final = {bool: "boolean", dict: "object", float: "number", int: "number", str: "text", type(None): "null"}
 
 
-class Unreadable(ValueError):
+class _Unreadable(ValueError):
     """Error: elements do not fit the datatype."""
 
 
-def is_binary(value: Any) -> bool:
+def _is_binary(value: Any) -> bool:
     """Return whether a value is ``{"b64": text}``, a single BYTES element."""
     return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
 
 
-def guess_datatype(nested: Nested) -> Datatype:
+def _guess_datatype(nested: _Nested) -> Datatype:
     """Return a datatype for an unknown input, which the model refuses later."""
     if nested.kinds <= {int}:
         return BY_NAME["INT32"]
@@ -182,12 +173,8 @@ def guess_datatype(nested: Nested) -> Datatype:
     return BYTES if nested.kinds <= _TEXTS else BY_NAME["FP32"]
 
 
-def read_elements(nested: Nested, datatype: Datatype) -> tuple[Datatype, Contents]:
-    """Return the contents of an input, as BYTES if strings or encoded bytes were sent.
-
-    Raises:
-        Unreadable: elements of a wrong kind, of several kinds, or out of range.
-    """
+def read_elements(nested: _Nested, datatype: Datatype) -> tuple[Datatype, Contents]:
+    """Return the contents of an input, as BYTES if strings or encoded bytes were sent."""
     kinds = nested.kinds
     if not kinds:
         return datatype, Contents(datatype.contents_field, [])
@@ -198,27 +185,27 @@ def read_elements(nested: Nested, datatype: Datatype) -> tuple[Datatype, Content
     if kinds == {bool} and datatype.name == "BOOL":
         return datatype, Contents(datatype.contents_field, nested.elements)
     found = ", ".join(sorted({_KIND_NAMES[kind] for kind in kinds}))
-    raise Unreadable(f"expected elements of {datatype.name}, got {found}")
+    raise _Unreadable(f"expected elements of {datatype.name}, got {found}")
 
 
-def _texts(nested: Nested, datatype: Datatype) -> list[bytes]:
+def _texts(nested: _Nested, datatype: Datatype) -> list[bytes]:
     if str in nested.kinds and datatype.name not in _TEXT_DATATYPES:
-        raise Unreadable(f'expected elements of {datatype.name} or {{"b64": ...}}, got text')
+        raise _Unreadable(f'expected elements of {datatype.name} or {{"b64": ...}}, got text')
     return [_bytes(element) for element in nested.elements]
 
 
 def _bytes(element: str | dict[str, Any]) -> bytes:
     if isinstance(element, str):
         return utf8(element)
-    if not is_binary(element):
-        raise Unreadable('expected {"b64": text}, got another object')
+    if not _is_binary(element):
+        raise _Unreadable('expected {"b64": text}, got another object')
     try:
         return binascii.a2b_base64(element["b64"].encode(), strict_mode=True)
     except ValueError as error:
-        raise Unreadable(f"b64 cannot be decoded: {error}") from None
+        raise _Unreadable(f"b64 cannot be decoded: {error}") from None
 
 
-def _numbers(nested: Nested, datatype: Datatype) -> Any:
+def _numbers(nested: _Nested, datatype: Datatype) -> Any:
     if datatype.name == "BF16":
         return to_bf16(_floats(nested, np.dtype(np.float32)))
     if datatype.numpy.kind == "f":
@@ -228,27 +215,27 @@ def _numbers(nested: Nested, datatype: Datatype) -> Any:
     try:
         return list(map(int, nested.elements))
     except (OverflowError, ValueError) as error:
-        raise Unreadable(f"{datatype.name} has no such value: {error}") from None
+        raise _Unreadable(f"{datatype.name} has no such value: {error}") from None
 
 
-def _floats(nested: Nested, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _floats(nested: _Nested, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     with np.errstate(over="ignore"):
         try:
             return np.array(nested.elements, dtype)
         except OverflowError as error:
-            raise Unreadable(str(error)) from None
+            raise _Unreadable(str(error)) from None
 
 
-UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
-INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."
-INSTANCE_NO_OBJECT: Final = "Invalid JSON structure. One of named instances is not a JSON object."
-NO_INSTANCES: Final = "Invalid JSON structure. Missing instances in row format"
-NEITHER_NAMED_NOR_NONAMED: Final = "Could not detect neither named or nonamed format"
-INSTANCE_UNREADABLE: Final = "Could not parse instance content. Not valid ndarray detected"
-BATCH_SIZES_DIFFER: Final = "Invalid JSON structure. Request inputs have different batch sizes"
-INPUTS_NO_OBJECT: Final = "Invalid JSON structure. One of inputs is not a JSON object."
-NO_INPUTS: Final = "Invalid JSON structure. Missing inputs in column format"
-NO_SINGLE_INPUT: Final = "Inputs inside buffer do not match the expected format"
+_UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
+_INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."
+_INSTANCE_NO_OBJECT: Final = "Invalid JSON structure. One of named instances is not a JSON object."
+_NO_INSTANCES: Final = "Invalid JSON structure. Missing instances in row format"
+_NEITHER_NAMED_NOR_NONAMED: Final = "Could not detect neither named or nonamed format"
+_INSTANCE_UNREADABLE: Final = "Could not parse instance content. Not valid ndarray detected"
+_BATCH_SIZES_DIFFER: Final = "Invalid JSON structure. Request inputs have different batch sizes"
+_INPUTS_NO_OBJECT: Final = "Invalid JSON structure. One of inputs is not a JSON object."
+_NO_INPUTS: Final = "Invalid JSON structure. Missing inputs in column format"
+_NO_SINGLE_INPUT: Final = "Inputs inside buffer do not match the expected format"
 
 _ROW_RANK: Final = 2
 _SEQUENCE_INPUTS: Final = {SEQUENCE_ID: BY_NAME["UINT64"], SEQUENCE_CONTROL: BY_NAME["UINT32"]}
@@ -263,16 +250,7 @@ class PredictBody:
 
 
 def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
-    """Parse a body.
-
-    Args:
-        body: JSON text.
-        inputs: inputs of the model, which give the datatypes.
-
-    Raises:
-        MalformedJson: malformed JSON.
-        InvalidRequest: any other problem.
-    """
+    """Parse a body; ``inputs`` of the model give the datatypes.  Raise ``MalformedJson`` or ``InvalidRequest``."""
     if len(body) > AT_ONCE_BYTES:
         return run_to_end(read_large_predict_body(body, inputs))
     large = read_large_predict(body, inputs) if len(body) >= LARGE_BYTES else None
@@ -294,7 +272,7 @@ def read_large_predict_body(body: Buffer, inputs: Sequence[TensorSpec]) -> Gener
 def _read_body(document: dict[str, Any], inputs: Sequence[TensorSpec]) -> PredictBody:
     by_rows = "instances" in document
     if by_rows == ("inputs" in document):
-        raise _refuse(UNKNOWN_ORDER, "expected either instances or inputs")
+        raise _refuse(_UNKNOWN_ORDER, "expected either instances or inputs")
     if by_rows:
         return PredictBody(by_rows, _rows(document["instances"], inputs))
     return PredictBody(by_rows, _columns(document["inputs"], inputs))
@@ -305,7 +283,7 @@ def _refuse(text: str, detail: str = "") -> InvalidRequest:
 
 
 def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
-    reader = _InputReader(inputs, INSTANCE_UNREADABLE, by_rows=True)
+    reader = _InputReader(inputs, _INSTANCE_UNREADABLE, by_rows=True)
     if isinstance(instances, NumberArray):
         shape = instances.shape()
         if shape is not None:
@@ -313,28 +291,28 @@ def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
             return [reader.read(_sole_name(inputs), instances)]
         instances = _as_lists(instances)
     if not isinstance(instances, list):
-        raise _refuse(INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
+        raise _refuse(_INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
     if not instances:
-        raise _refuse(NO_INSTANCES)
+        raise _refuse(_NO_INSTANCES)
     check_count("instances", instances)
     first = instances[0]
-    if isinstance(first, dict) and not is_binary(first):
+    if isinstance(first, dict) and not _is_binary(first):
         return reader.read_all(_named_rows(instances))
     if first is None or (isinstance(first, bool) and not _takes_booleans(inputs)):
-        raise _refuse(NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
+        raise _refuse(_NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
     return [reader.read(_sole_name(inputs), instances)]
 
 
 def _named_rows(instances: list[Any]) -> dict[str, list[Any]]:
     """Return the rows' values by input name."""
     if set(map(type, instances)) != {dict}:
-        raise _refuse(INSTANCE_NO_OBJECT)
+        raise _refuse(_INSTANCE_NO_OBJECT)
     if not all(instances):
-        raise _refuse(INSTANCE_UNREADABLE, "an instance has no inputs")
+        raise _refuse(_INSTANCE_UNREADABLE, "an instance has no inputs")
     names = dict.fromkeys(chain.from_iterable(instances))
     if set(map(len, instances)) != {len(names)}:
         missing = next(name for name in names if not all(name in instance for instance in instances))
-        raise _refuse(BATCH_SIZES_DIFFER, f"not every instance has the input {missing[:80]}")
+        raise _refuse(_BATCH_SIZES_DIFFER, f"not every instance has the input {missing[:80]}")
     return {name: list(map(itemgetter(name), instances)) for name in names}
 
 
@@ -342,11 +320,11 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
     reader = _InputReader(inputs, INPUT_UNREADABLE, by_rows=False)
     if isinstance(given, dict):
         if not given:
-            raise _refuse(NO_INPUTS)
+            raise _refuse(_NO_INPUTS)
         return reader.read_all(given)
     is_scalar = type(given) in {int, float} and len(inputs) == 1
     if not is_scalar and not isinstance(given, list | NumberArray):
-        raise _refuse(INPUTS_NO_OBJECT, f"got {kind_of(given)}")
+        raise _refuse(_INPUTS_NO_OBJECT, f"got {kind_of(given)}")
     return [reader.read(_sole_name(inputs), given)]
 
 
@@ -358,7 +336,7 @@ def _as_lists(value: Any) -> Any:
 def _sole_name(inputs: Sequence[TensorSpec]) -> str:
     if len(inputs) != 1:
         names = ", ".join(spec.name for spec in inputs)
-        raise _refuse(NO_SINGLE_INPUT, f"the model has {len(inputs)} inputs; send values by name: {names}")
+        raise _refuse(_NO_SINGLE_INPUT, f"the model has {len(inputs)} inputs; send values by name: {names}")
     return inputs[0].name
 
 
@@ -388,7 +366,7 @@ class _InputReader:
 
     def read(self, name: str, value: Any) -> InferInput:
         datatype = self._known.get(name)
-        numbers = None if datatype is None else read_arrays(name, datatype, value)
+        numbers = None if datatype is None else _read_arrays(name, datatype, value)
         if numbers is not None:
             return numbers
         nested = unnest(_as_lists(value))
@@ -397,12 +375,12 @@ class _InputReader:
         if datatype is None and name in _SEQUENCE_INPUTS:
             datatype = self._sequence_datatype(name, nested)
         try:
-            sent, contents = read_elements(nested, datatype or guess_datatype(nested))
-        except Unreadable as error:
+            sent, contents = read_elements(nested, datatype or _guess_datatype(nested))
+        except _Unreadable as error:
             raise self._refuse(name, str(error)) from None
         return InferInput(name, sent.name, nested.shape, contents)
 
-    def _sequence_datatype(self, name: str, nested: Nested) -> Datatype:
+    def _sequence_datatype(self, name: str, nested: _Nested) -> Datatype:
         """Return the datatype of a sequence control input, which has a single unsigned integer."""
         rank = len(nested.shape)
         flat = rank == _ROW_RANK if self.by_rows else rank < _ROW_RANK

@@ -37,12 +37,7 @@ Array = np.ndarray[Any, Any]
 
 
 def render_predict_answer(response: InferResponse, *, by_rows: bool) -> HttpAnswer:
-    """Encode a response in the format of its request.
-
-    Raises:
-        ModelFailure: row format, but the outputs lack a common batch dimension.
-        InvalidRequest: JSON cannot represent an output.
-    """
+    """Encode a response; raise ``ModelFailure`` for row format if outputs lack a common batch dimension."""
     outputs = {output.name: _array(output) for output in response.outputs}
     pieces = [b'{"predictions":' if by_rows else b'{"outputs":', *(_by_rows if by_rows else _by_columns)(outputs), b"}"]
     return HttpAnswer(200, JSON_TYPE, b"".join(pieces))

@@ -29,15 +29,11 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane, ModelMetadata
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["ModelTarget", "read_target", "tensorflow_rules"]
+__all__ = ["tensorflow_rules"]
 
 
-async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes) -> HttpAnswer:
-    """Infer and encode the response; looks up the servable before it parses the body, as OVMS does.
-
-    Raises:
-        ServerError: the request is refused.
-    """
+async def _answer_predict(plane: DataPlane, model: str, version: str, body: bytes) -> HttpAnswer:
+    """Infer and encode the response; looks up the servable before it parses the body, as OVMS does."""
     check_version(version)
     described = await plane.describe(model, version, TENSORFLOW_REST)
     if described.has_streams:
@@ -60,9 +56,9 @@ async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes
     return await plane.infer(request, TENSORFLOW_REST, render)
 
 
-Operation = Literal["predict", "status", "metadata"]
+_Operation = Literal["predict", "status", "metadata"]
 
-NO_RESOURCE: Final = "Requested REST resource not found"
+_NO_RESOURCE: Final = "Requested REST resource not found"
 
 _SERVABLE: Final = r"(?P<model>[^/]+?)(?:/versions/(?P<version>[0-9]+)|/labels/[^/:]+)?"
 _CALL: Final = re.compile(rf"{_SERVABLE}:(?P<verb>predict|classify|regress)")
@@ -70,22 +66,16 @@ _INFO: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTarget:
+class _ModelTarget:
     """Operation and servable of a path; ``version`` is empty for the default version."""
 
-    operation: Operation
+    operation: _Operation
     model: str
     version: str
 
 
-def read_target(method: str, path: str) -> ModelTarget:
-    """Parse the path after ``/v1/models/``.
-
-    Raises:
-        InvalidRequest: unknown path.
-        MethodNotAllowed: wrong method.
-        NotFound: unsupported operation, or a version larger than any can be.
-    """
+def _read_target(method: str, path: str) -> _ModelTarget:
+    """Parse the path after ``/v1/models/``."""
     match, wanted = _CALL.fullmatch(path), "POST"
     if match is None:
         match, wanted = _INFO.fullmatch(path), "GET"
@@ -94,22 +84,22 @@ def read_target(method: str, path: str) -> ModelTarget:
     if (method == "POST") != (wanted == "POST"):
         raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {wanted}")
     operation = _operation(match.groupdict())
-    return ModelTarget(operation, match["model"], check_version(match["version"] or ""))
+    return _ModelTarget(operation, match["model"], check_version(match["version"] or ""))
 
 
-def _operation(found: dict[str, str | None]) -> Operation:
+def _operation(found: dict[str, str | None]) -> _Operation:
     verb = found.get("verb")
     if verb is None:
         return "metadata" if found["metadata"] else "status"
     if verb != "predict":
-        raise NotFound(f"{NO_RESOURCE} - {verb} is not supported; use predict")
+        raise NotFound(f"{_NO_RESOURCE} - {verb} is not supported; use predict")
     return "predict"
 
 
 _TYPE: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 
-def metadata_document(known: ModelMetadata, version: str) -> dict[str, Any]:
+def _metadata_document(known: ModelMetadata, version: str) -> dict[str, Any]:
     """Return the document of one version; clients index every key, so defaults are included."""
     signature = {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), "methodName": "", "defaults": {}}
     definitions = {"@type": _TYPE, "signatureDef": {"serving_default": signature}}
@@ -133,20 +123,18 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def tensorflow_rules(
     plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
 ) -> list[Rule]:
-    """Return the routes over one data plane.
+    """Return the routes; paths other than the common predict paths are parsed here.
 
-    Paths other than the common predict paths are parsed here: a colon separates the operation, and OVMS reports a wrong
-    method even for unknown servables.
-
-    ``further`` returns additional status fields of a name, for another API that shares this path.
+    A colon separates the operation, and OVMS reports a wrong method even for unknown servables.  ``further`` returns
+    additional status fields of a name, for another API that shares this path.
     """
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         body = await body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
-        return await answer_predict(plane, model, version, body)
+        return await _answer_predict(plane, model, version, body)
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
-        target = read_target(request.method, path)
+        target = _read_target(request.method, path)
         if target.operation != "predict":
             return _describe(plane, target, further)
         return await predict(request, target.model, target.version)
@@ -167,10 +155,10 @@ def tensorflow_rules(
     ]
 
 
-def _describe(plane: DataPlane, target: ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
+def _describe(plane: DataPlane, target: _ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
     if target.operation == "status":
         status = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
         return json_answer(status if target.version else {**status, **further(target.model)})
     known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
     version = target.version.lstrip("0")
-    return json_answer(metadata_document(known, version or known.versions[-1]))
+    return json_answer(_metadata_document(known, version or known.versions[-1]))

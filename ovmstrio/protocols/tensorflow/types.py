@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype, TensorSpec
     from ovmstrio.serving.data_plane import ModelMetadata
 
-__all__ = ["BY_DATATYPE", "BY_NUMBER", "INVALID_NUMBER", "TensorFlowType", "describe_signature"]
+__all__ = ["BY_DATATYPE", "BY_NUMBER", "TensorFlowType", "describe_signature"]
 
 
 def describe_signature(model: ModelMetadata) -> pb.SignatureDefMap:
@@ -34,26 +34,21 @@ def _describe(spec: TensorSpec) -> tf.TensorInfo:
     dims = [tf.TensorShapeProtoDim(size) for size in spec.reported_shape]
     return tf.TensorInfo(
         name=spec.name,
-        dtype=tf.DataType(INVALID_NUMBER if row is None else row.number),
+        dtype=tf.DataType(_INVALID_NUMBER if row is None else row.number),
         tensor_shape=tf.TensorShapeProto(dim=dims),
     )
 
 
-INVALID_NUMBER: Final = 0
-"""``DT_INVALID``."""
+_INVALID_NUMBER: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowType:
-    """TensorFlow element type.
+    """TensorFlow element type, such as ``DT_FLOAT``.
 
-    Attributes:
-        name: TensorFlow's name, such as ``DT_FLOAT``.
-        number: number in ``DataType``.
-        datatype: KServe datatype.
-        values_field: field of ``TensorProto`` with the values.
-        values_dtype: element type of that field; for ``half_val`` the bits.
-        packed: the wire format of that field equals numpy's memory layout.
+    ``values_field`` of ``TensorProto`` has elements of ``values_dtype`` (``half_val``: the bits); ``packed`` if the
+    wire
+    format equals numpy's memory layout.
     """
 
     name: str

@@ -125,7 +125,7 @@ def test_kserve_answers_in_pieces_equal_answers_in_one_piece(
     outputs = [RequestedOutput(name, {"binary_data": name in binary}) for name in ("numbers", "halves", "words")]
     request = InferRequest("m", outputs=outputs)
     in_pieces = render_infer_answer(request, _response())
-    monkeypatch.setattr(infer_answer, "_PRINTED_AT_ONCE", 2**30)
+    monkeypatch.setattr(infer_answer, "_MAX_ONE_CALL_BYTES", 2**30)
     at_once = render_infer_answer(request, _response())
     assert (in_pieces.headers, in_pieces.content) == (at_once.headers, at_once.content)
 

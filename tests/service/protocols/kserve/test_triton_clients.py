@@ -203,8 +203,8 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"log_file": "/tmp/elsewhere.log"}, "--log_path chooses it at the start"),
-        ({"log_format": "default"}, "--log_format chooses it at the start"),
+        ({"log_file": "/tmp/elsewhere.log"}, "fixed at start by --log_path"),
+        ({"log_format": "default"}, "fixed at start by --log_format"),
         ({"log_warning": False, "log_info": True}, "log_warning cannot be off while log_info is on"),
         ({"log_infos": True}, "log_infos not known, expected some of log_file, log_info"),
         ({"log_info": None}, "log_info: expected true or false, got None"),
@@ -224,7 +224,7 @@ async def test_the_log_of_an_embedding_program_is_not_changed(
     empty: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ovmstrio.protocols.kserve.trace_log_settings.LOG_LEVEL", LogLevel())
-    with pytest.raises(InferenceServerException, match="up to the program that the server runs in"):
+    with pytest.raises(InferenceServerException, match="belong to the embedding program"):
         await _change(empty, door, {"log_info": False})
 
 

@@ -178,7 +178,7 @@ async def test_a_bad_field_is_refused(serving: Serving, path: str, more: Any, pa
     [
         (EMBEDDINGS, CHAT, 400, "unsupported", "it does text_generation"),
         (RERANK, CHAT, 400, "unsupported", "it does text_generation"),
-        (TOKENIZE, CHAT, 400, "unsupported", 'the service "chat" has no tokenizer that could be asked'),
+        (TOKENIZE, CHAT, 400, "unsupported", 'the service "chat" has no tokenizer'),
         (TOKENIZE, "echo", 400, "unsupported", "echo"),
         (EMBEDDINGS, "nothing", 404, "model_not_found", "The model `nothing` does not exist"),
     ],

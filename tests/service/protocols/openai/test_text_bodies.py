@@ -310,7 +310,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"input": []}, "Messages array cannot be empty", "input"),
         ({"input": [{"type": "item_reference"}]}, "Unsupported input item type", "input[0].type"),
         ({"input": [{"content": "x"}]}, "Every message must have 'role' field", "input[0].role"),
-        ({"previous_response_id": "resp_1"}, "nothing is stored", "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "responses are not stored", "previous_response_id"),
         ({"background": True}, "background is not supported", "background"),
         ({"store": True}, "responses are not stored", "store"),
         ({"max_output_tokens": 0}, "max_output_tokens value should be greater than 0", "max_output_tokens"),
@@ -569,7 +569,7 @@ async def test_texts_of_a_conversation_are_counted_together(serving: Serving) ->
 MANY = MAX_ITEMS + 1
 MANY_MEMBERS = dict.fromkeys(map(str, range(MANY)), 1)
 MEMBERS = "JSON body: expected at most 16384 objects and members of objects, got more"
-MOST_BYTES = "text: expected at most 4194304 bytes in one request"
+MOST_BYTES = "text: expected at most 4194304 bytes per request"
 UNCHECKED = "the rest of the request was not checked"
 EMBEDDINGS, TOKENIZE, RERANK, SPEECH = "/v3/embeddings", "/v3/tokenize", "/v3/rerank", "/v3/audio/speech"
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 2**18]}}}
@@ -612,11 +612,11 @@ TOO_MANY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"text": "\u4e2d" * (2**22 // 3 + 1)}, MOST_BYTES),
         (
             {"text": ["a"] * 1025, "max_length": 4096, "pad_to_max_length": True},
-            "max_length: expected at most 4194304 tokens in one request with the padding; got 4198400",
+            "max_length: expected at most 4194304 tokens per request, including padding; got 4198400",
         ),
     ],
     SPEECH: [
-        ({"input": " " * 200_000}, "input may have 4096 characters"),
+        ({"input": " " * 200_000}, "input: expected at most 4096 characters"),
         ({"input": "a", "voice": "a" * 257}, "voice: expected at most 256 characters"),
     ],
 }
