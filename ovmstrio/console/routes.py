@@ -15,7 +15,7 @@ from ovmstrio.console.stream import FrameMaker, Viewers, Wishes, error_event, st
 from ovmstrio.core.callers import Need, current_caller, current_certificate
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.protocols.admin.request_origin import check_is_local, foreign_origin, foreign_site, is_own_name
+from ovmstrio.protocols.admin.changes import check_is_local, foreign_origin, foreign_site, is_own_name
 from ovmstrio.protocols.kserve.documents import server_version
 from ovmstrio.protocols.kserve.repository_requests import control_of
 from ovmstrio.protocols.kserve.rest_requests import read_document

@@ -70,7 +70,7 @@ class _WorkerCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """State of the server in one second: totals (``docs/console.md``), changed figures, changed rows (None: removed)."""
+    """Server state in one second: totals (``docs/console.md``), changed figures, changed rows (None if removed)."""
 
     number: int
     totals: dict[str, Any]

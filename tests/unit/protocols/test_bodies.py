@@ -25,7 +25,7 @@ from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.encoding.raw_contents import gather_buffers, join_buffers
 from ovmstrio.protocols.kserve import rest_responses as infer_answer
 from ovmstrio.protocols.kserve.rest_responses import render_infer_answer
-from ovmstrio.protocols.tensorflow.rest_responses import render_predict_answer
+from ovmstrio.protocols.tensorflow.rest_routes import render_predict_answer
 from ovmstrio.serving import ovms_errors as refusals
 from ovmstrio.serving.ovms_errors import inflated_body
 from tests.support.kept_by_errors import bytes_kept_by
