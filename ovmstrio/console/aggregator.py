@@ -238,7 +238,7 @@ def merged_figures(documents: Mapping[int, _Row]) -> _Row:
         "facts": _merge_facts({worker: each["facts"] for worker, each in known.items()}),
         "nodes": {
             key: _merge_nodes([each["nodes"][key] for each in every if key in each["nodes"]])
-            for key in _keys(every, "nodes")
+            for key in dict.fromkeys(key for each in every for key in each["nodes"])
         },
         "streams": _add_counts(each["streams"] for each in every),
         "waiting": _add_counts(each["waiting"] for each in every),
@@ -250,10 +250,6 @@ def merged_figures(documents: Mapping[int, _Row]) -> _Row:
         figures["sequences"] = live[:MOST_SEQUENCES]
         figures["sequence_count"] = sum(each.get("sequence_count", 0) for each in every)
     return figures
-
-
-def _keys(every: Iterable[_Row], of: str) -> list[str]:
-    return list(dict.fromkeys(key for each in every for key in each[of]))
 
 
 def _add_counts(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:

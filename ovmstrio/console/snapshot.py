@@ -369,10 +369,7 @@ def _batch(entries: Iterable[dict[str, Any]], until: float, *texts: str) -> tupl
             break
         if size > _BATCH_BYTES:
             return batch, True
-        size += sum(_length(each[text]) for text in texts)
+        values = (each[text] for text in texts)
+        size += sum(len(value) if isinstance(value, str) else sum(map(len, value.values())) for value in values)
         batch.append(each)
     return batch, False
-
-
-def _length(text: str | dict[str, str]) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text.values()))

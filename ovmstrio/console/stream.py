@@ -24,7 +24,7 @@ from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import error_answer, json_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from ovmstrio.console.aggregator import Gathering, MergedPast, Told
     from ovmstrio.console.snapshot import Part
@@ -225,7 +225,9 @@ class _Window:
         self.rate += other.rate
         self._error_rate += other._error_rate
         if other._times is not None:
-            self._times = other._times if self._times is None else _add_counts(self._times, other._times)
+            self._times = (
+                other._times if self._times is None else list(map(sum, zip(self._times, other._times, strict=True)))
+            )
 
     def figures(self) -> dict[str, Any]:
         figures: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
@@ -233,10 +235,6 @@ class _Window:
             found = None if self._times is None else time_quantile(self._times, part)
             figures[name] = None if found is None else round(found * 1e3, 3)
         return figures
-
-
-def _add_counts(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return list(map(sum, zip(one, other, strict=True)))
 
 
 def _worker_document(worker: int, part: Mapping[str, Any], window: _Window, cpu: float | None) -> dict[str, Any]:

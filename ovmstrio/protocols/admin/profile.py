@@ -124,7 +124,9 @@ def merged_profiles(profiles: Mapping[int, _Document]) -> _Document:
         "workers": [],
     }
     for worker, each in sorted(profiles.items()):
-        places = [numbers.setdefault(_key(frame), len(numbers)) for frame in each["frames"]]
+        places = [
+            numbers.setdefault((frame["name"], frame["file"], frame["line"]), len(numbers)) for frame in each["frames"]
+        ]
         for threads in each["threads"]:
             stacks = [{**stack, "frames": [places[frame] for frame in stack["frames"]]} for stack in threads["stacks"]]
             merged["threads"].append({**threads, "stacks": stacks, "worker": worker})
@@ -133,10 +135,6 @@ def merged_profiles(profiles: Mapping[int, _Document]) -> _Document:
         merged["workers"].append({"worker": worker, **figures})
     merged["frames"] = [{"name": name, "file": file, "line": line} for name, file, line in numbers]
     return merged
-
-
-def _key(frame: Mapping[str, Any]) -> tuple[str, str, int]:
-    return frame["name"], frame["file"], frame["line"]
 
 
 # Route

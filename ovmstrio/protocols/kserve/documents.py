@@ -78,16 +78,14 @@ def config_message(known: ModelMetadata) -> pb.ModelConfig:
 
 def _batch_rows(known: ModelMetadata) -> int:
     tensors = (*known.inputs, *known.outputs)
-    if not known.inputs or not all(_begins_with_open_batch(each) for each in tensors):
+    if not known.inputs or not all(
+        each.batch_axis == 0 and each.shape and not each.shape[0].is_fixed for each in tensors
+    ):
         return 0
     if known.joined_rows:
         return known.joined_rows
     bounds = [each.shape[0].high for each in known.inputs if each.shape[0].high > 0]
     return min([*bounds, _UNBOUNDED_BATCH_SIZE])
-
-
-def _begins_with_open_batch(tensor: TensorSpec) -> bool:
-    return tensor.batch_axis == 0 and bool(tensor.shape) and not tensor.shape[0].is_fixed
 
 
 def _tensors(tensors: Sequence[TensorSpec], *, skipped: bool) -> list[dict[str, Any]]:

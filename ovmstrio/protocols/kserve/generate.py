@@ -176,7 +176,9 @@ def _infer_tensor(name: str, value: Any) -> Tensor:
     elif kinds <= {int, float}:
         datatype = "FP64"
     else:
-        raise InvalidRequest(f"input {name}: expected elements of one type, got {_names(kinds)}")
+        words = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
+        found = " and ".join(sorted({words[kind] for kind in kinds}))
+        raise InvalidRequest(f"input {name}: expected elements of one type, got {found}")
     return Tensor(name, BY_NAME[datatype], np.array(elements, BY_NAME[datatype].numpy).reshape(shape))
 
 
@@ -187,11 +189,6 @@ def _integer_type(name: str, elements: list[int]) -> str:
     if smallest in _UINT64 and largest in _UINT64:
         return "UINT64"
     raise InvalidRequest(f"input {name}: {smallest} and {largest} fit no integer type together")
-
-
-def _names(kinds: set[type]) -> str:
-    words = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
-    return " and ".join(sorted({words[kind] for kind in kinds}))
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")

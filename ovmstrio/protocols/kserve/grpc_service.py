@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.shared_memory import ClientRegion
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["NO_CUDA", "InferenceService", "_answer_requests"]
+__all__ = ["NO_CUDA", "InferenceService"]
 
 # Streams of single requests
 

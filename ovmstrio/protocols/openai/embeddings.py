@@ -19,7 +19,7 @@ from ovmstrio.serving.calls import charge_caller
 from ovmstrio.transport.http.responses import JSON_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import Embedder, Embeddings, TokenIds
     from ovmstrio.core.http import HttpRequest
@@ -120,12 +120,8 @@ def _write(embeddings: Embeddings, model: str, *, is_base64: bool) -> bytes:
     pieces = [b'{"object":"list","data":[']
     for index, vector in enumerate(embeddings.vectors):
         pieces.append(b',{"object":"embedding","embedding":' if index else b'{"object":"embedding","embedding":')
-        pieces += _encoded(vector) if is_base64 else array_pieces(vector)
+        pieces += [b'"%b"' % b64encode(vector.astype("<f4").tobytes())] if is_base64 else array_pieces(vector)
         pieces.append(b',"index":%d}' % index)
     usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
     pieces.append(b'],"model":%b,"usage":%b}' % (orjson.dumps(model), orjson.dumps(usage)))
     return b"".join(pieces)
-
-
-def _encoded(vector: Any) -> Iterator[bytes]:
-    yield b'"%b"' % b64encode(vector.astype("<f4").tobytes())

@@ -72,7 +72,8 @@ class OpenAIErrors(ErrorForm):
         message = error.message if isinstance(error, ServerError) else _FAILURE
         if len(message) > _MAX_MESSAGE_CHARACTERS:
             message = f"{message[:_MAX_MESSAGE_CHARACTERS]}..."
-        kind, code = _kind_and_code(error)
+        kind, code = next((kind, code) for category, kind, code in _ERROR_KINDS if isinstance(error, category))
+        code = error.code if isinstance(error, InvalidField) else code
         field = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ServiceMissing) else ""
         return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
@@ -107,11 +108,6 @@ _ERROR_KINDS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
     (Exception, _SERVER_ERROR, ""),
 )
 """Error types and codes by class; the first matching class applies."""
-
-
-def _kind_and_code(error: Exception) -> tuple[str, str]:
-    kind, code = next((kind, code) for category, kind, code in _ERROR_KINDS if isinstance(error, category))
-    return kind, error.code if isinstance(error, InvalidField) else code
 
 
 _NODE_ERROR_PREFIX: Final = (

@@ -264,7 +264,7 @@ def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
     return None
 
 
-# _Tools
+# Tools
 
 _TOOL_CHOICES: Final = frozenset({"none", "auto", "required"})
 _FUNCTION: Final = "function"
@@ -283,10 +283,13 @@ def read_tools(fields: Fields) -> _Tools:
     """Return the tools; none if the choice forbids calls."""
     choice, name, allowed = _read_choice(fields)
     tools = tuple(
-        _read_tool(tool) for tool in fields.objects("tools", "_Tools are not an array", "Tool is not a JSON object")
+        _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
     )
     if allowed is not None:
-        tools = _keep_allowed(tools, allowed, fields)
+        for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
+            problem = "tool_choice allows a function that is not among the tools"
+            fields.refuse("tool_choice", problem, got=shown(unknown))
+        tools = tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
     if choice == "none":
         return _Tools((), choice, "")
     if not tools and choice in {"required", _FUNCTION}:
@@ -294,14 +297,6 @@ def read_tools(fields: Fields) -> _Tools:
     elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
         fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
     return _Tools(tools, choice, name)
-
-
-def _keep_allowed(
-    tools: tuple[Mapping[str, Any], ...], allowed: set[str], fields: Fields
-) -> tuple[Mapping[str, Any], ...]:
-    for name in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
-        fields.refuse("tool_choice", "tool_choice allows a function that is not among the tools", got=shown(name))
-    return tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
 
 
 def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:

@@ -90,7 +90,7 @@ def _add_tool_call(messages: list[dict[str, Any]], item: Fields) -> None:
 
 
 class _Event(NamedTuple):
-    """_Event: type without the prefix ``response.``, and data without the sequence number."""
+    """Event: type without the prefix ``response.``, and data without the sequence number."""
 
     kind: str
     data: Mapping[str, Any]

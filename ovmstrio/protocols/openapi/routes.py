@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.core.request import ServableMetadata
-    from ovmstrio.core.tensor import Dim, TensorSpec
+    from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
@@ -86,11 +86,7 @@ def _nested(spec: TensorSpec) -> Any:
 
 
 def _sizes(spec: TensorSpec) -> list[int]:
-    return [1] if spec.datatype is INVALID else [_size(dim) for dim in spec.shape]
-
-
-def _size(dim: Dim) -> int:
-    return dim.low if dim.is_fixed else max(dim.low, 1)
+    return [1] if spec.datatype is INVALID else [dim.low if dim.is_fixed else max(dim.low, 1) for dim in spec.shape]
 
 
 def _value(spec: TensorSpec) -> Any:

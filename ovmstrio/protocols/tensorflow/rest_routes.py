@@ -114,13 +114,9 @@ def _by_rows(outputs: dict[str, Array]) -> Iterable[bytes]:
     if len(outputs) == 1:
         (array,) = outputs.values()
         return _printed(array)
-    rows = zip(*([_printable(row) for row in _rows(array)] for array in outputs.values()), strict=True)
+    rows = zip(*([_printable(array[row, ...]) for row in range(len(array))] for array in outputs.values()), strict=True)
     printed = [orjson.dumps(dict(zip(outputs, row, strict=True)), option=orjson.OPT_SERIALIZE_NUMPY) for row in rows]
     return [b"[", b",".join(printed), b"]"]
-
-
-def _rows(array: Array) -> Sequence[Array]:
-    return [array[number, ...] for number in range(len(array))]
 
 
 def _printable(array: Array) -> Any:
