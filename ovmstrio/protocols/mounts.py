@@ -127,8 +127,8 @@ class ServiceMounts:
         started = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
         with await started as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
-            shown = without_proof(request.headers)
-            passed = request if shown is request.headers else request._replace(headers=shown)
+            headers = without_proof(request.headers)
+            passed = request if headers is request.headers else request._replace(headers=headers)
             answer = await routes.answer_http(passed)
             if answer is not None:
                 return _observed(answer, call, request)

@@ -80,14 +80,14 @@ def _request_in_slices(
         if not isinstance(nested, dict):
             raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {kind_of(nested)}")
         document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
-    wrong = Gathered()
+    errors = Gathered()
     for name, value in document.items():
-        with wrong:
+        with errors:
             if name in specs:
                 _add_input(request, specs[name], value)
             elif name != _ID:
                 _add_parameter(request, name, value, specs)
-    wrong.tell()
+    errors.tell()
     with json_errors():
         yield from check_arrays(arrays)
     return request

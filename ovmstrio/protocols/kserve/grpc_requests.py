@@ -53,12 +53,12 @@ class _Template:
             return None
         found: list[Buffer | None] = []
         at = len(self.begin)
-        for size, behind in self.raws:
+        for size, following in self.raws:
             end = at + size
             found.append(data[at:end])
-            if behind and not data.startswith(behind, end):
+            if following and not data.startswith(following, end):
                 return None
-            at = end + len(behind)
+            at = end + len(following)
         return found
 
 
@@ -123,7 +123,7 @@ class PlainRequests:
         begin = head + before[0]
         pieces = [
             begin,
-            *(piece for raw, behind in zip(found, [*before[1:], b""], strict=True) for piece in (raw, behind)),
+            *(piece for raw, following in zip(found, [*before[1:], b""], strict=True) for piece in (raw, following)),
         ]
         if b"".join(piece for piece in pieces if piece) != data:
             return b"", ()
@@ -235,11 +235,11 @@ def _parse(data: bytes | memoryview) -> InferRequest:
 
 def _by_position(inputs: Sequence[InferInput], raws: list[Buffer | None]) -> list[Buffer | None]:
     """Insert None for inputs in shared memory if exactly these lack raw contents."""
-    placed = [_REGION in given.parameters for given in inputs]
-    if placed.count(False) != len(raws):
+    in_memory = [_REGION in given.parameters for given in inputs]
+    if in_memory.count(False) != len(raws):
         return raws
     rest = iter(raws)
-    return [None if is_placed else next(rest) for is_placed in placed]
+    return [None if is_in_memory else next(rest) for is_in_memory in in_memory]
 
 
 def _decode_input(message: Any) -> InferInput:

@@ -361,8 +361,8 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         if first is None:
             raise InvalidRequest("Client disconnected during reading first streaming request")
         name = first_text(first)
-        called = name.decode(errors="replace") or call.decode(first).model_name
-        if not await self._plane.takes_streams(called):
+        model = name.decode(errors="replace") or call.decode(first).model_name
+        if not await self._plane.takes_streams(model):
             await _answer_requests(call, self._plane, first)
         elif self._plane.has_limits():
             answer = partial(self._answer_stream, call, first, name)

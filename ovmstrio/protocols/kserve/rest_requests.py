@@ -270,22 +270,22 @@ def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: 
 
 
 def _read_general(request: InferRequest, document: dict[str, Any], tail: memoryview) -> InferRequest:
-    wrong: Gathered | None = None
+    errors: Gathered | None = None
     try:
         request.id = read_id(document)
     except InvalidRequest as error:
-        wrong = noted(wrong, error)
+        errors = noted(errors, error)
     try:
         request.parameters = _parameters(document)
     except InvalidRequest as error:
-        wrong = noted(wrong, error)
+        errors = noted(errors, error)
     try:
         request.outputs = _outputs(document)
     except InvalidRequest as error:
-        wrong = noted(wrong, error)
-    wrong = _read_inputs(request, document, wrong)
-    if wrong:
-        raise wrong.error()
+        errors = noted(errors, error)
+    errors = _read_inputs(request, document, errors)
+    if errors:
+        raise errors.error()
     _assign_tail(request, tail)
     return request
 
@@ -403,28 +403,28 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     requested: list[RequestedOutput] = []
     if not given:
         return requested
-    wrong = Gathered()
+    errors = Gathered()
     for number, output in enumerate(given):
-        with wrong:
+        with errors:
             if not isinstance(output, dict) or not isinstance(output.get("name"), str):
                 raise _refuse(_OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
             requested.append(RequestedOutput(output["name"], _parameters(output)))
-    wrong.tell()
+    errors.tell()
     return requested
 
 
-def _read_inputs(request: InferRequest, document: dict[str, Any], wrong: Gathered | None) -> Gathered | None:
+def _read_inputs(request: InferRequest, document: dict[str, Any], errors: Gathered | None) -> Gathered | None:
     """Parse the inputs into a request; return all errors so far."""
     try:
         all_given = _inputs(document)
     except InvalidRequest as error:
-        return noted(wrong, error)
+        return noted(errors, error)
     for given in all_given:
         try:
             request.inputs.append(_input(given))
         except InvalidRequest as error:
-            wrong = noted(wrong, error)
-    return wrong
+            errors = noted(errors, error)
+    return errors
 
 
 def _inputs(document: dict[str, Any]) -> list[Any]:
@@ -512,14 +512,14 @@ def _flatten(data: list[Any]) -> list[Any]:
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:
     """Assign slices of the binary part, in order, to the inputs without JSON data."""
     sizes: list[int | None] = []
-    wrong: Gathered | None = None
+    errors: Gathered | None = None
     for given in request.inputs:
         try:
             sizes.append(_binary_size(given, len(tail), sole=len(request.inputs) == 1))
         except InvalidRequest as error:
-            wrong = noted(wrong, error)
-    if wrong:
-        raise wrong.error()
+            errors = noted(errors, error)
+    if errors:
+        raise errors.error()
     at = 0
     raw: list[Buffer | None] = []
     is_any_raw = False

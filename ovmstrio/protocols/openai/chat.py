@@ -47,8 +47,8 @@ class _ChatBuilder(WholeTexts):
 
 
 class _ChatStream(EventsOfTexts):
-    def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), asked, write_error)
+    def __init__(self, model: str, parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), parsed, write_error)
         self._started: set[int] = set()
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
@@ -103,8 +103,8 @@ class Chat:
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
         """Parse a body: messages, tools and sampling parameters."""
-        wrong = Gathered()
-        fields = Fields(document, wrong, prompt=PromptSize(limits, "messages"))
+        errors = Gathered()
+        fields = Fields(document, errors, prompt=PromptSize(limits, "messages"))
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
         request = make_request(
@@ -116,16 +116,16 @@ class Chat:
             logprobs=_read_logprobs(fields),
             deadline=deadline,
         )
-        wrong.tell()
+        errors.tell()
         return Asked((request,), options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, asked: Asked) -> _ChatBuilder:
+    def whole(self, body: Body, parsed: Asked) -> _ChatBuilder:
         """Create a response builder."""
-        return _ChatBuilder(body.model, asked.requests[0].n, has_logprobs=asked.requests[0].logprobs)
+        return _ChatBuilder(body.model, parsed.requests[0].n, has_logprobs=parsed.requests[0].logprobs)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _ChatStream:
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ChatStream:
         """Create a chunk writer."""
-        return _ChatStream(body.model, asked, write_error)
+        return _ChatStream(body.model, parsed, write_error)
 
 
 def _read_conversation(fields: Fields) -> Conversation:

@@ -36,8 +36,8 @@ class _CompletionBuilder(WholeTexts):
 
 
 class _CompletionStream(EventsOfTexts):
-    def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        super().__init__(_head(model), asked, write_error)
+    def __init__(self, model: str, parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(_head(model), parsed, write_error)
         self._lengths: dict[int, int] = {}
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
@@ -84,12 +84,12 @@ class Completions:
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
         """Parse a body: prompts, as text or token ids, and sampling parameters."""
-        wrong = Gathered()
-        fields = Fields(document, wrong)
+        errors = Gathered()
+        fields = Fields(document, errors)
         options = read_stream_options(fields, is_stream=is_stream)
         echo = bool(fields.flag("echo"))
         max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
-        prompts = _read_prompts(fields, limits, wrong)
+        prompts = _read_prompts(fields, limits, errors)
         if fields.get("suffix"):
             fields.refuse(
                 "suffix", "suffix is not supported: the model only appends text", code="unsupported_parameter"
@@ -104,18 +104,18 @@ class Completions:
             echo=echo,
             deadline=deadline,
         )
-        wrong.tell()
+        errors.tell()
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
         return Asked(requests, options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, asked: Asked) -> _CompletionBuilder:
+    def whole(self, body: Body, parsed: Asked) -> _CompletionBuilder:
         """Create a response builder."""
-        first = asked.requests[0]
-        return _CompletionBuilder(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
+        first = parsed.requests[0]
+        return _CompletionBuilder(body.model, len(parsed.requests) * first.n, has_logprobs=first.logprobs)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _CompletionStream:
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _CompletionStream:
         """Create a chunk writer."""
-        return _CompletionStream(body.model, asked, write_error)
+        return _CompletionStream(body.model, parsed, write_error)
 
 
 def _read_logprobs(fields: Fields) -> bool:
@@ -131,12 +131,12 @@ def _read_logprobs(fields: Fields) -> bool:
     return False
 
 
-def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+def _read_prompts(fields: Fields, limits: GenerationLimits, errors: Gathered) -> list[str | TokenIds]:
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         if not prompt:
             fields.refuse("prompt", "prompt is missing", got="an empty string")
-        check_length(prompt, limits, "prompt", wrong)
+        check_length(prompt, limits, "prompt", errors)
         return [prompt]
     if prompt is None:
         fields.refuse("prompt", "prompt is missing", code="missing_required_parameter")
@@ -149,20 +149,20 @@ def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> 
         )
         return []
     if prompt and isinstance(prompt[0], int):
-        return _read_tokens(fields, prompt, "prompt", limits, wrong)
+        return _read_tokens(fields, prompt, "prompt", limits, errors)
     if not 0 < len(prompt) <= _MAX_PROMPTS:
         fields.refuse("prompt", f"prompt: expected 1 to {_MAX_PROMPTS} prompts", got=str(len(prompt)))
         return []
-    return [parsed for at, each in enumerate(prompt) for parsed in _read_one(fields, each, at, limits, wrong)]
+    return [parsed for at, each in enumerate(prompt) for parsed in _read_one(fields, each, at, limits, errors)]
 
 
-def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, errors: Gathered) -> list[str | TokenIds]:
     name = f"prompt[{at}]"
     if prompt and isinstance(prompt, str):
-        check_length(prompt, limits, name, wrong)
+        check_length(prompt, limits, name, errors)
         return [prompt]
     if isinstance(prompt, list):
-        return _read_tokens(fields, prompt, name, limits, wrong)
+        return _read_tokens(fields, prompt, name, limits, errors)
     fields.refuse(
         name,
         f"{name} is neither a string nor an array of token ids",
@@ -172,12 +172,12 @@ def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wr
 
 
 def _read_tokens(
-    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, wrong: Gathered
+    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, errors: Gathered
 ) -> list[str | TokenIds]:
     most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
     if len(prompt) > most_tokens:
         message = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
-        wrong.add(ContextExceeded(message, field=name))
+        errors.add(ContextExceeded(message, field=name))
         return []
     most = limits.vocabulary_size or 2**31
     if not are_tokens(prompt, most):

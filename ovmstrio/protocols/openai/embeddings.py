@@ -60,15 +60,15 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
 def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None]:
     """Return the inputs, whether base64 is requested, and the dimensions."""
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+    errors = Gathered()
+    fields = Fields(document, errors)
     form = fields.get("encoding_format")
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", least=1)
     fields.text("user")
     inputs = _read_inputs(fields)
-    wrong.tell()
+    errors.tell()
     return inputs, form == "base64", dimensions
 
 
@@ -109,8 +109,8 @@ def _read_tokens(fields: Fields, name: str, given: list[Any]) -> Sequence[TokenI
         fields.refuse(name, f"{name}: expected at most {MAX_PROMPT_TOKENS} tokens", got=str(len(given)))
         return []
     if given and not are_tokens(given, _TOKEN_ID_LIMIT):
-        wrong = next(each for each in given if type(each) is not int or not 0 <= each < _TOKEN_ID_LIMIT)
-        fields.refuse(name, f"{name}: expected token ids", got=shown(wrong))
+        invalid = next(each for each in given if type(each) is not int or not 0 <= each < _TOKEN_ID_LIMIT)
+        fields.refuse(name, f"{name}: expected token ids", got=shown(invalid))
         return []
     return [tuple(given)]
 

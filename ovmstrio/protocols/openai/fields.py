@@ -103,10 +103,10 @@ class PromptSize:
             raise prompt_too_long(self._limits, self._field, self.characters)
 
 
-def check_length(text: str, limits: GenerationLimits, field: str, wrong: Gathered) -> None:
+def check_length(text: str, limits: GenerationLimits, field: str, errors: Gathered) -> None:
     """Record an error if a text cannot fit the model's context because of its length."""
     if len(text) > limits.max_characters:
-        wrong.add(prompt_too_long(limits, field, len(text)))
+        errors.add(prompt_too_long(limits, field, len(text)))
 
 
 def are_tokens(values: list[Any], most: int) -> bool:
@@ -120,13 +120,13 @@ class Fields:
     ``at`` is the path of the object in the body; ``prompt`` counts prompt characters and list objects.
     """
 
-    __slots__ = ("_at", "_document", "_wrong", "prompt")
+    __slots__ = ("_at", "_document", "_errors", "prompt")
 
     def __init__(
-        self, document: Mapping[str, Any], wrong: Gathered, at: str = "", prompt: PromptSize | None = None
+        self, document: Mapping[str, Any], errors: Gathered, at: str = "", prompt: PromptSize | None = None
     ) -> None:
         self._document = document
-        self._wrong = wrong
+        self._errors = errors
         self._at = at
         self.prompt = prompt or PromptSize()
 
@@ -151,7 +151,7 @@ class Fields:
         """Record an error of a field."""
         path = self.path(name)
         where = "" if not got or path in message or name in message else f" in {path}"
-        self._wrong.add(InvalidField(message, field=path, got=got + where, code=code))
+        self._errors.add(InvalidField(message, field=path, got=got + where, code=code))
 
     def _typed(self, name: str, kind: type | tuple[type, ...], message: str) -> Any:
         value = self._document.get(name)
@@ -256,7 +256,7 @@ class Fields:
     def within(self, name: str, message: str = "") -> Fields | None:
         """Return the reader of a nested object."""
         value = self._typed(name, dict, message or f"{self.path(name)} is not an object")
-        return None if value is None else Fields(value, self._wrong, self.path(name), self.prompt)
+        return None if value is None else Fields(value, self._errors, self.path(name), self.prompt)
 
     def objects(self, name: str, message: str = "", inner: str = "") -> Iterator[Fields]:
         """Yield readers of the objects of a list, up to the limit of a body; ``inner`` reports other members."""
@@ -268,9 +268,9 @@ class Fields:
         for position, value in enumerate(values):
             path = f"{self.path(name)}[{position}]"
             if isinstance(value, dict):
-                yield Fields(value, self._wrong, path, self.prompt)
+                yield Fields(value, self._errors, path, self.prompt)
             else:
-                self._wrong.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
+                self._errors.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
 # Ignored fields: checked for their type, as OpenAI does

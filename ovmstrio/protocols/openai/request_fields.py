@@ -253,11 +253,11 @@ def _read_schema(form: Fields) -> Grammar | None:
 
 
 def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
-    made, names = _TEXT_GRAMMARS[kind]
+    grammar_kind, names = _TEXT_GRAMMARS[kind]
     for name in names:
         text = form.text(name)
         if text:
-            return Grammar(made, text)
+            return Grammar(grammar_kind, text)
         if form.get(name) is not None:
             return None
     form.refuse(names[0], f"{form.path(names[0])} is missing")

@@ -63,8 +63,8 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def _read(document: Mapping[str, Any]) -> _RerankRequest:
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+    errors = Gathered()
+    fields = Fields(document, errors)
     query = fields.text("query", "query is not a string")
     if document.get("query") is None:
         fields.refuse("query", "query is missing in request", code="missing_required_parameter")
@@ -74,7 +74,7 @@ def _read(document: Mapping[str, Any]) -> _RerankRequest:
     for unknown in ("rank_fields", "max_chunks_per_doc", "max_tokens_per_doc"):
         if fields.get(unknown) is not None:
             fields.refuse(unknown, f"{unknown} is not supported: documents are not split", code="unsupported_parameter")
-    wrong.tell()
+    errors.tell()
     return _RerankRequest(query or "", documents, top_n, bool(returns))
 
 

@@ -66,8 +66,8 @@ def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
     elif kind == "function_call":
         _add_tool_call(messages, item)
     elif kind == "function_call_output":
-        called = item.prompt_text("call_id") or ""
-        messages.append({"role": "tool", "tool_call_id": called, "content": flattened(item, "output")})
+        call_id = item.prompt_text("call_id") or ""
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": flattened(item, "output")})
     elif not isinstance(kind, str) or kind not in _IGNORED_ITEMS:
         item.refuse("type", "Unsupported input item type", got=shown(kind))
 
@@ -268,8 +268,8 @@ class _OutputItems:
 
 
 class _Response:
-    def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
-        request = asked.requests[0]
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+        request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
         self._head = {
             "id": f"resp_{uuid4().hex}",
@@ -306,8 +306,8 @@ class _Response:
 
 
 class _ResponseBuilder:
-    def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
-        self._response = _Response(model, document, asked)
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+        self._response = _Response(model, document, parsed)
         self._items = _OutputItems()
         self._status = "completed"
 
@@ -324,8 +324,8 @@ class _ResponseBuilder:
 
 
 class _ResponseStream:
-    def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
-        self._response = _Response(model, document, asked)
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+        self._response = _Response(model, document, parsed)
         self._items = _OutputItems()
         self._status = "completed"
         self._number = 0
@@ -400,8 +400,8 @@ class Responses:
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
         """Parse a body: instructions, input, tools and sampling parameters."""
-        wrong = Gathered()
-        fields = Fields(document, wrong, prompt=PromptSize(limits, "input"))
+        errors = Gathered()
+        fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
         messages = _read_input(fields)
         tools = read_tools(fields)
@@ -427,17 +427,17 @@ class Responses:
         check_passed_over_of_responses(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")
-        wrong.tell()
+        errors.tell()
         return Asked((replace(request, grammar=grammar or request.grammar),))
 
-    def whole(self, body: Body, asked: Asked) -> _ResponseBuilder:
+    def whole(self, body: Body, parsed: Asked) -> _ResponseBuilder:
         """Create a response builder."""
-        return _ResponseBuilder(body.model, body.document, asked)
+        return _ResponseBuilder(body.model, body.document, parsed)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
         """Create an event writer, which encodes failures itself."""
         del write_error
-        return _ResponseStream(body.model, body.document, asked)
+        return _ResponseStream(body.model, body.document, parsed)
 
 
 def _read_template_options(fields: Fields) -> Mapping[str, Any]:

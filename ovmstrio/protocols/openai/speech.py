@@ -106,8 +106,8 @@ def _delta(audio: bytes) -> bytes:
 
 
 def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+    errors = Gathered()
+    fields = Fields(document, errors)
     stream = fields.choice("stream_format", (_AUDIO, _EVENTS), "stream_format field is not a string")
     forms = tuple(each.value for each in SoundForm)
     form = SoundForm(fields.choice("response_format", forms, "response_format field is not a string") or SoundForm.WAV)
@@ -118,7 +118,7 @@ def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
     speed = _read_speed(fields)
     if fields.text("instructions", "instructions field is not a string"):
         fields.refuse("instructions", "instructions are not supported", code="unsupported_parameter")
-    wrong.tell()
+    errors.tell()
     request = SpeechRequest(text, voice or "", language or "", speed, form, is_streamed, deadline)
     return _ParsedRequest(request, stream == _EVENTS)
 

@@ -112,11 +112,11 @@ class TextEndpoint(Protocol):
         """Parse a body; raise ``InvalidField`` with all problems."""
         ...
 
-    def whole(self, body: Body, asked: Asked) -> _ResponseBuilder:
+    def whole(self, body: Body, parsed: Asked) -> _ResponseBuilder:
         """Create a response builder."""
         ...
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
         """Create an event encoder; ``write_error`` encodes errors in the configured format."""
         ...
 
@@ -279,10 +279,10 @@ class WholeTexts:
 class EventsOfTexts:
     """Base of event encoders; ``head`` has the fields common to all events."""
 
-    def __init__(self, head: Mapping[str, Any], asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
+    def __init__(self, head: Mapping[str, Any], parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
         self._head = head
-        self._asked = asked
-        self._has_logprobs = asked.requests[0].logprobs
+        self._parsed = parsed
+        self._has_logprobs = parsed.requests[0].logprobs
         self._write_error = write_error
 
     def begin(self) -> bytes:
@@ -291,7 +291,7 @@ class EventsOfTexts:
 
     def end(self, usage: Usage) -> bytes:
         """Encode the usage, if requested, and the end marker."""
-        if not self._asked.tells_usage:
+        if not self._parsed.tells_usage:
             return DONE
         return write_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
 
@@ -301,6 +301,6 @@ class EventsOfTexts:
 
     def _event(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> bytes:
         document: dict[str, Any] = {**self._head, "choices": choices}
-        if self._asked.tells_usage:
-            document["usage"] = usage.document() if self._asked.counts_on else None
+        if self._parsed.tells_usage:
+            document["usage"] = usage.document() if self._parsed.counts_on else None
         return write_event(document)

@@ -73,8 +73,8 @@ def _write(rows: Sequence[TokenRow], *, is_list: bool) -> bytes:
 
 
 def _read(document: Mapping[str, Any]) -> _ParsedRequest:
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+    errors = Gathered()
+    fields = Fields(document, errors)
     given = fields.get("text")
     texts = _read_texts(fields, given)
     adds = fields.flag("add_special_tokens")
@@ -86,7 +86,7 @@ def _read(document: Mapping[str, Any]) -> _ParsedRequest:
     if pads and max_length is not None and max_length * len(texts) > MAX_TOKENIZED_CHARACTERS:
         message = f"max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens per request, including padding"
         fields.refuse("max_length", message, got=str(max_length * len(texts)))
-    wrong.tell()
+    errors.tell()
     padding = Padding(side or Padding.RIGHT.value) if pads else None
     return _ParsedRequest(texts, isinstance(given, list), adds is not False, max_length, padding)
 

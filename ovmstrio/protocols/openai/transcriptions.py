@@ -111,8 +111,8 @@ def _value(name: str, text: str) -> Any:
 
 
 def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) -> _ParsedRequest:
-    wrong = Gathered()
-    fields = Fields(form.document, wrong)
+    errors = Gathered()
+    fields = Fields(form.document, errors)
     is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
     answer = fields.choice("response_format", _FORMATS) or "json"
     granularities = _granularities(fields, answer)
@@ -133,7 +133,7 @@ def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) ->
             "chunking_strategy", "chunking_strategy should be auto", got=shown(fields.get("chunking_strategy"))
         )
     language = fields.name_text("language") or ""
-    wrong.tell()
+    errors.tell()
     request = TranscriptionRequest(
         audio=form.audio,
         translates=translates,

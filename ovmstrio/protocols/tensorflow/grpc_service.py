@@ -71,13 +71,13 @@ def decode_predict(data: bytes) -> PredictRequest:
         ) from None
     spec = message.model_spec
     request = PredictRequest(spec.name, str(spec.version.value), received=len(data))
-    wrong = Gathered()
+    errors = Gathered()
     for name, tensor in _bounded(message.inputs, "inputs").items():
-        with wrong:
+        with errors:
             given, raw = _decode_tensor(name, tensor)
             request.inputs.append(given)
             request.raw_inputs.append(raw)
-    wrong.tell()
+    errors.tell()
     request.outputs = [RequestedOutput(name) for name in _bounded(message.output_filter, "names in output_filter")]
     return request
 

@@ -357,11 +357,11 @@ class _InputReader:
         self._known = {spec.name: spec.datatype for spec in self.specs if spec.datatype is not INVALID}
 
     def read_all(self, values: Mapping[str, Any]) -> list[InferInput]:
-        wrong, inputs = Gathered(), []
+        errors, inputs = Gathered(), []
         for name, value in values.items():
-            with wrong:
+            with errors:
                 inputs.append(self.read(name, value))
-        wrong.tell()
+        errors.tell()
         return inputs
 
     def read(self, name: str, value: Any) -> InferInput:

@@ -190,13 +190,13 @@ class _ModelTarget:
 
 def _read_target(method: str, path: str) -> _ModelTarget:
     """Parse the path after ``/v1/models/``."""
-    match, wanted = _CALL.fullmatch(path), "POST"
+    match, allowed_method = _CALL.fullmatch(path), "POST"
     if match is None:
-        match, wanted = _INFO.fullmatch(path), "GET"
+        match, allowed_method = _INFO.fullmatch(path), "GET"
     if match is None:
         raise InvalidRequest(f"{INVALID_URL} - {method} /v1/models/{path}")
-    if (method == "POST") != (wanted == "POST"):
-        raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {wanted}")
+    if (method == "POST") != (allowed_method == "POST"):
+        raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {allowed_method}")
     operation = _operation(match.groupdict())
     return _ModelTarget(operation, match["model"], check_version(match["version"] or ""))
 
