@@ -198,13 +198,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _drawing(drawing: Drawing) -> dict[str, Any]:
     return {
-        "layers": [
-            [
-                {"key": box.key, "kind": box.kind, "title": box.title, "subtitle": box.subtitle, "notes": box.notes}
-                for box in layer
-            ]
-            for layer in drawing.layers
-        ],
+        "layers": [[asdict(box) for box in layer] for layer in drawing.layers],
         "edges": [
             {
                 "source": edge.source,

@@ -42,7 +42,7 @@ def _profile_document(profile: ServerProfile) -> dict[str, Any]:
         "seconds": profile.seconds,
         "cpu_seconds": profile.cpu_seconds,
         "native_cpu_seconds": profile.native_seconds,
-        "frames": [{"name": frame.name, "file": frame.file, "line": frame.line} for frame in numbers],
+        "frames": [asdict(frame) for frame in numbers],
         "threads": threads,
         "processes": [asdict(each) for each in profile.processes],
         "models": [_model(each) for each in profile.models],
@@ -69,10 +69,7 @@ def _model(model: ProfiledModel) -> dict[str, Any]:
     document = {"name": model.name, "version": model.version, "calls": model.calls}
     if model.times is None:
         return document | {"problem": model.problem}
-    layers = [
-        {"name": each.name, "type": each.type, "runs_as": each.runs_as, "seconds": each.seconds}
-        for each in model.times.layers
-    ]
+    layers = [asdict(each) for each in model.times.layers]
     return document | {"runs": model.times.runs, "seconds": model.times.seconds, "layers": layers}
 
 

@@ -60,7 +60,7 @@ def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int 
         min_tokens=_read_min_tokens(fields, max_tokens),
         frequency_penalty=fields.number("frequency_penalty", -2, 2, "frequency_penalty out of range(-2.0, 2.0)"),
         presence_penalty=fields.number("presence_penalty", -2, 2, "presence_penalty out of range(-2.0, 2.0)"),
-        repetition_penalty=_read_repetition_penalty(fields),
+        repetition_penalty=_read_positive(fields, "repetition_penalty", _MAX_PENALTY, "is not a valid number"),
         length_penalty=fields.number("length_penalty", -_MAX_PENALTY, _MAX_PENALTY),
         temperature=fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)"),
         top_p=fields.number("top_p", 0, 1, "top_p out of range(0.0, 1.0)"),
@@ -71,7 +71,7 @@ def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int 
         best_of=_read_best_of(fields, limits, is_stream=is_stream),
         stop_token_ids=_read_stop_token_ids(fields, limits),
         num_assistant_tokens=_read_assistant_tokens(fields),
-        assistant_confidence_threshold=_read_confidence(fields),
+        assistant_confidence_threshold=_read_positive(fields, "assistant_confidence_threshold", 1, "should be above 0"),
         max_ngram_size=_read_speculative(fields, "max_ngram_size"),
     )
 
@@ -134,12 +134,12 @@ def _read_min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
     return least
 
 
-def _read_repetition_penalty(fields: Fields) -> float | None:
-    penalty = fields.number("repetition_penalty", 0, _MAX_PENALTY)
-    if penalty == 0:
-        fields.refuse("repetition_penalty", "repetition_penalty is not a valid number", got="0")
+def _read_positive(fields: Fields, name: str, high: float, message: str) -> float | None:
+    value = fields.number(name, 0, high)
+    if value == 0:
+        fields.refuse(name, f"{name} {message}", got="0")
         return None
-    return penalty
+    return value
 
 
 def _read_top_k(fields: Fields) -> int | None:
@@ -184,14 +184,6 @@ def _read_speculative(fields: Fields, name: str) -> int | None:
         fields.refuse(name, f"{name} value can't be greater than {_MAX_SPECULATIVE_TOKENS}", got=str(number))
         return None
     return number
-
-
-def _read_confidence(fields: Fields) -> float | None:
-    threshold = fields.number("assistant_confidence_threshold", 0, 1)
-    if threshold == 0:
-        fields.refuse("assistant_confidence_threshold", "assistant_confidence_threshold should be above 0", got="0")
-        return None
-    return threshold
 
 
 def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
