@@ -1,11 +1,11 @@
-"""What the console tells of a server, gathered of all its processes by the one that answers.
+"""Console snapshots of all workers, aggregated by the worker that serves the console.
 
 ::
 
-    somebody looks ──> own part ─────────────────┐
-                   └─> the others, side by side ─┴──> parts by their numbers, and who was silent
+    viewer ──> local snapshot ────────────────────┐
+           └─> peer workers, concurrently (RPC) ──┴──> snapshots by worker index, and the silent workers
 
-A process that does not answer at once is named and not waited for; from then on it is asked less often.
+A worker that does not answer in time is reported as silent and queried less often.
 """
 
 from __future__ import annotations
@@ -40,30 +40,20 @@ __all__ = [
     "Gathering",
     "MergedPast",
     "Told",
-    "merged_document",
     "merged_figures",
     "merged_rows",
-    "merged_trace",
-    "merged_traces",
 ]
 
-# ----------------------------------------------------------------------
-# Failures, lines of the log and traces of all processes of a server, in the order of their times
-# ----------------------------------------------------------------------
+# History: failures, log lines and traces
 
-_MOST_FAILURES: Final = 100
-_MOST_LINES: Final = 500
+_MAX_FAILURES: Final = 100
+_MAX_LINES: Final = 500
 
 _Entry = dict[str, Any]
 
 
-class _Merged:
-    """Entries of all processes that have been told, each with a number of its own among all.
-
-    Args:
-        most: how many are kept.
-        keeps_numbers: whether one process is all that there is, whose numbers are good.
-    """
+class _MergedEntries:
+    """Entries of all workers in time order, renumbered unless the server has one worker (``keeps_numbers``)."""
 
     def __init__(self, most: int, *, keeps_numbers: bool) -> None:
         self._kept: deque[_Entry] = deque(maxlen=most)
@@ -72,23 +62,23 @@ class _Merged:
         self._seen: dict[int, tuple[str, int]] = {}
         self._count = 0
 
-    def seen(self, row: int, born: str) -> int:
-        """Give the number of the last entry of a process that was added, by its own count."""
-        known, number = self._seen.get(row, ("", 0))
+    def seen(self, worker: int, born: str) -> int:
+        """Return the last number added from a worker, as that worker counts."""
+        known, number = self._seen.get(worker, ("", 0))
         return number if known == born else 0
 
-    def add(self, told: Iterable[tuple[int, str, Sequence[_Entry], bool]]) -> None:
-        """Add what processes have told: number and birth of each, its entries, and whether it has more of them."""
+    def add(self, batches: Iterable[tuple[int, str, Sequence[_Entry], bool]]) -> None:
+        """Add entries: worker index, process id token, entries, and whether the worker has more."""
         until = float("inf")
-        for row, born, entries, has_more in told:
+        for worker, born, entries, has_more in batches:
             if entries:
-                self._seen[row] = born, entries[-1]["number"]
+                self._seen[worker] = born, entries[-1]["number"]
                 if has_more:
                     until = min(until, entries[-1]["at"])
-                more = {} if self._keeps_numbers else {"worker": row}
+                more = {} if self._keeps_numbers else {"worker": worker}
                 self._waiting += ({**each, **more} for each in entries)
-        # What others have told of a later time stands behind what is still to come.  Numbers that are kept are an order
-        # already, of which times of several threads, or of a clock that was set, may be another.
+        # Entries later than an incomplete batch wait for the rest of the batch.  A single worker's own numbers are the
+        # order already; timestamps may differ from that order between threads and after a clock change.
         if not self._keeps_numbers:
             self._waiting.sort(key=lambda each: each["at"])
         ready = [each for each in self._waiting if self._keeps_numbers or each["at"] <= until]
@@ -98,32 +88,21 @@ class _Merged:
             self._kept.append({**each, "number": self._count})
 
     def since(self, number: int) -> list[_Entry]:
-        """Give those that are kept and came behind a number, oldest first."""
         return [each for each in self._kept if each["number"] > number]
 
 
 class MergedPast:
-    """What the processes of a server remember, as far as it has been told.
-
-    Args:
-        is_alone: whether the server is one process.
-
-    Attributes:
-        failures: the last ones.
-        lines: the last ones of the log.
-        traces: the newest ones in short.
-        traces_number: goes up whenever they change.
-    """
+    """Recent failures, log lines and trace summaries of all workers; ``traces_number`` counts changes of ``traces``."""
 
     def __init__(self, *, is_alone: bool) -> None:
-        self.failures = _Merged(_MOST_FAILURES, keeps_numbers=is_alone)
-        self.lines = _Merged(_MOST_LINES, keeps_numbers=is_alone)
+        self.failures = _MergedEntries(_MAX_FAILURES, keeps_numbers=is_alone)
+        self.lines = _MergedEntries(_MAX_LINES, keeps_numbers=is_alone)
         self.traces: list[dict[str, Any]] = []
         self.traces_number = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
 
     def know(self, known: KnownPast, row: int, *, failures: bool, lines: bool, traces: bool) -> None:
-        """Note for a question what has been told, of what is wanted."""
+        """Set in a query which failures, log lines and traces of a worker are known already."""
         known.failure = self.failures.seen(row, known.born) if failures else None
         known.line = self.lines.seen(row, known.born) if lines else None
         if traces:
@@ -131,30 +110,32 @@ class MergedPast:
             known.trace = newest[0]["trace_id"] if newest else ""
 
     def add(self, parts: Mapping[int, Part]) -> bool:
-        """Add what processes have told by their numbers; tells whether one of them has more."""
+        """Add snapshots by worker index; return whether a worker has more entries."""
         for merged, what in ((self.failures, "failures"), (self.lines, "lines")):
             merged.add(
-                (row, part["born"], part[what], part[f"more_{what}"]) for row, part in parts.items() if what in part
+                (worker, part["born"], part[what], part[f"more_{what}"])
+                for worker, part in parts.items()
+                if what in part
             )
-        new = {row: part["traces"] for row, part in parts.items() if "traces" in part}
+        new = {worker: part["traces"] for worker, part in parts.items() if "traces" in part}
         if new:
             self._traces_of |= new
-            self.traces = merged_traces([each for told in self._traces_of.values() for each in told])
+            self.traces = _merge_summaries([each for summaries in self._traces_of.values() for each in summaries])
             self.traces_number += 1
         return any(part.get("more_failures") or part.get("more_lines") for part in parts.values())
 
 
-def merged_traces(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give traces in short, the newest first; one that went through several processes is one."""
+def _merge_summaries(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return trace summaries, newest first; a trace that spans several workers is one entry."""
     found: dict[str, dict[str, Any]] = {}
     for each in summaries:
         known = found.get(each["trace_id"])
-        found[each["trace_id"]] = each if known is None else _joined(known, each)
+        found[each["trace_id"]] = each if known is None else _join_traces(known, each)
     return sorted(found.values(), key=lambda each: -int(each["began"]))[:MOST_TRACES]
 
 
-def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Join what two processes tell of a trace; the one in which it began tells what it is."""
+def _join_traces(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Join two workers' views of a trace; the earlier view supplies the description."""
     first, second = sorted((one, other), key=lambda each: int(each["began"]))
     began = int(first["began"])
     ended = max(int(each["began"]) + each["milliseconds"] * 1e6 for each in (one, other))
@@ -166,114 +147,112 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def merged_trace(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make one trace of what some processes have of it."""
-    whole = documents[0]
+def _merge_traces(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    merged = documents[0]
     for each in documents[1:]:
-        whole = _joined(whole, each)
-    return whole
+        merged = _join_traces(merged, each)
+    return merged
 
 
-# ----------------------------------------------------------------------
-# What the processes of a server tell of its services, as one answer
-# ----------------------------------------------------------------------
+# Services
 
 _Row = dict[str, Any]
 
-_CANNOT: Final = ("failed", "loading", "unloaded")
-"""States of what cannot be called, what is told of first when they differ."""
-_OF_EACH: Final = frozenset({"threads", "streams", "infer requests"})
-"""Numbers of one process that say how it is set up; all others are counts of what there is or was."""
+_UNAVAILABLE_STATES: Final = ("failed", "loading", "unloaded")
+"""States of a service that cannot be called, most important first."""
+_PER_WORKER_FACTS: Final = frozenset({"threads", "streams", "infer requests"})
+"""Facts that are a worker's configuration; all other numbers are counts and are added up."""
 
 
-def merged_rows(told: Mapping[int, Mapping[str, _Row]]) -> dict[str, _Row]:
-    """Make one row for each name of those of some processes, by their numbers."""
-    if len(told) == 1:
-        return dict(*told.values())
-    names = dict.fromkeys(name for rows in told.values() for name in rows)
-    return {name: _row({row: rows[name] for row, rows in told.items() if name in rows}) for name in names}
+def merged_rows(rows_by_worker: Mapping[int, Mapping[str, _Row]]) -> dict[str, _Row]:
+    """Merge the service rows of several workers, given by worker index."""
+    if len(rows_by_worker) == 1:
+        return dict(*rows_by_worker.values())
+    names = dict.fromkeys(name for rows in rows_by_worker.values() for name in rows)
+    return {
+        name: _merge_row({worker: rows[name] for worker, rows in rows_by_worker.items() if name in rows})
+        for name in names
+    }
 
 
-def _row(of: Mapping[int, _Row]) -> _Row:
-    first = next(iter(of.values()))
-    states = {each["state"] for each in of.values()}
+def _merge_row(rows: Mapping[int, _Row]) -> _Row:
+    first = next(iter(rows.values()))
+    states = {each["state"] for each in rows.values()}
     if len(states) == 1:
-        state, reasons = first["state"], {row: each["reason"] for row, each in of.items()}
+        state, reasons = first["state"], {worker: each["reason"] for worker, each in rows.items()}
     else:
-        can = not states.issubset(_CANNOT)
-        state = "degraded" if can else next(each for each in _CANNOT if each in states)
-        reasons = {row: each["reason"] or each["state"] for row, each in of.items() if each["state"] != "ready"}
+        is_available = not states.issubset(_UNAVAILABLE_STATES)
+        state = "degraded" if is_available else next(each for each in _UNAVAILABLE_STATES if each in states)
+        reasons = {worker: each["reason"] or each["state"] for worker, each in rows.items() if each["state"] != "ready"}
     versions: dict[str, dict[int, _Row]] = {}
-    for row, each in of.items():
+    for worker, each in rows.items():
         for version in each["versions"]:
-            versions.setdefault(version["version"], {})[row] = version
+            versions.setdefault(version["version"], {})[worker] = version
     return {
         **first,
         "state": state,
-        "reason": _one_text(reasons, len(of)),
-        "versions": [_version(each) for each in versions.values()],
+        "reason": _common_text(reasons, len(rows)),
+        "versions": [_merge_version(each) for each in versions.values()],
     }
 
 
-def _version(of: Mapping[int, _Row]) -> _Row:
-    first = next(iter(of.values()))
-    odd = next((each for each in of.values() if each["state"] != "AVAILABLE"), first)
+def _merge_version(versions: Mapping[int, _Row]) -> _Row:
+    first = next(iter(versions.values()))
+    shown = next((each for each in versions.values() if each["state"] != "AVAILABLE"), first)
     return {
-        **odd,
-        "reason": _one_text({row: each["reason"] for row, each in of.items()}, len(of)),
-        "load_seconds": _over((each["load_seconds"] for each in of.values()), max),
-        "memory_bytes": _over((each["memory_bytes"] for each in of.values()), sum),
+        **shown,
+        "reason": _common_text({worker: each["reason"] for worker, each in versions.items()}, len(versions)),
+        "load_seconds": _combined((each["load_seconds"] for each in versions.values()), max),
+        "memory_bytes": _combined((each["memory_bytes"] for each in versions.values()), sum),
     }
 
 
-def _one_text(texts: Mapping[int, str], processes: int) -> str:
-    """Tell once what all of them say, and else who says what."""
-    said = {row: text for row, text in texts.items() if text}
-    if len(said) == processes and len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"worker {row}: {text}" for row, text in said.items())
+def _common_text(texts: Mapping[int, str], workers: int) -> str:
+    """Return the common text of all workers, else the texts prefixed with their workers."""
+    nonempty = {worker: text for worker, text in texts.items() if text}
+    if len(nonempty) == workers and len(set(nonempty.values())) == 1:
+        return next(iter(nonempty.values()))
+    return "; ".join(f"worker {worker}: {text}" for worker, text in nonempty.items())
 
 
-def _over(numbers: Iterable[float | None], join: Callable[[list[float]], float]) -> float | None:
+def _combined(numbers: Iterable[float | None], combine: Callable[[list[float]], float]) -> float | None:
     known = [each for each in numbers if each is not None]
-    return join(known) if known else None
+    return combine(known) if known else None
 
 
-def merged_document(told: Mapping[int, _Row]) -> _Row:
-    """Make one description of a service of those of some processes, by their numbers."""
-    if len(told) == 1:
-        return next(iter(told.values()))
-    whole = next((each for each in told.values() if "problem" not in each), next(iter(told.values())))
-    known = {row: each for row, each in told.items() if "problem" not in each}
-    return {**whole, **_row(told), **(merged_figures(known) if known else {})}
+def _merge_documents(documents: Mapping[int, _Row]) -> _Row:
+    if len(documents) == 1:
+        return next(iter(documents.values()))
+    base = next((each for each in documents.values() if "problem" not in each), next(iter(documents.values())))
+    known = {worker: each for worker, each in documents.items() if "problem" not in each}
+    return {**base, **_merge_row(documents), **(merged_figures(known) if known else {})}
 
 
-def merged_figures(told: Mapping[int, _Row]) -> _Row:
-    """Make one of what some processes tell of the nodes, the streams and the sequences of a service."""
-    known = {row: each for row, each in told.items() if "problem" not in each}
-    if len(told) == 1 or not known:
-        return next(iter(told.values()))
+def merged_figures(documents: Mapping[int, _Row]) -> _Row:
+    """Merge the figures of a service's nodes, streams and sequences, given by worker index."""
+    known = {worker: each for worker, each in documents.items() if "problem" not in each}
+    if len(documents) == 1 or not known:
+        return next(iter(documents.values()))
     every = list(known.values())
     figures: _Row = {
-        "facts": _facts({row: each["facts"] for row, each in known.items()}),
+        "facts": _merge_facts({worker: each["facts"] for worker, each in known.items()}),
         "nodes": {
-            key: _node([each["nodes"][key] for each in every if key in each["nodes"]]) for key in _keys(every, "nodes")
+            key: _merge_nodes([each["nodes"][key] for each in every if key in each["nodes"]])
+            for key in dict.fromkeys(key for each in every for key in each["nodes"])
         },
-        "streams": _sums(each["streams"] for each in every),
-        "waiting": _sums(each["waiting"] for each in every),
+        "streams": _add_counts(each["streams"] for each in every),
+        "waiting": _add_counts(each["waiting"] for each in every),
     }
     if any("sequences" in each for each in every):
-        live = [{**one, "worker": row} for row, each in known.items() for one in each.get("sequences", ())]
+        live = [
+            {**sequence, "worker": worker} for worker, each in known.items() for sequence in each.get("sequences", ())
+        ]
         figures["sequences"] = live[:MOST_SEQUENCES]
         figures["sequence_count"] = sum(each.get("sequence_count", 0) for each in every)
     return figures
 
 
-def _keys(every: Iterable[_Row], of: str) -> list[str]:
-    return list(dict.fromkeys(key for each in every for key in each[of]))
-
-
-def _sums(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _add_counts(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for each in counted:
         for key, number in each.items():
@@ -281,29 +260,29 @@ def _sums(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return sums
 
 
-def _node(tallies: Sequence[_Row]) -> _Row:
+def _merge_nodes(nodes: Sequence[_Row]) -> _Row:
     times = no_times()
-    for each in tallies:
+    for each in nodes:
         for band, count in each["times"].items():
             times[int(band)] += count
-    sums = {key: sum(each[key] for each in tallies) for key in ("runs", "failures", "active")}
-    return {**sums, "seconds": round(sum(each["seconds"] for each in tallies), 6), **tally_times(times)}
+    sums = {key: sum(each[key] for each in nodes) for key in ("runs", "failures", "active")}
+    return {**sums, "seconds": round(sum(each["seconds"] for each in nodes), 6), **tally_times(times)}
 
 
-def _facts(told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Join facts: lists and counts of all, what is the same everywhere once, and the rest by process."""
+def _merge_facts(facts_by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Join lists, add up counts, keep equal values once, and list the other values by worker."""
     joined: dict[str, Any] = {}
-    for key in dict.fromkeys(key for facts in told.values() for key in facts):
-        of = {row: facts[key] for row, facts in told.items() if key in facts}
-        values = list(of.values())
+    for key in dict.fromkeys(key for facts in facts_by_worker.values() for key in facts):
+        by_worker = {worker: facts[key] for worker, facts in facts_by_worker.items() if key in facts}
+        values = list(by_worker.values())
         if all(isinstance(each, list) for each in values):
             joined[key] = [one for each in values for one in each]
-        elif key not in _OF_EACH and all(_is_number(each) for each in values):
+        elif key not in _PER_WORKER_FACTS and all(_is_number(each) for each in values):
             joined[key] = sum(values)
         elif all(each == values[0] for each in values):
             joined[key] = values[0]
         else:
-            joined[key] = {f"worker {row}": each for row, each in of.items()}
+            joined[key] = {f"worker {worker}": each for worker, each in by_worker.items()}
     return joined
 
 
@@ -311,44 +290,32 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ----------------------------------------------------------------------
-# What the console tells of a server, gathered of all its processes by the one that answers
-# ----------------------------------------------------------------------
+# Aggregation
 
 FAILURES, LINES, TRACES = "failures", "lines", "traces"
-"""What of the past may be wanted."""
+"""Kinds of history that a viewer can subscribe to."""
 
 MOST_HISTORY: Final = 300
-"""Seconds whose totals are kept: five minutes."""
-_QUESTION: Final = "console"
-_DOCUMENT: Final = "console document"
-_TRACE: Final = "console trace"
-_ANSWER_SECONDS: Final = 0.8
-"""How long other processes have to answer."""
-_SILENT_SECONDS: Final = 3.0
-"""How long one that did not is left alone."""
-_MOST_ROUNDS: Final = 60
-"""How often more is asked for at once, of what is told in batches."""
+"""Seconds of totals kept."""
+_SNAPSHOT_RPC: Final = "console"
+_DOCUMENT_RPC: Final = "console document"
+_TRACE_RPC: Final = "console trace"
+_ANSWER_SECONDS: Final = 0.8  # RPC timeout of peer workers
+_SILENT_SECONDS: Final = 3.0  # Pause before a silent worker is queried again
+_MAX_ROUNDS: Final = 60  # Maximum number of consecutive batches fetched
 
 
 def _parse(answer: bytes) -> Any:
-    """Parse the answer of another worker."""
     try:
         return orjson.loads(answer)
     except orjson.JSONDecodeError:
-        # Names of files and ids of requests may hold lone surrogates, which only the standard library reads.
+        # File names and request ids may hold lone surrogates, which only the standard library accepts.
         return json.loads(answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was gathered at one moment.
-
-    Attributes:
-        parts: of the processes that have answered, by their numbers.
-        silent: the numbers of the others.
-        rows: of all services, by name; another dictionary than the last time if they may have changed since.
-    """
+    """Local snapshots by worker index, silent workers, and service rows (the same object until a row changes)."""
 
     parts: dict[int, Part]
     silent: list[int] = field(default_factory=list)
@@ -356,192 +323,168 @@ class Told:
 
 
 class Gathering:
-    """Gathers for those who look by way of one process.
-
-    Args:
-        plane: of that process.
-        past: what it remembers.
-
-    Attributes:
-        past: what was gathered of the past of all.
-        history: the totals of the last minutes, which others may ask for.
-    """
+    """Aggregator of all workers' console data for the viewers of one worker; ``history`` has totals per second."""
 
     def __init__(self, plane: DataPlane, past: RecentPast) -> None:
         self.siblings = plane.siblings
         self.row = 0 if self.siblings is None else self.siblings.row
         self.past = MergedPast(is_alone=self.siblings is None)
         self.history: deque[dict[str, Any]] = deque(maxlen=MOST_HISTORY)
-        self._own = OwnPart(plane, past, self.history)
-        self._wanted: Counter[str] = Counter()
+        self._local = OwnPart(plane, past, self.history)
+        self._subscribed: Counter[str] = Counter()
         self._services: Counter[str] = Counter()
         self._known: dict[int, KnownPast] = {}
         self._rows_of: dict[int, dict[str, dict[str, Any]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._told_by: list[int] = []
+        self._answered: list[int] = []
         self._nodes: dict[str, dict[str, Any]] = {}
-        self._silent_until: dict[int, float] = {}
-        self._asking = trio.Lock()
+        self._retry_at: dict[int, float] = {}
+        self._query_lock = trio.Lock()
         if self.siblings is not None:
-            self.siblings.answer_with(_QUESTION, self._answer)
-            self.siblings.answer_with(_DOCUMENT, self._answer_document)
-            self.siblings.answer_with(_TRACE, self._answer_trace)
+            self.siblings.answer_with(_SNAPSHOT_RPC, self._answer)
+            self.siblings.answer_with(_DOCUMENT_RPC, self._answer_document)
+            self.siblings.answer_with(_TRACE_RPC, self._answer_trace)
 
-    # What others ask
+    # RPC handlers
 
-    async def _answer(self, asked: dict[str, Any]) -> bytes:
-        return json_answer(self._own.tell(KnownPast(**asked), is_for_another=True)).content
+    async def _answer(self, query: dict[str, Any]) -> bytes:
+        return json_answer(self._local.tell(KnownPast(**query), is_for_another=True)).content
 
     async def _answer_document(self, name: str) -> bytes:
-        return json_answer(self._own.document(name)).content
+        return json_answer(self._local.document(name)).content
 
     async def _answer_trace(self, trace_id: str) -> bytes:
-        return json_answer(self._own.trace(trace_id)).content
+        return json_answer(self._local.trace(trace_id)).content
 
-    # What those want who look
+    # Subscriptions and snapshots
 
     @contextmanager
     def wanting(self, *what: str, service: str = "") -> Iterator[None]:
-        """Have something of the past, and the nodes of a service, be gathered within the block."""
-        self._wanted.update(what)
+        """Subscribe to kinds of history and to a service's node figures within the block."""
+        self._subscribed.update(what)
         self._services.update([service] if service else [])
         try:
             yield
         finally:
-            self._wanted.subtract(what)
+            self._subscribed.subtract(what)
             self._services.subtract([service] if service else [])
-            # Names are the callers'.
+            # Callers choose the names: drop those with a count of zero.
             self._services = +self._services
 
     def nodes(self, service: str) -> dict[str, Any]:
-        """Give what was told last of the nodes of a service that is wanted."""
+        """Return the latest node figures of a subscribed service."""
         return self._nodes.get(service, {})
 
     async def look(self, *, wants_history: bool = False) -> Told:
-        """Gather what is wanted now, and what has been counted since this was done last; for whoever counts, alone.
-
-        Cancellation: at once; what was not told is told the next time.
-        """
-        async with self._asking:
-            return await self._look(is_counting=True, wants_history=wants_history)
+        """Return a snapshot with the counts since the previous call; only the frame maker may call it."""
+        async with self._query_lock:
+            return await self._snapshot(is_counting=True, wants_history=wants_history)
 
     async def rows(self) -> dict[str, dict[str, Any]]:
-        """Give the rows of all services as they are now, be it that nothing told of a change.
-
-        Cancellation: as :meth:`look`.
-        """
-        async with self._asking:
-            return (await self._look(wants_rows=True)).rows
+        """Return fresh rows of all services, even if no change was signalled."""
+        async with self._query_lock:
+            return (await self._snapshot(wants_rows=True)).rows
 
     async def look_back(self, what: str) -> None:
-        """Gather all that processes have kept of the past; those are left out that take their time.
-
-        Cancellation: as :meth:`look`.
-        """
+        """Fetch all retained history of one kind; slow workers are left out."""
         with self.wanting(what):
-            async with self._asking:
-                for _ in range(_MOST_ROUNDS):
-                    told = await self._look()
-                    if not any(part.get(f"more_{what}") for part in told.parts.values()):
+            async with self._query_lock:
+                for _ in range(_MAX_ROUNDS):
+                    snapshot = await self._snapshot()
+                    if not any(part.get(f"more_{what}") for part in snapshot.parts.values()):
                         return
 
-    async def _look(self, *, is_counting: bool = False, wants_rows: bool = False, wants_history: bool = False) -> Told:
+    async def _snapshot(
+        self, *, is_counting: bool = False, wants_rows: bool = False, wants_history: bool = False
+    ) -> Told:
         now = time.time()
-        asked = {row: self._known_of(row, now, wants_history=wants_history) for row in self._asked()}
-        for known in asked.values():
-            known.counts, known.rows = is_counting, NO_ROWS if wants_rows else known.rows
-        parts: dict[int, Part] = {self.row: self._own.tell(asked[self.row])}
+        queries = {worker: self._query_for(worker, now, wants_history=wants_history) for worker in self._due_workers()}
+        for query in queries.values():
+            query.counts, query.rows = is_counting, NO_ROWS if wants_rows else query.rows
+        parts: dict[int, Part] = {self.row: self._local.tell(queries[self.row])}
         silent: list[int] = []
         if self.siblings is not None:
-            questions = {row: [_QUESTION, asdict(known)] for row, known in asked.items() if row != self.row}
-            found = await self._ask(questions)
-            parts |= {row: _parse(each) for row, each in found.items()}
-            silent = [row for row in self.siblings.others if row not in parts]
-        self._take(parts, is_counting=is_counting)
+            questions = {
+                worker: [_SNAPSHOT_RPC, asdict(query)] for worker, query in queries.items() if worker != self.row
+            }
+            answers = await self._ask(questions)
+            parts |= {worker: _parse(each) for worker, each in answers.items()}
+            silent = [worker for worker in self.siblings.others if worker not in parts]
+        self._apply(parts, is_counting=is_counting)
         return Told(dict(sorted(parts.items())), silent, self._rows)
 
-    def _asked(self) -> list[int]:
+    def _due_workers(self) -> list[int]:
         now = trio.current_time()
         others = () if self.siblings is None else self.siblings.others
-        return [self.row, *(row for row in others if self._silent_until.get(row, now) <= now)]
+        return [self.row, *(worker for worker in others if self._retry_at.get(worker, now) <= now)]
 
-    def _known_of(self, row: int, now: float, *, wants_history: bool) -> KnownPast:
-        last = self._known.get(row, KnownPast())
+    def _query_for(self, worker: int, now: float, *, wants_history: bool) -> KnownPast:
+        last = self._known.get(worker, KnownPast())
         known = KnownPast(
             born=last.born,
             at=last.at,
             rows=last.rows,
             until=now,
             services=list(self._services),
-            history=wants_history and row != self.row,
+            history=wants_history and worker != self.row,
         )
-        wanted = {what: self._wanted[what] > 0 for what in (FAILURES, LINES, TRACES)}
-        self.past.know(known, row, **wanted)
+        wanted = {what: self._subscribed[what] > 0 for what in (FAILURES, LINES, TRACES)}
+        self.past.know(known, worker, **wanted)
         return known
 
     async def _ask(self, questions: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
-        """Ask others, and leave those alone for a while that do not answer."""
-        assert self.siblings is not None  # noqa: S101 - for who checks types
-        found = await self.siblings.ask_soon(questions, _ANSWER_SECONDS)
+        """Query peers; pause queries to peers that do not answer."""
+        assert self.siblings is not None  # noqa: S101 - for the type checker
+        answers = await self.siblings.ask_soon(questions, _ANSWER_SECONDS)
         until = trio.current_time() + _SILENT_SECONDS
-        for row in questions:
-            if row in found:
-                self._silent_until.pop(row, None)
+        for worker in questions:
+            if worker in answers:
+                self._retry_at.pop(worker, None)
             else:
-                self._silent_until[row] = until
-        return found
+                self._retry_at[worker] = until
+        return answers
 
-    def _take(self, parts: Mapping[int, Part], *, is_counting: bool) -> None:
-        for row, part in parts.items():
-            # What nobody has counted is to be told again.
-            last = self._known.get(row, KnownPast())
+    def _apply(self, parts: Mapping[int, Part], *, is_counting: bool) -> None:
+        for worker, part in parts.items():
+            # A snapshot that was not counted must be sent again.
+            last = self._known.get(worker, KnownPast())
             at = part["at"] if is_counting else last.at if last.born == part["born"] else 0.0
-            self._known[row] = KnownPast(born=part["born"], at=at, rows=part["rows_number"])
+            self._known[worker] = KnownPast(born=part["born"], at=at, rows=part["rows_number"])
         self.past.add(parts)
-        new = {row: part["rows"] for row, part in parts.items() if "rows" in part}
+        new = {worker: part["rows"] for worker, part in parts.items() if "rows" in part}
         self._rows_of |= new
-        if new or sorted(parts) != self._told_by:
-            self._told_by = sorted(parts)
-            self._rows = merged_rows({row: self._rows_of[row] for row in self._told_by})
+        if new or sorted(parts) != self._answered:
+            self._answered = sorted(parts)
+            self._rows = merged_rows({worker: self._rows_of[worker] for worker in self._answered})
         for name in self._services:
-            told = {row: part["nodes"][name] for row, part in sorted(parts.items()) if name in part.get("nodes", {})}
-            if told:
-                self._nodes[name] = merged_figures(told)
+            figures = {
+                worker: part["nodes"][name] for worker, part in sorted(parts.items()) if name in part.get("nodes", {})
+            }
+            if figures:
+                self._nodes[name] = merged_figures(figures)
         self._nodes = {name: self._nodes[name] for name in self._services if name in self._nodes}
 
-    # What is asked for once
+    # Single requests
 
     async def document(self, name: str) -> dict[str, Any]:
-        """Describe a service, as all processes have it.
-
-        Raises:
-            NotFound: nothing has that name.
-
-        Cancellation: at once.
-        """
-        told = await self._of_all(_DOCUMENT, name, self._own.document(name))
-        if not told:
+        """Describe a service over all workers; raise ``NotFound`` if the name is unknown."""
+        documents = await self._from_all(_DOCUMENT_RPC, name, self._local.document(name))
+        if not documents:
             raise NotFound(f"nothing is served as {name[:80]!r}")
-        return merged_document(told)
+        return _merge_documents(documents)
 
     async def trace(self, trace_id: str) -> dict[str, Any]:
-        """Give a trace, as all processes have it together.
-
-        Raises:
-            NotFound: none has it.
-
-        Cancellation: at once.
-        """
-        told = await self._of_all(_TRACE, trace_id, self._own.trace(trace_id))
-        if not told:
+        """Return a trace merged over all workers; raise ``NotFound`` if no worker has kept it."""
+        views = await self._from_all(_TRACE_RPC, trace_id, self._local.trace(trace_id))
+        if not views:
             raise NotFound(
-                f"no trace {trace_id[:40]!r} is kept; those are of the last calls that came while somebody looked"
+                f"trace {trace_id[:40]!r} not found: only recent calls made while a console was open are kept"
             )
-        return merged_trace(list(told.values()))
+        return _merge_traces(list(views.values()))
 
-    async def _of_all(self, question: str, argument: str, own: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
-        told = {self.row: own}
+    async def _from_all(self, question: str, argument: str, local: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+        found = {self.row: local}
         if self.siblings is not None:
-            others = {row: [question, argument] for row in self._asked() if row != self.row}
-            told |= {row: _parse(each) for row, each in (await self._ask(others)).items()}
-        return {row: each for row, each in sorted(told.items()) if each is not None}
+            others = {worker: [question, argument] for worker in self._due_workers() if worker != self.row}
+            found |= {worker: _parse(each) for worker, each in (await self._ask(others)).items()}
+        return {worker: each for worker, each in sorted(found.items()) if each is not None}

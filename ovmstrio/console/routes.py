@@ -1,4 +1,4 @@
-"""``/console`` and ``/console/api``: the page, what it is told, and what administrators change from it."""
+"""HTTP routes of the console: ``/console`` (page) and ``/console/api`` (data, event stream, admin actions)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ovmstrio.console.stream import FrameMaker, Viewers, Wishes, error_event, st
 from ovmstrio.core.callers import Need, current_caller, current_certificate
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.protocols.admin.request_origin import check_is_local, foreign_origin, foreign_site, is_own_name
+from ovmstrio.protocols.admin.changes import check_is_local, foreign_origin, foreign_site, is_own_name
 from ovmstrio.protocols.kserve.documents import server_version
 from ovmstrio.protocols.kserve.repository_requests import control_of
 from ovmstrio.protocols.kserve.rest_requests import read_document
@@ -40,20 +40,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANGE_HEADER",
-    "INDEX",
-    "ConsoleGuard",
     "ConsoleMode",
-    "asset_answer",
     "asset_names",
     "console_rules",
-    "security_headers",
 ]
 
-# ----------------------------------------------------------------------
-# The files of the page, which come with the package; nothing of it is of another host
-# ----------------------------------------------------------------------
+# Static files
 
-INDEX: Final = "index.html"
+_INDEX: Final = "index.html"
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -61,7 +55,7 @@ _TYPES: Final = {
     "svg": "image/svg+xml",
 }
 
-security_headers: Final[Headers] = (
+_security_headers: Final[Headers] = (
     (
         "content-security-policy",
         (
@@ -79,25 +73,19 @@ security_headers: Final[Headers] = (
 
 @cache
 def asset_names() -> frozenset[str]:
-    """Give the names of all files of the page."""
+    """Return the names of all files of the page."""
     return frozenset(each.name for each in files("ovmstrio.console").joinpath("page").iterdir() if each.is_file())
 
 
 @cache
 def _packed(name: str) -> tuple[bytes, bytes, str]:
-    """Give a file, the same compressed, and its mark."""
     content = files("ovmstrio.console").joinpath("page", name).read_bytes()
     return content, gzip.compress(content, 9, mtime=0), f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
-def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
-    """Answer with a file of the page.
-
-    Raises:
-        NotFound: there is no such file.
-    """
+def _asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     if name not in asset_names():
-        raise NotFound(f"the console has no {name[:80]!r}")
+        raise NotFound(f"console: no file {name[:80]!r}")
     content, packed, mark = _packed(name)
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     headers = (
@@ -105,7 +93,7 @@ def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
         ("cache-control", "no-cache"),
         ("etag", mark),
         ("vary", "accept-encoding"),
-        *security_headers,
+        *_security_headers,
     )
     if request.header("if-none-match") == mark:
         return HttpAnswer(304, headers)
@@ -114,83 +102,67 @@ def asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     return HttpAnswer(200, headers, content)
 
 
-# ----------------------------------------------------------------------
-# Who may look at the console, and from which pages: not every page that a browser shows may ask on its behalf
-# ----------------------------------------------------------------------
+# Access
 
 ConsoleMode = Literal["off", "local", "on"]
 
 CHANGE_HEADER: Final = "x-ovms-console"
-"""What a request has that changes the server; a form of another page cannot have it."""
+"""Header of requests that change the server; a form of another site cannot send it."""
 
 
-class ConsoleGuard:
-    """Lets requests in.
-
-    Args:
-        mode: ``local`` for those of this machine, ``on`` for all.
-    """
+class _ConsoleGuard:
+    """Access check of console requests; ``local`` mode admits clients of this machine only."""
 
     def __init__(self, mode: ConsoleMode) -> None:
         self._is_local = mode == "local"
 
-    def let_in(self, request: HttpRequest) -> None:
-        """Let pass a request for the page, or of it.
-
-        Raises:
-            PermissionDenied: it is of another machine, or a page of another origin makes it.
-        """
+    def check_read(self, request: HttpRequest) -> None:
+        """Raise ``PermissionDenied`` for a remote client or a page of another origin."""
         if self._is_local:
             _check_local(request)
         _check_origin(request)
 
-    def let_change(self, request: HttpRequest) -> None:
-        """Let pass a request that changes the server.
-
-        Raises:
-            PermissionDenied: as :meth:`let_in`, or it may be one that a form of another page sends.
-        """
-        self.let_in(request)
+    def check_change(self, request: HttpRequest) -> None:
+        """Check a request that changes the server: it needs the change header, too."""
+        self.check_read(request)
         if request.header(CHANGE_HEADER) is None:
-            raise PermissionDenied(f"what changes the server needs the header {CHANGE_HEADER}: 1")
+            raise PermissionDenied(f"console: expected header {CHANGE_HEADER}: 1 on requests that change the server")
 
 
 def _check_local(request: HttpRequest) -> None:
-    way_out = "--console on shows it to other machines, best with --keys_file"
-    check_is_local(request.client, "the console is for this machine", way_out)
+    hint = "--console on admits other machines, best with --keys_file"
+    check_is_local(request.client, "the console is for this machine", hint)
     host = request.header("host") or ""
-    # A name that leads here and is another's page would make that page one of this machine.
+    # DNS rebinding: a foreign name that resolves to this machine would make its page same-origin.
     if current_caller.get() is None and not is_own_name(host):
-        raise PermissionDenied(f"the console is at localhost or at an address, and not at {host[:80]!r}; {way_out}")
+        raise PermissionDenied(f"console: expected Host localhost or an IP address, got {host[:80]!r}; {hint}")
 
 
 def _check_origin(request: HttpRequest) -> None:
     site, origin = foreign_site(request), foreign_origin(request)
-    # Whoever follows a link to the page comes from anywhere; that is no request of another page's code.
+    # Following a link from another site is allowed; requests by another site's scripts are not.
     follows_link = request.header("sec-fetch-mode") == "navigate" and request.method in {"GET", "HEAD"}
     if site and not follows_link:
-        raise PermissionDenied(f"the console is for its own page, and this is {site}")
+        raise PermissionDenied(f"console: {site} request refused")
     if origin:
-        raise PermissionDenied(f"the console is for its own page, and this is of {origin}")
+        raise PermissionDenied(f"console: cross-origin request from {origin} refused")
 
 
-# ----------------------------------------------------------------------
-# ``/console`` and ``/console/api``: the page, what it is told, and what administrators change from it
-# ----------------------------------------------------------------------
+# Routes
 
 _API: Final = "/console/api"
 _PARTS: Final = "log_levels"
-_LONGEST: Final = 80
-_NOT_KEPT: Final = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
+_MAX_SHOWN_CHARACTERS: Final = 80
+_NO_STORE: Final = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
 
 
 def console_rules(
     plane: DataPlane, changes: Changes, past: RecentPast, mode: ConsoleMode, gate: Gate | None = None
 ) -> list[Rule]:
-    """Make the rules over one data plane; none where the console is off.  The gate ends streams of callers that go."""
+    """Return the routes, none if the console is off; ``gate`` ends event streams whose caller was revoked."""
     if mode == "off":
         return []
-    guard, gathering = ConsoleGuard(mode), Gathering(plane, past)
+    guard, gathering = _ConsoleGuard(mode), Gathering(plane, past)
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, gathering, guard),
@@ -199,16 +171,16 @@ def console_rules(
     ]
 
 
-def _page_rules(guard: ConsoleGuard) -> list[Rule]:
-    """Make the rules of the page's files: they hold nothing of the server's, and the page asks for a key itself."""
+def _page_rules(guard: _ConsoleGuard) -> list[Rule]:
+    """Return the routes of the static files, which hold no server data: the page itself asks for a key."""
 
     async def page(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
-        return asset_answer(INDEX, request)
+        guard.check_read(request)
+        return _asset_answer(_INDEX, request)
 
     async def asset(request: HttpRequest, file: str) -> HttpAnswer:
-        guard.let_in(request)
-        return asset_answer(file, request)
+        guard.check_read(request)
+        return _asset_answer(file, request)
 
     return [
         rule("/console", "GET", page, is_hot=True, need=Need.NOTHING),
@@ -216,25 +188,25 @@ def _page_rules(guard: ConsoleGuard) -> list[Rule]:
     ]
 
 
-def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard) -> list[Rule]:
+def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: _ConsoleGuard) -> list[Rule]:
     past = gathering.past
 
     async def server(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
-        return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NOT_KEPT)
+        guard.check_read(request)
+        return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NO_STORE)
 
-    def reading(path: str, tell: Any) -> Rule:
+    def reading(path: str, read: Any) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
-            guard.let_in(request)
-            return json_answer(await tell(**places)).with_headers(_NOT_KEPT)
+            guard.check_read(request)
+            return json_answer(await read(**places)).with_headers(_NO_STORE)
 
         return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
 
     async def failures(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
+        guard.check_read(request)
         await gathering.look_back(FAILURES)
-        told = told_failures(past, 0, shows_bodies=changes.lets_page(request))
-        return json_answer({"failures": told}).with_headers(_NOT_KEPT)
+        entries = told_failures(past, 0, shows_bodies=changes.lets_page(request))
+        return json_answer({"failures": entries}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
         return {"services": list((await gathering.rows()).values())}
@@ -267,13 +239,13 @@ def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, gua
 
 
 def _live_rules(
-    plane: DataPlane, changes: Changes, gathering: Gathering, guard: ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: Changes, gathering: Gathering, guard: _ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
     viewers, frames = Viewers(), FrameMaker(plane, gathering)
 
     async def live(request: HttpRequest) -> HttpAnswer:
-        guard.let_in(request)
-        wishes = Wishes.read(request.query)
+        guard.check_read(request)
+        wanted = Wishes.read(request.query)
 
         async def still_may() -> bool:
             known = None
@@ -283,23 +255,22 @@ def _live_rules(
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await stream(plane, frames, gathering, wishes, events, still_may=still_may)
+                await stream(plane, frames, gathering, wanted, events, still_may=still_may)
 
         return await answer_with_events(request, make, error_event)
 
     return [rule(f"{_API}/live", "GET", live, is_hot=True, has_tasks=True, need=Need.READ)]
 
 
-def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> list[Rule]:
+def _change_rules(plane: DataPlane, changes: Changes, guard: _ConsoleGuard) -> list[Rule]:
     def changing(path: str, view: View) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
             try:
-                guard.let_change(request)
+                guard.check_change(request)
             except PermissionDenied as error:
                 tell_refused(f"console {path}", error, client=request.client, about=request.path)
                 raise
-            told = await view(request, **places)
-            return told.with_headers(_NOT_KEPT)
+            return (await view(request, **places)).with_headers(_NO_STORE)
 
         return rule(f"{_API}/{path}", "POST", answer)
 
@@ -333,37 +304,32 @@ def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> li
 
 def _check_traces(plane: DataPlane) -> None:
     if plane.traces is None:
-        raise NotSupported("this server keeps no traces")
+        raise NotSupported("this server does not record traces")
 
 
-def _set_levels(asked: dict[str, Any]) -> None:
-    """Set the level of the log, those of its parts, or both; neither is set if one of them is none.
-
-    Raises:
-        InvalidRequest: there is no such level or setting.
-    """
-    if not asked or asked.keys() - {"level", _PARTS}:
-        raise InvalidRequest(f"expected level, {_PARTS} or both, got {shown(list(asked), _LONGEST)}")
-    level, parts = asked.get("level", "INFO"), asked.get(_PARTS, "")
+def _set_levels(settings: dict[str, Any]) -> None:
+    """Set the log level, the logger levels, or both, after validating both."""
+    if not settings or settings.keys() - {"level", _PARTS}:
+        raise InvalidRequest(f"expected level, {_PARTS} or both, got {shown(list(settings), _MAX_SHOWN_CHARACTERS)}")
+    level, parts = settings.get("level", "INFO"), settings.get(_PARTS, "")
     if not isinstance(level, str) or level.upper() not in LEVELS:
-        raise InvalidRequest(f"level: expected one of {', '.join(LEVELS)}, got {shown(level, _LONGEST)}")
+        raise InvalidRequest(f"level: expected one of {', '.join(LEVELS)}, got {shown(level, _MAX_SHOWN_CHARACTERS)}")
     if not isinstance(parts, str):
-        raise InvalidRequest(f"{_PARTS}: expected a text, got {shown(parts, _LONGEST)}")
-    if _PARTS in asked:
+        raise InvalidRequest(f"{_PARTS}: expected a text, got {shown(parts, _MAX_SHOWN_CHARACTERS)}")
+    if _PARTS in settings:
         change_log_settings({_PARTS: parts})
-    if "level" in asked:
+    if "level" in settings:
         set_log_level(LEVELS[level.upper()])
 
 
 def _levels(name: str) -> dict[str, str]:
-    """Tell from what level on is logged, by a name, and the levels of parts of the log."""
     return {name: logging.getLevelName(LOG_LEVEL.value), _PARTS: written_log_levels(LOG_LEVEL.parts)}
 
 
 def _server(plane: DataPlane, *, may_change: bool) -> dict[str, Any]:
     readiness, caller = plane.readiness(), current_caller.get()
     return {
-        # The name by default is for clients that look for it.
+        # Some clients compare the default name, so only the console shows another one.
         "name": "ovmstrio" if plane.server_name == DEFAULT_NAME else plane.server_name,
         "version": server_version(),
         "python": ".".join(map(str, sys.version_info[:3])),

@@ -1,10 +1,10 @@
-"""What one process of a server tells of itself to whichever of them answers somebody who looks.
+"""Console snapshot of one worker: counts, service rows, failures, log lines and traces.
 
 ::
 
-    a question, with what the asker knows already ──> counts that have moved, rows, lines and failures since then
+    query (what the querying worker knows already) ──> everything newer
 
-Nothing is kept here of who asks, so that a process that dies, on either side, leaves nothing to be put right.
+No state per querying worker is kept, so either side may die without cleanup.
 """
 
 from __future__ import annotations
@@ -41,25 +41,17 @@ __all__ = [
     "KnownPast",
     "OwnPart",
     "Part",
-    "node_figures",
-    "service_document",
-    "service_row",
-    "service_rows",
     "tally_times",
 ]
 
-# ----------------------------------------------------------------------
-# What the console tells of each service in its list
-# ----------------------------------------------------------------------
+# Service rows
 
 
-def service_rows(plane: DataPlane) -> dict[str, dict[str, Any]]:
-    """Give a row for each name, with the states of its versions and why it cannot be called, if it cannot."""
-    return {name: service_row(plane, name, versions) for name, versions in plane.statuses().items()}
+def _service_rows(plane: DataPlane) -> dict[str, dict[str, Any]]:
+    return {name: _service_row(plane, name, versions) for name, versions in plane.statuses().items()}
 
 
-def service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus]) -> dict[str, Any]:
-    """Give the row of one name."""
+def _service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus]) -> dict[str, Any]:
     registry = plane.registry
     kind = registry.kinds.get(registry.kind_of(name))
     state = _state(versions)
@@ -79,7 +71,7 @@ def service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus]) 
 
 
 def _state(versions: Sequence[VersionStatus]) -> str:
-    """Say in a word what a service is in: a new version that fails leaves the old one serving, which is degraded."""
+    """Return the state; a failed new version next to a serving old one is ``degraded``."""
     available = [each for each in versions if each.state is VersionState.AVAILABLE]
     failed = any(each.error_code != OK and each.state is not VersionState.END for each in versions)
     if available:
@@ -99,21 +91,14 @@ def _version(status: VersionStatus) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------
-# What the console tells of one service: what it takes and gives, how it is wired, and what its parts count
-# ----------------------------------------------------------------------
+# Service details
 
 MOST_SEQUENCES: Final = 200
 _MILLISECONDS: Final = 1e3
 
 
-def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
-    """Describe one service.
-
-    Raises:
-        NotFound: nothing has that name, or had it.
-    """
-    document = service_row(plane, name, plane.registry.version_statuses(name))
+def _service_document(plane: DataPlane, name: str) -> dict[str, Any]:
+    document = _service_row(plane, name, plane.registry.version_statuses(name))
     try:
         service = plane.registry.peek(name)
         inside = plane.registry.look_inside(name)
@@ -133,33 +118,26 @@ def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
     }
 
 
-def node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
-    """Tell what the nodes and streams of a service have counted, its facts, and its sequences.
-
-    Raises:
-        NotFound: nothing has that name, or it is not served now.
-        VersionLoading: it is not loaded yet.
-    """
+def _node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
     service = plane.registry.peek(name)
     return {**_figures(name, plane.registry.look_inside(name)), **_sequences(service)}
 
 
 def _workers(name: str) -> dict[str, Any]:
-    """Tell of the threads and processes that belong to a service."""
-    census = current_census()
-    pools = [pool for owner, pool in census.pools() if owner == name]
-    pids = [process.pid for owner, process in census.processes() if owner == name and process.pid is not None]
+    resources = current_census()
+    pools = [pool for owner, pool in resources.pools() if owner == name]
+    pids = [process.pid for owner, process in resources.processes() if owner == name and process.pid is not None]
     facts: dict[str, Any] = {}
     if pools:
-        facts["threads of its own"] = sum(pool.threads for pool in pools)
-        facts["calls that wait for a thread"] = sum(pool.waiting for pool in pools)
+        facts["dedicated threads"] = sum(pool.threads for pool in pools)
+        facts["calls waiting for a thread"] = sum(pool.waiting for pool in pools)
         facts["stuck threads"] = sum(pool.stuck for pool in pools)
-    batches = [each for owner, each in census.batches() if owner == name]
+    batches = [each for owner, each in resources.batches() if owner == name]
     if batches:
-        facts["requests that wait for their batch"] = sum(each.waiting for each in batches)
-    if pids or name in census.ended:
+        facts["requests waiting for a batch"] = sum(each.waiting for each in batches)
+    if pids or name in resources.ended:
         facts["processes"] = pids
-        facts["processes that ended by themselves"] = census.ended[name]
+        facts["processes exited"] = resources.ended[name]
     return facts
 
 
@@ -183,7 +161,7 @@ def _tally(tally: NodeTally) -> dict[str, Any]:
 
 
 def tally_times(times: Sequence[int]) -> dict[str, Any]:
-    """Tell the percentiles of times that are counted in bands, and how many there are in each band."""
+    """Return percentiles in milliseconds and the non-empty buckets of a latency histogram."""
     median, late = (time_quantile(times, part) for part in (0.5, 0.99))
     return {
         "p50": None if median is None else round(median * _MILLISECONDS, 3),
@@ -193,7 +171,6 @@ def tally_times(times: Sequence[int]) -> dict[str, Any]:
 
 
 def _tasks(plane: DataPlane, name: str, service: object) -> list[str]:
-    """Tell what a service makes of texts, if it does."""
     if Takes.GENERATION not in plane.registry.takes_of(name):
         return []
     return sorted(task.value for task in cast("GenerativeService", service).tasks)
@@ -221,13 +198,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _drawing(drawing: Drawing) -> dict[str, Any]:
     return {
-        "layers": [
-            [
-                {"key": box.key, "kind": box.kind, "title": box.title, "subtitle": box.subtitle, "notes": box.notes}
-                for box in layer
-            ]
-            for layer in drawing.layers
-        ],
+        "layers": [[asdict(box) for box in layer] for layer in drawing.layers],
         "edges": [
             {
                 "source": edge.source,
@@ -242,38 +213,34 @@ def _drawing(drawing: Drawing) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------
-# What one process of a server tells of itself to whichever of them answers somebody who looks
-# ----------------------------------------------------------------------
+# Snapshot
 
 MOST_TRACES: Final = 60
 NO_ROWS: Final = -1
-"""The number of the rows that somebody knows who wants them as they are now."""
-_BATCH_BYTES: Final = 256 * 1024
-"""How much text of lines, and of failures, is told at once; the rest is told when it is asked for again."""
-_HELD_BACK_SECONDS: Final = 2.0
-_WATCH_SECONDS: Final = 5.0
-"""How long calls are recorded for somebody who looks by another process, from each of its questions."""
+"""Value of :attr:`KnownPast.rows` that requests fresh rows."""
+_BATCH_BYTES: Final = 256 * 1024  # Approximate text size of one batch of log lines or failures
+_CLOCK_JUMP_SECONDS: Final = 2.0
+_WATCH_SECONDS: Final = 5.0  # Recording period that a query from a peer worker starts or extends
 
 Part = dict[str, Any]
-"""Plain data, as JSON has it."""
+"""JSON-compatible document."""
 
 
 @dataclass(slots=True)
 class KnownPast:
-    """What an asker knows of a process, and wants to know besides its figures.
+    """Query: what the querying worker knows already, and what it wants.
 
     Attributes:
-        born: which process that was; of another one nothing is known.
-        at: when it told its counts last, by its own clock.
-        counts: whether they are wanted.
-        rows: the number of the rows that it told.
-        failure: the number of the last failure that it told; None if they are not wanted.
-        line: that of the last line, likewise.
-        trace: the id of the newest trace that it told, likewise.
-        until: failures and lines of later times, in seconds since the epoch, are left for the next time.
-        services: whose nodes are wanted.
-        history: whether the totals of the last minutes are.
+        born: token of the process that answered last; the answer restarts if it differs.
+        at: time of the last counts, by the clock of the answering process.
+        counts: send the call counts.
+        rows: change number of the known rows.
+        failure: number of the last known failure; None if failures are not wanted.
+        line: number of the last known log line; None if log lines are not wanted.
+        trace: id of the newest known trace; None if traces are not wanted.
+        until: upper time limit of failures and log lines, in seconds since the epoch.
+        services: services whose node figures are wanted.
+        history: send the totals of the last minutes.
     """
 
     born: str = ""
@@ -289,13 +256,7 @@ class KnownPast:
 
 
 class OwnPart:
-    """The process that answers.
-
-    Args:
-        plane: what it serves.
-        past: what it remembers.
-        history: the totals that it has told to those who looked.
-    """
+    """Snapshot source of this worker; ``history`` has the totals collected by its aggregator."""
 
     def __init__(self, plane: DataPlane, past: RecentPast, history: Iterable[dict[str, Any]]) -> None:
         self._plane = plane
@@ -312,11 +273,11 @@ class OwnPart:
         self._rows = None
 
     def tell(self, known: KnownPast, *, is_for_another: bool = False) -> Part:
-        """Tell what is new to an asker, which may be another process."""
+        """Return everything that is newer than the query; ``is_for_another`` marks a query of a peer worker."""
         if known.rows == NO_ROWS:
             self._rows = None
         if known.born != self._born:
-            # What is wanted is wanted from the beginning.
+            # The process was restarted: send everything from the beginning.
             known.at, known.rows = 0.0, 0
             known.failure = None if known.failure is None else 0
             known.line = None if known.line is None else 0
@@ -336,7 +297,7 @@ class OwnPart:
             "rows_number": self._rows_number,
         }
         if known.rows != self._rows_number:
-            part["rows"] = self._own_rows()
+            part["rows"] = self._current_rows()
         if known.failure is not None:
             failures = (asdict(each) for each in self._past.failures.since(known.failure))
             part["failures"], part["more_failures"] = _batch(failures, known.until, "message", "body")
@@ -344,7 +305,7 @@ class OwnPart:
             lines = (asdict(each) for each in self._past.log.since(known.line))
             part["lines"], part["more_lines"] = _batch(lines, known.until, "event", "facts")
         if known.trace is not None:
-            self._tell_traces(part, known.trace, is_for_another=is_for_another)
+            self._add_traces(part, known.trace, is_for_another=is_for_another)
         if known.services:
             part["nodes"] = {name: self._nodes(name) for name in known.services}
         if known.history:
@@ -352,19 +313,18 @@ class OwnPart:
         return part
 
     def _counts(self, since: float) -> list[list[Any]]:
-        """Give all that has been counted of those versions of which something has been since then."""
         return [
             [name, version, each.success.count + each.fail.count, each.fail.count, each.times[:]]
             for (name, version), each in self._plane.call_statistics.versions.items()
             if each.last_call >= since
         ]
 
-    def _own_rows(self) -> dict[str, dict[str, Any]]:
+    def _current_rows(self) -> dict[str, dict[str, Any]]:
         if self._rows is None:
-            self._rows = service_rows(self._plane)
+            self._rows = _service_rows(self._plane)
         return self._rows
 
-    def _tell_traces(self, part: Part, newest: str, *, is_for_another: bool) -> None:
+    def _add_traces(self, part: Part, newest: str, *, is_for_another: bool) -> None:
         recent = self._plane.traces
         if recent is None:
             return
@@ -376,37 +336,34 @@ class OwnPart:
 
     def _nodes(self, name: str) -> dict[str, Any]:
         try:
-            return node_figures(self._plane, name)
+            return _node_figures(self._plane, name)
         except ServerError as error:
             return {"problem": error.message}
 
     def document(self, name: str) -> dict[str, Any] | None:
-        """Describe a service; None where nothing has that name."""
+        """Describe a service; return None if the name is unknown."""
         try:
-            return service_document(self._plane, name)
+            return _service_document(self._plane, name)
         except NotFound:
             return None
 
     def trace(self, trace_id: str) -> dict[str, Any] | None:
-        """Give a trace; None where it is not kept."""
+        """Return a trace; None if it is not kept."""
         found = None if self._plane.traces is None else self._plane.traces.trace(trace_id)
         return None if found is None else found.document()
 
 
 def _batch(entries: Iterable[dict[str, Any]], until: float, *texts: str) -> tuple[list[dict[str, Any]], bool]:
-    """Give the first of some entries, as many as one message may have, and tell whether there are more."""
-    told: list[dict[str, Any]] = []
+    """Return the first entries, up to one message's size, and whether there are more."""
+    batch: list[dict[str, Any]] = []
     size = 0
     for each in entries:
-        # A line of much later is one from before the clock was set back.
-        if until < each["at"] < until + _HELD_BACK_SECONDS:
+        # A much later entry dates from before the clock was set back.
+        if until < each["at"] < until + _CLOCK_JUMP_SECONDS:
             break
         if size > _BATCH_BYTES:
-            return told, True
-        size += sum(_length(each[text]) for text in texts)
-        told.append(each)
-    return told, False
-
-
-def _length(text: str | dict[str, str]) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text.values()))
+            return batch, True
+        values = (each[text] for text in texts)
+        size += sum(len(value) if isinstance(value, str) else sum(map(len, value.values())) for value in values)
+        batch.append(each)
+    return batch, False

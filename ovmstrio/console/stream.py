@@ -1,7 +1,7 @@
-"""The stream of the console: what has changed, once a second, and at once when the server ends.
+"""Server-sent event stream of the console: changes once a second, and an ``end`` event when the server drains.
 
-Every viewer has a task of its own, which waits for the next second of a clock that all share, so that they look at one
-frame.  A viewer that takes nothing holds up itself alone: what it misses it gets as a whole.
+All viewers wake at the same second and share one frame.  A slow viewer delays nothing else and gets a full frame
+instead of the frames that it missed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import error_answer, json_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from ovmstrio.console.aggregator import Gathering, MergedPast, Told
     from ovmstrio.console.snapshot import Part
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.event_streams import EventSink
 
 __all__ = [
-    "INTERVAL_SECONDS",
     "MOST_VIEWERS",
-    "Frame",
     "FrameMaker",
     "Viewers",
     "Wishes",
@@ -42,49 +40,37 @@ __all__ = [
     "event",
     "stream",
     "told_failures",
-    "told_lines",
 ]
 
-# ----------------------------------------------------------------------
-# What the console is told once a second: computed once, however many look, and of what has changed alone
-# ----------------------------------------------------------------------
+# Frames
 
-INTERVAL_SECONDS: Final = 1.0
-_STALE_SECONDS: Final = 10 * INTERVAL_SECONDS
-"""Nobody has looked for so long that rates would be means over that time."""
+_INTERVAL_SECONDS: Final = 1.0
+_STALE_SECONDS: Final = 10 * _INTERVAL_SECONDS
+"""Age of the last frame from which on rates would be meaningless averages."""
 
 _Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What had been counted of a version at the last frame."""
-
+class _Counts:
     requests: int = 0
     errors: int = 0
     times: list[int] = field(default_factory=no_times)
 
 
 @dataclass(slots=True)
-class _Process:
-    """What one process had told at its last part; ``at`` is of this process's clock."""
+class _WorkerCounts:
+    """Last counts of one worker process; ``at`` is by the local clock."""
 
     born: str
     at: float = float("-inf")
     cpu: float = 0.0
-    seen: dict[_Key, _Seen] = field(default_factory=dict)
+    seen: dict[_Key, _Counts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """One second of a server.
-
-    Attributes:
-        number: of all frames; one that is not the next of the last means that some were missed.
-        totals: of the server: see ``docs/console.md``.
-        services: the figures of services in which something has changed, by name.
-        rows: of the list of services, those that have changed; None for a service that is not told of any more.
-    """
+class _Frame:
+    """Server state in one second: totals (``docs/console.md``), changed figures, changed rows (None if removed)."""
 
     number: int
     totals: dict[str, Any]
@@ -93,19 +79,14 @@ class Frame:
 
 
 class FrameMaker:
-    """Makes the frames of one server, as long as somebody asks for them.
-
-    Args:
-        plane: of this process, which says whether the server is ready.
-        gathering: tells what all processes have counted.
-    """
+    """Maker of the frames that all viewers share."""
 
     def __init__(self, plane: DataPlane, gathering: Gathering) -> None:
         self._plane = plane
         self._gathering = gathering
-        self._frame: Frame | None = None
+        self._frame: _Frame | None = None
         self._made_at = float("-inf")
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, _WorkerCounts] = {}
         self._figures: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._history = gathering.history
@@ -113,71 +94,68 @@ class FrameMaker:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The totals of the last five minutes, as far as somebody looked."""
+        """Totals of the last five minutes, as far as a console was open."""
         return list(self._history)
 
     @property
     def everything(self) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-        """All rows and all figures as of the last frame, by name."""
+        """All service rows and all figures as of the last frame, by name."""
         return self._rows, self._figures
 
-    async def frame(self) -> Frame:
-        """Give the frame of this moment: the last one, if it is younger than half an interval.
-
-        Cancellation: at once; another one who waits makes it then.
-        """
+    async def frame(self) -> _Frame:
+        """Return the current frame; make one if the last is older than half an interval."""
         async with self._making:
             now = trio.current_time()
-            if self._frame is None or now - self._made_at >= INTERVAL_SECONDS / 2:
+            if self._frame is None or now - self._made_at >= _INTERVAL_SECONDS / 2:
                 self._frame = await self._make(now)
                 self._made_at = now
             return self._frame
 
-    async def _make(self, now: float) -> Frame:
+    async def _make(self, now: float) -> _Frame:
         is_first = now - self._made_at > _STALE_SECONDS
-        told = await self._gathering.look(wants_history=is_first)
-        # Somebody else may have looked since, whom changes were told.
-        rows = {} if told.rows is self._rows else self._changed_rows(told)
-        services, totals = self._count(told, now, is_first=is_first)
+        snapshot = await self._gathering.look(wants_history=is_first)
+        # The rows are the same object as long as nothing changed.
+        rows = {} if snapshot.rows is self._rows else self._changed_rows(snapshot)
+        services, totals = self._count(snapshot, now, is_first=is_first)
         readiness = self._plane.readiness()
         totals |= {
             "at": round(time.time(), 3),
-            "memory_bytes": sum(part["memory_bytes"] for part in told.parts.values()),
+            "memory_bytes": sum(part["memory_bytes"] for part in snapshot.parts.values()),
             "ready": readiness.ready,
             "reason": readiness.reason,
         }
         if is_first:
-            self._take_history(told.parts.values(), totals["at"])
-        self._history.append({key: each for key, each in totals.items() if key not in _OF_THE_MOMENT})
+            self._take_history(snapshot.parts.values(), totals["at"])
+        self._history.append({key: each for key, each in totals.items() if key not in _NOT_IN_HISTORY})
         number = 1 if self._frame is None else self._frame.number + (2 if is_first else 1)
-        return Frame(number, totals, services, rows)
+        return _Frame(number, totals, services, rows)
 
     def _take_history(self, parts: Iterable[Part], now: float) -> None:
-        """Begin with what others were told who looked by way of other processes."""
+        """Start with the history that viewers of other workers have seen."""
         known = sorted((each for part in parts for each in part.get("history", ())), key=lambda each: each["at"])
-        seconds = {int(each["at"]): each for each in known if now - MOST_HISTORY * INTERVAL_SECONDS < each["at"] < now}
+        seconds = {int(each["at"]): each for each in known if now - MOST_HISTORY * _INTERVAL_SECONDS < each["at"] < now}
         self._history.clear()
         self._history.extend(seconds.values())
 
-    def _changed_rows(self, told: Told) -> dict[str, dict[str, Any] | None]:
-        rows, before = told.rows, self._rows
+    def _changed_rows(self, snapshot: Told) -> dict[str, dict[str, Any] | None]:
+        rows, before = snapshot.rows, self._rows
         self._rows = rows
         changed: dict[str, dict[str, Any] | None] = {name: row for name, row in rows.items() if before.get(name) != row}
         changed |= dict.fromkeys(before.keys() - rows.keys())
         return changed
 
-    def _count(self, told: Told, now: float, *, is_first: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    def _count(self, snapshot: Told, now: float, *, is_first: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         windows: dict[str, _Window] = {}
         totals = _Window()
         in_flight: Counter[str] = Counter()
         workers = []
-        for row, part in told.parts.items():
-            window, cpu = self._count_part(row, part, now, windows)
+        for worker, part in snapshot.parts.items():
+            window, cpu = self._count_part(worker, part, now, windows)
             totals.merge(window)
             in_flight.update(part["in_flight"])
-            workers.append(_worker(row, part, window, cpu))
+            workers.append(_worker_document(worker, part, window, cpu))
         changed = {}
-        for name in windows.keys() | in_flight.keys() | self._moving():
+        for name in windows.keys() | in_flight.keys() | self._active_services():
             figures = self._figures_of(name, windows.get(name), in_flight[name])
             if figures != self._figures.get(name):
                 self._figures[name] = changed[name] = figures
@@ -185,32 +163,32 @@ class FrameMaker:
         figures["in_flight"] = sum(in_flight.values())
         figures["cpu"] = None if is_first else round(sum(each["cpu"] or 0.0 for each in workers), 4)
         if self._gathering.siblings is not None:
-            figures |= {"workers": workers, "silent": told.silent}
+            figures |= {"workers": workers, "silent": snapshot.silent}
         return changed, figures
 
     def _count_part(
-        self, row: int, part: Part, now: float, windows: dict[str, _Window]
+        self, worker: int, part: Part, now: float, windows: dict[str, _Window]
     ) -> tuple[_Window, float | None]:
-        """Count what is new in a process; gives all of it, and how many processors it had."""
-        process = self._processes.get(row)
+        """Count the new calls of a worker; return its counts and its CPU use in cores."""
+        process = self._processes.get(worker)
         if process is None or process.born != part["born"]:
-            process = self._processes[row] = _Process(part["born"])
+            process = self._processes[worker] = _WorkerCounts(part["born"])
         seconds = now - process.at if now - process.at <= _STALE_SECONDS else None
-        whole = _Window()
+        total = _Window()
         for name, version, requests, errors, times in part["counts"]:
-            seen = process.seen.setdefault((name, version), _Seen())
+            seen = process.seen.setdefault((name, version), _Counts())
             if requests != seen.requests:
                 window = _Window()
-                window.add(_Seen(requests, errors, times), seen, seconds)
+                window.add(_Counts(requests, errors, times), seen, seconds)
                 windows.setdefault(name, _Window()).merge(window)
-                whole.merge(window)
-                process.seen[name, version] = _Seen(requests, errors, times)
+                total.merge(window)
+                process.seen[name, version] = _Counts(requests, errors, times)
         cpu = None if seconds is None else round((part["cpu"] - process.cpu) / seconds, 4)
         process.at, process.cpu = now, part["cpu"]
-        return whole, cpu
+        return total, cpu
 
-    def _moving(self) -> set[str]:
-        """Give those whose figures say that something moved when they were told last."""
+    def _active_services(self) -> set[str]:
+        """Return the services whose last figures show activity."""
         return {name for name, each in self._figures.items() if each["rate"] or each["error_rate"] or each["in_flight"]}
 
     def _figures_of(self, name: str, window: _Window | None, in_flight: int) -> dict[str, Any]:
@@ -224,7 +202,7 @@ class FrameMaker:
 
 
 class _Window:
-    """What was counted since the last frame, and rates of those processes whose counts then are known."""
+    """Counts since the last frame, and rates of workers whose previous counts are known."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -233,8 +211,8 @@ class _Window:
         self._error_rate = 0.0
         self._times: list[int] | None = None
 
-    def add(self, now: _Seen, before: _Seen, seconds: float | None) -> None:
-        """Add what is new of a version in so many seconds; None if nobody knows how long that took."""
+    def add(self, now: _Counts, before: _Counts, seconds: float | None) -> None:
+        """Set the difference of two counts of a version; ``seconds`` is None if the time between is unknown."""
         self.requests = now.requests - before.requests
         self.errors = now.errors - before.errors
         if seconds:
@@ -242,30 +220,26 @@ class _Window:
             self._times = [number - earlier for number, earlier in zip(now.times, before.times, strict=True)]
 
     def merge(self, other: _Window) -> None:
-        """Add what another one has."""
         self.requests += other.requests
         self.errors += other.errors
         self.rate += other.rate
         self._error_rate += other._error_rate
         if other._times is not None:
-            self._times = other._times if self._times is None else _sums(self._times, other._times)
+            self._times = (
+                other._times if self._times is None else list(map(sum, zip(self._times, other._times, strict=True)))
+            )
 
     def figures(self) -> dict[str, Any]:
-        """Give rates a second and times in milliseconds."""
-        told: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
+        figures: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
         for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             found = None if self._times is None else time_quantile(self._times, part)
-            told[name] = None if found is None else round(found * 1e3, 3)
-        return told
+            figures[name] = None if found is None else round(found * 1e3, 3)
+        return figures
 
 
-def _sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return list(map(sum, zip(one, other, strict=True)))
-
-
-def _worker(row: int, part: Mapping[str, Any], window: _Window, cpu: float | None) -> dict[str, Any]:
+def _worker_document(worker: int, part: Mapping[str, Any], window: _Window, cpu: float | None) -> dict[str, Any]:
     return {
-        "worker": row,
+        "worker": worker,
         "pid": part["pid"],
         "rate": round(window.rate, 2),
         "in_flight": sum(part["in_flight"].values()),
@@ -275,29 +249,19 @@ def _worker(row: int, part: Mapping[str, Any], window: _Window, cpu: float | Non
     }
 
 
-_OF_THE_MOMENT: Final = frozenset({"workers", "silent"})
-"""What the charts have no use for."""
+_NOT_IN_HISTORY: Final = frozenset({"workers", "silent"})  # Totals that are not kept in the history
 
 
-# ----------------------------------------------------------------------
-# The stream of the console: what has changed, once a second, and at once when the server ends
-# ----------------------------------------------------------------------
+# Event stream
 
 MOST_VIEWERS: Final = 100
-"""Streams at once; each of them has what it is told written for it alone."""
-_QUIET_SECONDS: Final = 10
+"""Maximum number of streams: each stream is encoded separately."""
+_KEEPALIVE_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a viewer wants besides the figures of all services.
-
-    Attributes:
-        service: whose nodes are to be told of; empty for none.
-        log: lines of this level and above, of ``logging``'s numbers; 0 for none.
-        failures: whether failed calls are to be told.
-        traces: whether calls are to be recorded for it, and told in short.
-    """
+    """Subscription: node figures of a service, log lines from a level on (0: none), failures, traces."""
 
     service: str = ""
     log: int = 0
@@ -306,34 +270,26 @@ class Wishes:
 
     @classmethod
     def read(cls, query: str) -> Wishes:
-        """Read what a query asks for.
-
-        Raises:
-            InvalidRequest: there is no such level.
-        """
-        asked = parse_qs(query)
-        level = asked.get("log", [""])[-1].upper()
+        """Parse the query string; raise ``InvalidRequest`` for an unknown log level."""
+        parameters = parse_qs(query)
+        level = parameters.get("log", [""])[-1].upper()
         if level and level not in LEVELS:
             raise InvalidRequest(f"log: expected one of {', '.join(LEVELS)}, got {level[:20]!r}")
-        failures, traces = (asked.get(name, ["0"])[-1] != "0" for name in ("failures", "traces"))
-        return cls(asked.get("service", [""])[-1], LEVELS.get(level, 0), failures, traces)
+        failures, traces = (parameters.get(name, ["0"])[-1] != "0" for name in ("failures", "traces"))
+        return cls(parameters.get("service", [""])[-1], LEVELS.get(level, 0), failures, traces)
 
 
 class Viewers:
-    """Counts the streams of a server."""
+    """Counter of open streams."""
 
     def __init__(self) -> None:
         self._count = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count one more within the block.
-
-        Raises:
-            Overloaded: there are as many as there may be.
-        """
+        """Count a stream within the block; raise ``Overloaded`` at the maximum."""
         if self._count >= MOST_VIEWERS:
-            raise Overloaded(f"the console has {self._count} viewers, and there are no more at once")
+            raise Overloaded(f"console: limit of {MOST_VIEWERS} viewers reached")
         self._count += 1
         try:
             yield
@@ -350,21 +306,10 @@ async def stream(
     *,
     still_may: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Send events until the server begins to end or nobody takes them.
+    """Send events until the server drains or the client leaves.
 
-    Args:
-        plane: of the server.
-        frames: of all viewers.
-        gathering: of what all processes of the server tell.
-        wishes: of this viewer.
-        events: takes what is sent.
-        still_may: is asked every second whether the viewer may see what others have sent, and raises where it may
-            not look any more.
-
-    Raises:
-        ServerError: as ``still_may``.
-
-    Cancellation: at any checkpoint.
+    ``still_may`` is called every second: it returns whether the viewer may see request bodies, and raises if access was
+    revoked.
     """
     recent = plane.traces if wishes.traces else None
     wanted = {FAILURES: wishes.failures, LINES: wishes.log > 0, TRACES: wishes.traces}
@@ -381,97 +326,90 @@ async def stream(
 
 
 class _Viewer:
-    """What one viewer has been told."""
-
     def __init__(self, frames: FrameMaker, gathering: Gathering, wishes: Wishes) -> None:
         self._frames = frames
         self._gathering = gathering
-        self._wishes = wishes
+        self._filter = wishes
         self._traces = -1
         self._frame = self._line = self._failure = self._quiet = 0
 
-    async def tell(self, events: EventSink, frame: Frame, *, shows_bodies: bool) -> None:
-        """Send what is new, and something now and then while nothing is."""
-        told = self._figures(frame) + self._past(shows_bodies=shows_bodies)
-        self._quiet = 0 if told else self._quiet + 1
-        if told or self._quiet >= _QUIET_SECONDS:
+    async def tell(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
+        """Send everything new, or a keepalive comment after a quiet period."""
+        data = self._figures(frame) + self._past(shows_bodies=shows_bodies)
+        self._quiet = 0 if data else self._quiet + 1
+        if data or self._quiet >= _KEEPALIVE_SECONDS:
             self._quiet = 0
-            await events.send(told or b": still here\n\n")
+            await events.send(data or b": still here\n\n")
 
-    def _figures(self, frame: Frame) -> bytes:
-        told = b""
+    def _figures(self, frame: _Frame) -> bytes:
+        data = b""
         if frame.number != self._frame:
             is_next = frame.number == self._frame + 1
-            told = _delta(frame) if is_next and self._frame else _whole(self._frames, frame)
+            data = _delta_event(frame) if is_next and self._frame else _full_event(self._frames, frame)
             self._frame = frame.number
-        if self._wishes.service:
-            nodes = self._gathering.nodes(self._wishes.service)
-            told += event("nodes", {"service": self._wishes.service, **nodes}) if nodes else b""
-        return told
+        if self._filter.service:
+            nodes = self._gathering.nodes(self._filter.service)
+            data += event("nodes", {"service": self._filter.service, **nodes}) if nodes else b""
+        return data
 
     def _past(self, *, shows_bodies: bool) -> bytes:
-        past, wishes, told = self._gathering.past, self._wishes, b""
-        if wishes.failures and (failures := told_failures(past, self._failure, shows_bodies=shows_bodies)):
+        past, wanted, data = self._gathering.past, self._filter, b""
+        if wanted.failures and (failures := told_failures(past, self._failure, shows_bodies=shows_bodies)):
             self._failure = failures[-1]["number"]
-            told += event("failures", failures)
-        if wishes.log and (lines := past.lines.since(self._line)):
+            data += event("failures", failures)
+        if wanted.log and (lines := past.lines.since(self._line)):
             self._line = lines[-1]["number"]
-            wanted = told_lines(each for each in lines if each["level"] >= wishes.log)
-            told += event("log", wanted) if wanted else b""
-        if wishes.traces and past.traces and past.traces_number != self._traces:
+            entries = _log_entries(each for each in lines if each["level"] >= wanted.log)
+            data += event("log", entries) if entries else b""
+        if wanted.traces and past.traces and past.traces_number != self._traces:
             self._traces = past.traces_number
-            told += event("traces", past.traces)
-        return told
+            data += event("traces", past.traces)
+        return data
 
 
 async def _next_second(plane: DataPlane) -> None:
-    """Wait for the next second of the clock that all viewers share, or for the server to begin to end.
-
-    Cancellation: at once.
-    """
     now = trio.current_time()
-    with trio.move_on_at((math.floor(now / INTERVAL_SECONDS) + 1) * INTERVAL_SECONDS):
+    with trio.move_on_at((math.floor(now / _INTERVAL_SECONDS) + 1) * _INTERVAL_SECONDS):
         while not plane.is_draining:
             await plane.wait_change()
 
 
-def _whole(frames: FrameMaker, frame: Frame) -> bytes:
+def _full_event(frames: FrameMaker, frame: _Frame) -> bytes:
     rows, figures = frames.everything
-    whole = {
+    document = {
         "number": frame.number,
         "rows": rows,
         "services": figures,
         "totals": frame.totals,
         "history": frames.history,
     }
-    return event("whole", whole)
+    return event("whole", document)
 
 
-def _delta(frame: Frame) -> bytes:
-    told: dict[str, Any] = {"number": frame.number, "totals": frame.totals}
+def _delta_event(frame: _Frame) -> bytes:
+    document: dict[str, Any] = {"number": frame.number, "totals": frame.totals}
     if frame.services:
-        told["services"] = frame.services
+        document["services"] = frame.services
     if frame.rows:
-        told["rows"] = frame.rows
-    return event("frame", told)
+        document["rows"] = frame.rows
+    return event("frame", document)
 
 
-def told_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tell of lines of the log, their levels by name."""
+def _log_entries(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "level": logging.getLevelName(each["level"])} for each in lines]
 
 
 def told_failures(past: MergedPast, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
-    """Tell of the failed calls that are kept and came behind a number."""
+    """Return the kept failed calls after a number; ``shows_bodies`` keeps the request bodies."""
     hidden = {} if shows_bodies else {"body": ""}
     return [{**each, **hidden} for each in past.failures.since(number)]
 
 
 def event(name: str, data: Any) -> bytes:
-    """Write one event, whatever texts of others are in it."""
+    """Encode an event; text with lone surrogates is allowed."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), json_answer(data).content)
 
 
 def error_event(error: Exception) -> bytes:
-    """Write an error as the last event."""
+    """Encode an error as the last event."""
     return b"event: error\ndata: %b\n\n" % error_answer(error).content

@@ -1,7 +1,7 @@
-"""The codec of the gRPC front end: what the transport calls between the bytes of a message and an object.
+"""Codec of the gRPC front end, between message bytes and objects.
 
-Inferences go straight to and from the domain's values.  The server's other messages are betterproto2's, those of users
-are Google's.  What is bytes already stays as it is.
+Inference messages decode straight to core values.  The server's other messages are betterproto2 classes, user messages
+are google.protobuf classes.  Bytes pass unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Codec"]
 
 
-def _as_it_came(data: bytes | memoryview) -> bytes | memoryview:
+def _unchanged(data: bytes | memoryview) -> bytes | memoryview:
     return data
 
 
@@ -37,31 +37,23 @@ _DECODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
     InferRequest: decode_request,
     PredictRequest: decode_predict,
     bytes: bytes,
-    memoryview: _as_it_came,
+    memoryview: _unchanged,
 }
 
 
 class Codec(CodecBase):
-    """Protobuf for all messages that the server knows, and for those of users."""
+    """Protobuf codec for the server's messages and for user messages."""
 
     __content_subtype__ = "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Serialise a message; one that has been serialised is sent as it is.
-
-        Raises:
-            TypeError: it is not of the type that the method declares.
-        """
+        """Serialise a message of the declared type; bytes pass unchanged."""
         if not isinstance(message, message_type):
             raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
         return bytes(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Parse a message.
-
-        Raises:
-            GRPCError: INVALID_ARGUMENT, when the bytes are not a message of that type.
-        """
+        """Parse a message; raise ``GRPCError`` INVALID_ARGUMENT if it is malformed."""
         try:
             decoder = _DECODERS.get(message_type)
             if decoder is not None:
@@ -75,11 +67,7 @@ class Codec(CodecBase):
 
 @lru_cache(maxsize=256)
 def _decoder_of(message_type: type[Message]) -> Callable[[bytes], Message]:
-    """Make the decoder of one of betterproto2's classes.
-
-    betterproto2 takes cut-off fields and wrong wire types for values, so it is given nothing but what Google's parser
-    has accepted, written anew.
-    """
+    """Return the decoder of a betterproto2 class, after Google's parser: betterproto2 accepts malformed messages."""
     strict = message_class(default_message_pool.type_to_url[message_type].rpartition("/")[2])
 
     def decode(data: bytes) -> Message:

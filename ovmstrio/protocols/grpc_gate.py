@@ -1,7 +1,6 @@
-"""The gate before every method over gRPC: what each needs, and its handler behind the question who calls.
+"""Authentication and authorisation of gRPC methods: the required scope of each method, and handlers that check it.
 
-What a call is about is in its messages, which are not read yet: that it may call the service that they name is asked
-by the data plane.
+The gate runs before any message is read; the data plane checks access to the service that a message names.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from ovmstrio.auth.gate import Gate
-    from ovmstrio.core.events import WireRequest
     from ovmstrio.transport.grpc.connection import Routes
     from ovmstrio.transport.grpc.server import GrpclibService
     from ovmstrio.transport.grpc.stream import Call
@@ -59,38 +57,28 @@ NEEDS: Final[Mapping[str, Need]] = {
     for need, methods in needs.items()
     for method in methods.split()
 }
-"""What the server's own methods need; settings of logs are read with ``read``, and changed with ``admin`` as well."""
+"""Required scope by method path; ``LogSettings`` additionally requires ``admin`` to change settings."""
 
 
 _MAY_CHANGE: Final = frozenset({f"{_KSERVE}LogSettings"})
-"""What changes something only if its message says so."""
+"""Methods that change the server only if their message requests a change."""
 
 
 class GuardedService:
-    """A service whose methods are behind the gate.
-
-    Args:
-        service: the server's own; a method that no table names is for administrators.
-        gate: lets callers in.
-    """
+    """gRPC service whose methods check the caller; methods without an entry in :data:`NEEDS` require ``admin``."""
 
     def __init__(self, service: GrpclibService, gate: Gate) -> None:
         self._service = service
         self._gate = gate
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Give the handlers by path."""
+        """Return the guarded handlers by path."""
         handlers = self._service.__mapping__()
         return {path: _guarded(each, self._gate, NEEDS.get(path, Need.ADMIN)) for path, each in handlers.items()}
 
 
 class GuardedRoutes:
-    """Routes that come and go, behind the gate: who calls is asked even where there is no such method.
-
-    Args:
-        routes: of services that users bring, and of pipelines.
-        gate: lets callers in.
-    """
+    """Dynamic routes of user services and pipelines that check the caller, even for unknown methods."""
 
     def __init__(self, routes: Routes, gate: Gate) -> None:
         self._routes = routes
@@ -98,7 +86,7 @@ class GuardedRoutes:
         self._unknown = _guarded(Handler(_refuse, Cardinality.STREAM_STREAM, bytes, bytes), gate, Need.CALLER)
 
     def get(self, path: str, /) -> Handler | None:
-        """Give the handler of a path now."""
+        """Return the current handler of a path."""
         handler = self._routes.get(path)
         if handler is None:
             return self._unknown
@@ -124,29 +112,22 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
         try:
             await answer(call)
         finally:
-            request = current_wire_request()
-            if request is not None:
-                _note_caller(request)
+            # The request is recorded after the caller has been reset.
+            request, caller = current_wire_request(), current_caller.get()
+            if request is not None and caller is not None:
+                request.caller = caller.name
             leave_caller()
 
     return handler._replace(func=run)
 
 
 async def _answer_while_known(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
-    """Have a stream end when its caller is not known any more."""
     with while_known(call.state.head.headers, call.peer.certificate):
         await answer(call)
 
 
-def _note_caller(request: WireRequest) -> None:
-    """Keep who has made a request, of which it is told after the caller has been left."""
-    caller = current_caller.get()
-    if caller is not None:
-        request.caller = caller.name
-
-
 async def _answer_without_proof(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
-    """Have code of users answer, which is not shown what the server has taken."""
+    """Run user code, which does not see the credential headers."""
     head = call.state.head
     call.state.head = replace(head, headers=without_proof(head.headers))
     await answer(call)

@@ -1,4 +1,4 @@
-"""Services that have HTTP paths of their own, below their names and, if it is so wished, one at the root of the port.
+"""Routing to services with their own HTTP paths: below the service's name, and one service at the root.
 
 ::
 
@@ -34,79 +34,73 @@ __all__ = ["MountKind", "ServiceItself", "ServiceMounts"]
 
 
 class MountKind(Protocol):
-    """How services of one kind are called over HTTP; ``door`` is what their calls are observed as."""
+    """HTTP interface of one kind of service; ``door`` labels its calls."""
 
     door: Door
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
-        """Give the paths of a service."""
+        """Return the routes of a service."""
         ...
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer for an error, in the form of this kind."""
+        """Convert an error to a response of this kind."""
         ...
 
     def is_call(self, method: str, path: str) -> bool:
-        """Tell whether a request has the service do something, rather than tell of itself."""
+        """Return whether a request is a call, and not introspection."""
         ...
 
     def need(self, method: str, path: str) -> Need:
-        """Tell what a request needs of its caller, where callers have to be known."""
+        """Return the scope that a request requires."""
         ...
 
 
 class ServiceItself:
-    """A kind whose services know their paths themselves, and whose errors have the server's form."""
+    """Kind whose services route their own paths, with errors in the server's form."""
 
     door = Door("HTTP", "REST")
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
-        """Give the service."""
+        """Return the service."""
         del name, is_root
         routes: HttpRoutes = service
         return routes
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer as the server's own paths do."""
+        """Convert an error as the server's own routes do."""
         return error_answer(error)
 
     def is_call(self, method: str, path: str) -> bool:
-        """Take every request for a call."""
+        """Return True: every request is a call."""
         del method, path
         return True
 
     def need(self, method: str, path: str) -> Need:
-        """Have every request need what a call needs."""
+        """Return the scope of calls."""
         del method, path
         return Need.INFER
 
 
 class ServiceMounts:
-    """The services of a server that have HTTP paths; they come and go while it serves.
-
-    Args:
-        plane: has them.
-        kinds: by the names of kinds whose services are called over HTTP, what tells how; asked once there is one.
-        root: the name of the service at the root of the port; empty for none.
-    """
+    """Dynamic routes of services with HTTP paths; ``kinds`` has factories by kind name, called on first use."""
 
     def __init__(self, plane: DataPlane, kinds: Mapping[str, Callable[[], MountKind]], root: str = "") -> None:
         self._plane = plane
-        self._kinds = {name: cache(tell) for name, tell in kinds.items()}
+        self._kinds = {name: cache(create) for name, create in kinds.items()}
         self._root = root
         self._kind_of: dict[str, MountKind] = {}
         self._routes: dict[tuple[str, bool], tuple[Any, HttpRoutes]] = {}
         self._refusals = OvmsRefusals()
-        plane.registry.subscribe(lambda _: self._look())
-        self._look()
+        plane.registry.subscribe(lambda _: self._refresh())
+        self._refresh()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         names = {kind: self._plane.registry.names_of(kind) for kind in self._kinds}
         self._kind_of = {name: self._kinds[kind]() for kind, found in names.items() for name in found}
         self._routes = {key: known for key, known in self._routes.items() if key[0] in self._kind_of}
 
     def find(self, method: str, path: str) -> Route | None:
-        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
+        """Return the route of a path; None if no service has it."""
         _, name, *rest = path.split("/", 2)
         if name in self._kind_of:
             return self._route(method, name, f"/{rest[0]}" if rest else "", name)
@@ -130,18 +124,18 @@ class ServiceMounts:
         door = self._kind_of[name].door
         sent_id, size = request.header("x-request-id") or "", len(request.body)
         is_call = self._kind_of[name].is_call(request.method, request.path)
-        asked = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
-        with await asked as call:
+        started = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
+        with await started as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
-            shown = without_proof(request.headers)
-            asked_of = request if shown is request.headers else request._replace(headers=shown)
-            answer = await routes.answer_http(asked_of)
+            headers = without_proof(request.headers)
+            passed = request if headers is request.headers else request._replace(headers=headers)
+            answer = await routes.answer_http(passed)
             if answer is not None:
                 return _observed(answer, call, request)
-        return await self._answer_elsewhere(request)
+        return await self._answer_at_root(request)
 
-    async def _answer_elsewhere(self, request: HttpRequest) -> HttpAnswer:
-        """Answer for a path that a service does not have; if it is below a name, the root may have it."""
+    async def _answer_at_root(self, request: HttpRequest) -> HttpAnswer:
+        """Answer a path that the service does not have: the service at the root may have it."""
         path = f"/{request.mount}{request.path}" if request.mount else request.path
         route = self._route_at_root(request.method, path) if request.mount else None
         if route is None:
@@ -158,15 +152,14 @@ class ServiceMounts:
 
 
 def _observed(answer: HttpAnswer, call: ObservedCall, request: HttpRequest) -> HttpAnswer:
-    """Note what came of a call; one that is answered with a stream lasts as long as that."""
+    """Record the outcome of a call; a streamed response keeps the call open until the stream ends."""
     if answer.status >= HTTPStatus.BAD_REQUEST:
         call.event.code = call.event.code or str(answer.status)
     stream = answer.stream
     if stream is None:
         call.event.sent = answer.size
         return answer
-    # Services whose answers have an end from the beginning do without.
-    from ovmstrio.handlers.routes import HeldStream  # noqa: PLC0415 - for streams alone
+    from ovmstrio.handlers.routes import HeldStream  # noqa: PLC0415 - only streamed responses need it
 
     known = begin_long(request.headers, current_certificate.get())
     return replace(answer, body=HeldStream(stream, call.hand_over(), known=known))

@@ -1,4 +1,4 @@
-// What administrators change: the configuration is read again, services are loaded and unloaded, the log's level is set.
+// Admin actions: reload the configuration, load and unload services.
 
 import { change } from "./api.js";
 import { h, notice, setText } from "./dom.js";
@@ -7,8 +7,7 @@ import { state } from "./live.js";
 export async function act(button, work, done) {
   button.disabled = true;
   try {
-    const told = await work();
-    notice(done(told));
+    notice(done(await work()));
   } catch (error) {
     notice(error.message, true);
   } finally {
@@ -19,17 +18,17 @@ export async function act(button, work, done) {
 export function reloadButton() {
   const button = h("button", {
     type: "button",
-    onclick: () => act(button, () => change("/console/api/reload"), (told) => (told.changed ? "Reloaded: something has changed" : "Reloaded: nothing has changed")),
+    onclick: () => act(button, () => change("/console/api/reload"), (result) => (result.changed ? "Configuration reloaded" : "Configuration reloaded: no changes")),
   }, "Reload");
   return button;
 }
 
 export function serviceActions(name) {
   const path = "/console/api/services/" + encodeURIComponent(name) + "/";
-  const load = h("button", { type: "button", onclick: () => act(load, () => change(path + "load"), () => name + " is loaded") }, "Load");
+  const load = h("button", { type: "button", onclick: () => act(load, () => change(path + "load"), () => name + " loaded") }, "Load");
   const unload = h("button", {
     type: "button",
-    onclick() { if (confirm("Unload " + name + "? Calls to it will fail.")) act(unload, () => change(path + "unload"), () => name + " is unloaded"); },
+    onclick() { if (confirm("Unload " + name + "? Calls to it will fail.")) act(unload, () => change(path + "unload"), () => name + " unloaded"); },
   }, "Unload");
   const element = h("span.actions", {});
   return {
@@ -38,7 +37,7 @@ export function serviceActions(name) {
       const may = state.server && state.server.may_change && state.server.loads_by_name;
       if (!may) return;
       if (!element.children.length) element.append(load, unload);
-      setText(load, row.state === "ready" || row.state === "degraded" ? "Load again" : "Load");
+      setText(load, row.state === "ready" || row.state === "degraded" ? "Reload" : "Load");
       unload.disabled = row.state !== "ready" && row.state !== "degraded";
     },
   };

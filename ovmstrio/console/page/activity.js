@@ -1,4 +1,4 @@
-// What happens now and what failed last: charts of the whole server and the last hundred requests that failed.
+// Activity view: charts of the server, its workers, and the last failed requests.
 
 import { h, replace, setText } from "./dom.js";
 import { chart } from "./charts.js";
@@ -10,37 +10,37 @@ const POINTS = 300;
 
 const opened = new Set();
 
-// What was sent, where the server keeps that.
+// The request body, if the server keeps it.
 function sent(failure) {
   if (!failure.body) return null;
-  const rest = failure.body_bytes > failure.body.length ? ", the begin of " + format.bytes(failure.body_bytes) : "";
-  const told = h("details.sent", { open: opened.has(failure.number) }, h("summary", {}, "What was sent" + rest), h("pre.answer", {}, failure.body));
-  told.addEventListener("toggle", () => (told.open ? opened.add(failure.number) : opened.delete(failure.number)));
-  return told;
+  const rest = failure.body_bytes > failure.body.length ? ", first part of " + format.bytes(failure.body_bytes) : "";
+  const details = h("details.sent", { open: opened.has(failure.number) }, h("summary", {}, "Request body" + rest), h("pre.answer", {}, failure.body));
+  details.addEventListener("toggle", () => (details.open ? opened.add(failure.number) : opened.delete(failure.number)));
+  return details;
 }
 
 export function activityView() {
   const charts = [
-    chart("Requests a second", [{ title: "", kind: "one", value: (point) => point.rate }], format.rate),
+    chart("Requests/s", [{ title: "", kind: "one", value: (point) => point.rate }], format.rate),
     chart("Latency", [
       { title: "p50", kind: "one", value: (point) => point.p50 }, { title: "p90", kind: "three", value: (point) => point.p90 }, { title: "p99", kind: "two", value: (point) => point.p99 },
     ], format.ms),
-    chart("Errors a second", [{ title: "", kind: "bad", value: (point) => point.error_rate }], format.rate),
+    chart("Errors/s", [{ title: "", kind: "bad", value: (point) => point.error_rate }], format.rate),
     chart("In flight", [{ title: "", kind: "one", value: (point) => point.in_flight }], format.count),
     chart("Memory", [{ title: "", kind: "one", value: (point) => point.memory_bytes }], format.bytes),
-    chart("Processors", [{ title: "", kind: "one", value: (point) => point.cpu }], (value) => value.toFixed(2)),
+    chart("CPU cores", [{ title: "", kind: "one", value: (point) => point.cpu }], (value) => value.toFixed(2)),
   ];
   const body = h("tbody");
   const none = h("p.quiet", {}, "None so far.");
-  const table = h("table.failures", {}, h("thead", {}, h("tr", {}, ["When", "Service", "Error", "Where", "By", "Took", "What was said"].map((title) => h("th", { scope: "col" }, title)))), body);
+  const table = h("table.failures", {}, h("thead", {}, h("tr", {}, ["Time", "Service", "Error", "Node", "Call", "Duration", "Message"].map((title) => h("th", { scope: "col" }, title)))), body);
   const scroll = h("div.scroll", { hidden: true, tabindex: 0, role: "group", "aria-label": "Failed requests" }, table);
   const reload = h("span");
   const workers = h("tbody");
   const reason = h("p.quiet");
   const processes = h("div", { hidden: true }, h("h2", {}, "Workers"), reason, h("div.scroll", {}, h("table.workers", {}, h("thead", {}, h("tr", {},
-    h("th", { scope: "col" }, "Worker"), ["Requests a second", "In flight", "Processors", "Memory", "Process"].map((title) => h("th.number", { scope: "col" }, title)))), workers)));
-  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), h("span.quiet", {}, "the last five minutes, as far as somebody looked"), reload),
-    h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), processes, h("h2", {}, "Requests that failed last"), none, scroll);
+    h("th", { scope: "col" }, "Worker"), ["Requests/s", "In flight", "CPU cores", "Memory", "PID"].map((title) => h("th.number", { scope: "col" }, title)))), workers)));
+  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), h("span.quiet", {}, "last five minutes, while a console was open"), reload),
+    h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), processes, h("h2", {}, "Failed requests"), none, scroll);
 
   function failures() {
     none.hidden = state.failures.length > 0;
@@ -53,14 +53,14 @@ export function activityView() {
       h("td.number", {}, format.ms(each.milliseconds)), h("td.said-of", {}, each.message, sent(each)))));
   }
 
-  // The processes of a server that several are, with those that do not answer.
+  // Workers, including silent ones.
   function shownWorkers() {
-    const told = state.totals && state.totals.workers;
-    processes.hidden = !told;
-    if (!told) return;
-    setText(reason, state.server && state.server.workers_reason ? "As many as there are because " + state.server.workers_reason : "");
-    const silent = state.totals.silent.map((worker) => h("tr.failed", {}, h("td", {}, worker), h("td.bad", { colspan: 5 }, "does not answer")));
-    replace(workers, [...told.map((each) => h("tr", {}, h("td", {}, each.worker), h("td.number", {}, format.rate(each.rate)), h("td.number", {}, format.count(each.in_flight)),
+    const known = state.totals && state.totals.workers;
+    processes.hidden = !known;
+    if (!known) return;
+    setText(reason, state.server && state.server.workers_reason ? "Worker count: " + state.server.workers_reason : "");
+    const silent = state.totals.silent.map((worker) => h("tr.failed", {}, h("td", {}, worker), h("td.bad", { colspan: 5 }, "not responding")));
+    replace(workers, [...known.map((each) => h("tr", {}, h("td", {}, each.worker), h("td.number", {}, format.rate(each.rate)), h("td.number", {}, format.count(each.in_flight)),
       h("td.number", {}, each.cpu === null ? "–" : each.cpu.toFixed(2)), h("td.number", {}, format.bytes(each.memory_bytes)), h("td.number", {}, each.pid))), ...silent]);
   }
 

@@ -1,4 +1,4 @@
-// Outputs as what they are: text, labels, pictures, tables, or numbers.
+// Output views: text, labels, image, table or JSON.
 
 import { h, replace } from "./dom.js";
 import { pictureForm } from "./files.js";
@@ -58,7 +58,7 @@ function asPicture(output) {
   for (const value of values) { if (value < least) least = value; if (value > most) most = value; }
   const isBytes = least >= 0 && most <= 255 && most > 1;
   const scaled = isBytes ? (value) => value : (value) => ((value - least) / (most - least || 1)) * 255;
-  const canvas = h("canvas", { width: form.width, height: form.height, role: "img", "aria-label": "The output " + output.name + " as a picture" });
+  const canvas = h("canvas", { width: form.width, height: form.height, role: "img", "aria-label": "Output " + output.name + " as an image" });
   const context = canvas.getContext("2d");
   const image = context.createImageData(form.width, form.height);
   const plane = form.height * form.width;
@@ -77,7 +77,7 @@ function asJson(output) {
   return h("pre.answer", {}, JSON.stringify(output, null, 1));
 }
 
-// Texts of graphs come as their bytes, with the length that KServe's form puts before each.
+// Text of graphs: UINT8 bytes, optionally with KServe's length prefix.
 function textOfBytes(output) {
   if (output.datatype !== "UINT8" || output.shape.length !== 1 || !output.data.length) return null;
   const bytes = Uint8Array.from(output.data);

@@ -1,4 +1,4 @@
-// Requests to the server, with the caller's key where one is needed; the key is kept for this tab alone.
+// Requests to the server, with the API key, which is kept for this tab only.
 
 const KEY = "ovms-console-key";
 
@@ -17,7 +17,7 @@ export function setKey(text) {
   try {
     if (text) sessionStorage.setItem(KEY, text);
     else sessionStorage.removeItem(KEY);
-  } catch { /* A browser that keeps nothing asks again. */ }
+  } catch { /* Without storage the page asks again. */ }
 }
 
 function headersWith(given) {
@@ -35,8 +35,8 @@ export async function problemOf(answer) {
   const text = await answer.text();
   try {
     const document = JSON.parse(text);
-    const told = document.error || document.detail || document.message || text;
-    return typeof told === "string" ? told : told.message || JSON.stringify(told);
+    const problem = document.error || document.detail || document.message || text;
+    return typeof problem === "string" ? problem : problem.message || JSON.stringify(problem);
   } catch {
     return text || "status " + answer.status;
   }
@@ -58,8 +58,8 @@ export async function change(path, body) {
   return answer.json();
 }
 
-// Server-sent events of an answer, as they come: calls told(name, text) for each.
-export async function readEvents(answer, told) {
+// Calls take(name, text) for each server-sent event of a response.
+export async function readEvents(answer, take) {
   const reader = answer.body.getReader();
   const decoder = new TextDecoder();
   let rest = "";
@@ -78,7 +78,7 @@ export async function readEvents(answer, told) {
           if (line.startsWith("event:")) name = line.slice(6).trim();
           else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
         }
-        if (data.length) await told(name, data.join("\n"));
+        if (data.length) await take(name, data.join("\n"));
       }
     }
   } finally {

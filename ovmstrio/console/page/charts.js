@@ -1,4 +1,4 @@
-// Small charts over the last five minutes; each line has its value in words beside it.
+// Small charts of the last five minutes, with the current values as text.
 
 import { h, s, setText } from "./dom.js";
 
@@ -13,7 +13,7 @@ function niceTop(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
 }
 
-// series: [{ key, title, kind, value(point) }]; show: how a value is written.
+// series: [{ key, title, kind, value(point) }]; show: formats a value.
 export function chart(title, series, show) {
   const lines = series.map((each) => s("path.line." + each.kind, {}));
   const grid = [0.5, 1].map((part) => s("line.grid", { x1: 0, x2: WIDTH, y1: HEIGHT * (1 - part) + 0.5, y2: HEIGHT * (1 - part) + 0.5 }));
@@ -29,7 +29,7 @@ export function chart(title, series, show) {
       let most = 0;
       for (const point of points) for (const each of series) most = Math.max(most, each.value(point) || 0);
       const limit = niceTop(most);
-      // A short past fills the width sooner: a minute at least, all of the span at most.
+      // Stretch a short history: the axis covers one minute at least, the span at most.
       const step = (WIDTH - LEFT) / (Math.min(Math.max(points.length, LEAST), span) - 1);
       series.forEach((each, index) => {
         let path = "";
@@ -48,7 +48,7 @@ export function chart(title, series, show) {
         setText(values[index], last === null || last === undefined ? "–" : show(last));
       });
       setText(scale, show(limit));
-      picture.setAttribute("aria-label", title + ", of the last minutes, up to " + show(limit));
+      picture.setAttribute("aria-label", title + ", last five minutes, up to " + show(limit));
     },
   };
 }

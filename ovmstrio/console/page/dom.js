@@ -1,4 +1,4 @@
-// The only place that makes elements: whatever is not an element becomes text, so that no name or output is ever markup.
+// The only module that creates elements: other values become text nodes, so names and outputs are never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -41,7 +41,7 @@ export function replace(element, ...children) {
   return element;
 }
 
-// Text is set only where it differs, so that screen readers and selections are left alone.
+// Sets text only if it differs, to keep selections and screen readers undisturbed.
 export function setText(element, text) {
   const wanted = text === null || text === undefined ? "" : String(text);
   if (element.textContent !== wanted) element.textContent = wanted;

@@ -1,4 +1,4 @@
-// Graphs, pipelines and Ops as pictures with live figures: layers from left to right, or from top to bottom on a phone.
+// Graph drawings with live figures: layers from left to right, or top to bottom on narrow screens.
 
 import { h, s, setClass, setText } from "./dom.js";
 import * as format from "./format.js";
@@ -16,7 +16,7 @@ function cut(text, most) {
   return text.length > most ? text.slice(0, most - 1) + "…" : text;
 }
 
-// Layers with a stand-in for every edge that passes a layer, so that edges have lanes of their own.
+// Layers with a dummy node for every edge that crosses a layer, so that edges do not run through boxes.
 function layered(drawing) {
   const rank = new Map();
   drawing.layers.forEach((layer, index) => layer.forEach((box) => rank.set(box.key, index)));
@@ -39,22 +39,22 @@ function layered(drawing) {
   return { layers, chains, rank };
 }
 
-// Orders each layer by the middle of what its members are joined to, to and fro.
+// Orders each layer by the barycenter of its neighbours, alternating direction.
 function untangle(layers, chains) {
   const before = new Map();
-  const behind = new Map();
+  const after = new Map();
   const join = (map, key, other) => { if (!map.has(key)) map.set(key, []); map.get(key).push(other); };
   for (const chain of chains) {
     if (!chain) continue;
     for (let index = 1; index < chain.length; index++) {
       join(before, chain[index], chain[index - 1]);
-      join(behind, chain[index - 1], chain[index]);
+      join(after, chain[index - 1], chain[index]);
     }
   }
   for (let sweep = 0; sweep < SWEEPS; sweep++) {
     const forth = sweep % 2 === 0;
     const order = forth ? layers.slice(1) : layers.slice(0, -1).reverse();
-    const joined = forth ? before : behind;
+    const joined = forth ? before : after;
     for (const layer of order) {
       const place = new Map();
       layers.forEach((each) => each.forEach((node, index) => place.set(node.id, (index + 0.5) / each.length)));
@@ -143,7 +143,7 @@ export function draw(drawing, isTall, name) {
   const extent = isTall ? { width: width + lane + 40 * (back ? 1 : 0), height } : { width, height: height + lane };
   const picture = s("svg.drawing", {
     viewBox: "0 0 " + extent.width + " " + extent.height, width: extent.width, height: extent.height, role: "img",
-    "aria-label": "How " + name + " is wired; the table below has the same figures",
+    "aria-label": "Graph of " + name + "; the table below has the same figures",
   });
   picture.append(s("defs", {}, s("marker", {
     id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto",
@@ -221,14 +221,14 @@ export function draw(drawing, isTall, name) {
   return { picture, nodes, edges };
 }
 
-// How many runs came to each band of times since an older look.
+// Runs per latency bucket since an earlier snapshot.
 function newer(before, now) {
   const found = {};
   for (const [band, count] of Object.entries(now)) if (count > (before[band] || 0)) found[band] = count - (before[band] || 0);
   return found;
 }
 
-// In how many milliseconds a part of the runs ended; bands are sixths of a decade, the first ends at ten microseconds.
+// Latency quantile in milliseconds; buckets are sixths of a decade, the first ends at ten microseconds.
 function quantile(times, part) {
   const bands = Object.keys(times).map(Number).sort((a, b) => a - b);
   const rank = part * bands.reduce((sum, band) => sum + times[band], 0);
@@ -244,15 +244,15 @@ function quantile(times, part) {
   return null;
 }
 
-// Figures between two looks at the same counters.
+// Rates between two snapshots of the same counters.
 export function between(before, now) {
   const seconds = before ? (now.at - before.at) / 1000 : 0;
-  const told = {};
+  const nodes = {};
   for (const [key, tally] of Object.entries(now.nodes || {})) {
     const old = before && before.nodes ? before.nodes[key] : null;
     const runs = old && tally.runs >= old.runs ? tally.runs - old.runs : 0;
     const taken = old ? tally.seconds - old.seconds : 0;
-    told[key] = {
+    nodes[key] = {
       ...tally,
       rate: old && seconds > 0 ? runs / seconds : null,
       mean: runs > 0 ? (taken / runs) * 1000 : tally.runs ? (tally.seconds / tally.runs) * 1000 : null,
@@ -267,7 +267,7 @@ export function between(before, now) {
     const old = before && before.streams ? before.streams[number] : undefined;
     streams[number] = { passed, rate: old !== undefined && seconds > 0 ? Math.max(passed - old, 0) / seconds : null };
   }
-  return { nodes: told, streams };
+  return { nodes, streams };
 }
 
 export function fill(drawn, figures) {
@@ -280,7 +280,7 @@ export function fill(drawn, figures) {
     setText(node.rates, (tally.rate === null ? "" : format.rate(tally.rate) + "/s  ") + format.ms(tally.mean));
     const now = tally.late === null ? [] : ["p99 " + format.ms(tally.late)];
     if (tally.active) now.push(tally.active + " now");
-    if (tally.waiting) now.push(tally.waiting + " wait");
+    if (tally.waiting) now.push(tally.waiting + " waiting");
     setText(node.now, now.join(" · "));
     const rest = [format.count(tally.runs) + " runs"];
     if (tally.failures) rest.push(format.count(tally.failures) + " failed");
@@ -298,7 +298,7 @@ export function fill(drawn, figures) {
   }
 }
 
-// The same as a table, for those who do not see the picture.
+// The same figures as an accessible table.
 export function nodeTable(drawing) {
   const boxes = drawing.layers.flat().filter((box) => box.kind === "node");
   const rows = new Map();
@@ -309,7 +309,7 @@ export function nodeTable(drawing) {
     body.append(h("tr", {}, h("td", {}, box.title), h("td", {}, box.subtitle), cells.map(([, cell]) => cell)));
   }
   const table = h("table", {}, h("thead", {}, h("tr", {},
-    ["Node", "Runs"].map((title, index) => h("th", { scope: "col" }, index ? "What it runs" : title)),
+    ["Node", "Runs"].map((title, index) => h("th", { scope: "col" }, index ? "Operation" : title)),
     ["Runs/s", "Mean time", "p99", "Runs", "Failed", "Now"].map((title) => h("th.number", { scope: "col" }, title)))), body);
   return {
     element: h("details", {}, h("summary", {}, "Nodes as a table"), h("div.scroll", {}, table)),

@@ -1,4 +1,4 @@
-// What users drop: arrays of numpy, pictures and sounds, made into the values of an input.
+// Dropped files (numpy arrays, images, audio, JSON, text) as input tensors.
 
 const NPY = {
   f4: ["FP32", Float32Array], f8: ["FP64", Float64Array], i1: ["INT8", Int8Array], i2: ["INT16", Int16Array], i4: ["INT32", Int32Array],
@@ -9,7 +9,7 @@ const RATE = 16000;
 
 export function readNpy(buffer) {
   const bytes = new Uint8Array(buffer);
-  if (bytes.length < 12 || String.fromCharCode(...bytes.slice(1, 6)) !== "NUMPY") throw new Error("this is no .npy file");
+  if (bytes.length < 12 || String.fromCharCode(...bytes.slice(1, 6)) !== "NUMPY") throw new Error("not a .npy file");
   const view = new DataView(buffer);
   const isLong = bytes[6] > 1;
   const length = isLong ? view.getUint32(8, true) : view.getUint16(8, true);
@@ -17,17 +17,17 @@ export function readNpy(buffer) {
   const head = new TextDecoder().decode(bytes.slice(start, start + length));
   const kind = /'descr':\s*'([<|=>])(\w+)'/.exec(head);
   const shape = /'shape':\s*\(([^)]*)\)/.exec(head);
-  if (!kind || !shape) throw new Error("its header cannot be read");
-  if (kind[1] === ">") throw new Error("big-endian arrays are not read");
-  if (/'fortran_order':\s*True/.test(head)) throw new Error("arrays in Fortran's order are not read");
+  if (!kind || !shape) throw new Error("unreadable .npy header");
+  if (kind[1] === ">") throw new Error("big-endian arrays are not supported");
+  if (/'fortran_order':\s*True/.test(head)) throw new Error("Fortran-order arrays are not supported");
   const known = NPY[kind[2]];
-  if (!known) throw new Error("elements of type " + kind[2] + " are not read");
+  if (!known) throw new Error("element type " + kind[2] + " is not supported");
   const values = new known[1](buffer.slice(start + length));
   const numbers = known[0] === "BOOL" ? Array.from(values, Boolean) : Array.from(values, (value) => (typeof value === "bigint" ? Number(value) : value));
   return { datatype: known[0], shape: shape[1].split(",").map((part) => part.trim()).filter(Boolean).map(Number), data: numbers };
 }
 
-// Finds height, width and order of channels of a shape that a picture fits; null if none does.
+// Returns height, width and channel order of an image shape; null for any other shape.
 export function pictureForm(shape) {
   const dims = shape.map(Number);
   if (dims.length < 3 || dims.length > 4) return null;
@@ -39,7 +39,7 @@ export function pictureForm(shape) {
 
 export async function readPicture(file, shape, datatype) {
   const form = pictureForm(shape);
-  if (!form) throw new Error("a picture does not fit the shape [" + shape.join(", ") + "]");
+  if (!form) throw new Error("an image does not fit the shape [" + shape.join(", ") + "]");
   const bitmap = await createImageBitmap(file);
   const height = form.height > 0 ? form.height : bitmap.height;
   const width = form.width > 0 ? form.width : bitmap.width;
@@ -88,5 +88,5 @@ export async function readFile(file, tensor) {
   if (takesBytes) return { datatype: "BYTES", shape: [1], bytes: new Uint8Array(await file.arrayBuffer()) };
   if (file.type.startsWith("image/")) return readPicture(file, tensor.shape, tensor.datatype);
   if (file.type.startsWith("audio/")) return readSound(file, tensor.shape, tensor.datatype);
-  throw new Error("what " + file.name + " holds is not known; .npy, .json, pictures and sounds are");
+  throw new Error(file.name + ": unsupported file type; expected .npy, .json, an image or audio");
 }

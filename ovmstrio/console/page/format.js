@@ -1,4 +1,4 @@
-// Numbers as operators read them.
+// Number formatting.
 
 export function rate(value) {
   if (value === null || value === undefined) return "–";

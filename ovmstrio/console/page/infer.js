@@ -1,4 +1,4 @@
-// One inference over /v2: the request of a form's values, and what its answer holds.
+// Inference requests over /v2.
 
 import { ask, problemOf, readEvents } from "./api.js";
 
@@ -42,23 +42,22 @@ export async function infer(name, inputs, signal) {
   return { document: await answer.json(), milliseconds: performance.now() - begun };
 }
 
-export async function generate(name, inputs, signal, told) {
-  const asked = {};
-  for (const input of inputs) asked[input.name] = input.data.length === 1 ? input.data[0] : input.data;
+export async function generate(name, inputs, signal, take) {
+  const document_ = {};
+  for (const input of inputs) document_[input.name] = input.data.length === 1 ? input.data[0] : input.data;
   const answer = await ask(path(name, "generate_stream"), {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked), signal,
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(document_), signal,
   });
   if (!answer.ok) throw new Error(await problemOf(answer));
   await readEvents(answer, (kind, text) => {
     const data = JSON.parse(text);
     if (kind === "error") throw new Error(data.error || text);
-    told(data);
+    take(data);
   });
 }
 
 export async function post(target, text, signal) {
   const begun = performance.now();
   const answer = await ask(target, { method: "POST", headers: { "content-type": "application/json" }, body: text, signal });
-  const told = await answer.text();
-  return { ok: answer.ok, status: answer.status, text: told, milliseconds: performance.now() - begun };
+  return { ok: answer.ok, status: answer.status, text: await answer.text(), milliseconds: performance.now() - begun };
 }

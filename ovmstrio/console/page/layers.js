@@ -1,4 +1,4 @@
-// Where a model's time goes, layer by layer, on request: the server times a copy of it for a second.
+// Layer timings of a model, on request.
 
 import { change } from "./api.js";
 import { h, replace } from "./dom.js";
@@ -10,16 +10,16 @@ const SHOWN = 40;
 
 export function layersPanel(name) {
   const result = h("div", { "aria-live": "polite" });
-  const button = h("button", { type: "button", onclick: time }, "Time its layers");
-  const element = h("div.panel", {}, h("div.bar", {}, h("h2", {}, "Layers"), button), h("p.quiet", {}, "A copy of the model runs on ones for a second, which takes processors from the server."), result);
+  const button = h("button", { type: "button", onclick: time }, "Time layers");
+  const element = h("div.panel", {}, h("div.bar", {}, h("h2", {}, "Layers"), button), h("p.quiet", {}, "Runs a copy of the model on constant inputs, which takes CPU time from the server."), result);
 
   async function time() {
     button.disabled = true;
     replace(result, h("p.quiet", {}, "Timing…"));
     try {
-      const told = await change("/v2/profile", { seconds: LOOK_SECONDS, models: [name] });
-      const model = told.models.find((each) => each.name === name);
-      if (!model) throw new Error("the server told nothing of its layers");
+      const profile = await change("/v2/profile", { seconds: LOOK_SECONDS, models: [name] });
+      const model = profile.models.find((each) => each.name === name);
+      if (!model) throw new Error("the server returned no layer times");
       if (model.problem) throw new Error(model.problem);
       replace(result, table(model));
     } catch (error) {
@@ -31,11 +31,11 @@ export function layersPanel(name) {
 
   function table(model) {
     const layers = [...model.layers].sort((a, b) => b.seconds - a.seconds);
-    const whole = layers.reduce((sum, layer) => sum + layer.seconds, 0) || 1;
+    const total = layers.reduce((sum, layer) => sum + layer.seconds, 0) || 1;
     const rows = layers.slice(0, SHOWN).map((layer) => h("tr", {}, h("td.layer", {}, layer.name), h("td.quiet", {}, layer.type + (layer.runs_as ? " as " + layer.runs_as : "")),
-      h("td.share", {}, h("span.bar-of", { css: { width: Math.max((layer.seconds / whole) * 100, 0.5) + "%" } })), h("td.number", {}, ((layer.seconds / whole) * 100).toFixed(1) + " %"), h("td.number", {}, format.ms(layer.seconds * 1000))));
-    return [h("p.quiet", {}, format.plural(layers.length, "layer") + " of version " + model.version + ", " + format.ms(model.seconds * 1000) + " an inference on average of " + model.runs + (layers.length > SHOWN ? "; the " + SHOWN + " that take most" : "")),
-      h("div.scroll", {}, h("table.layers", {}, h("caption.visually-hidden", {}, "Layers, those that take most first"), h("tbody", {}, rows)))];
+      h("td.share", {}, h("span.bar-of", { css: { width: Math.max((layer.seconds / total) * 100, 0.5) + "%" } })), h("td.number", {}, ((layer.seconds / total) * 100).toFixed(1) + " %"), h("td.number", {}, format.ms(layer.seconds * 1000))));
+    return [h("p.quiet", {}, format.plural(layers.length, "layer") + " of version " + model.version + ", " + format.ms(model.seconds * 1000) + " per inference, average of " + model.runs + (layers.length > SHOWN ? "; the slowest " + SHOWN : "")),
+      h("div.scroll", {}, h("table.layers", {}, h("caption.visually-hidden", {}, "Layers, slowest first"), h("tbody", {}, rows)))];
   }
 
   return { element, update() { element.hidden = !(state.server && state.server.may_change); } };

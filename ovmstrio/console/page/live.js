@@ -1,4 +1,4 @@
-// What the server does, kept up to date by one stream, which is opened again whenever it ends.
+// Server state, updated by one event stream, which is reopened whenever it ends.
 
 import { ask, get, problemOf, readEvents, Refused } from "./api.js";
 
@@ -8,7 +8,7 @@ const POINTS = 300;
 const LINES = 500;
 const FAILURES = 100;
 
-// Names of services are keys of these, whatever they are: nothing is inherited that a name could be taken for.
+// Objects without a prototype: any service name is a safe key.
 const keyed = (given) => Object.assign(Object.create(null), given);
 
 export const state = {
@@ -26,7 +26,7 @@ export const state = {
 };
 
 const listeners = new Set();
-let wishes = "";
+let subscription = "";
 let running = null;
 let started = false;
 
@@ -35,15 +35,15 @@ export function listen(listener) {
   return () => listeners.delete(listener);
 }
 
-function tell(what) {
+function notifyListeners(what) {
   for (const listener of [...listeners]) listener(what);
 }
 
-// Says what the view needs besides the figures; opens the stream again if that is something else.
+// Sets the data that the view needs; reopens the stream if it changed.
 export function want(wanted) {
   const query = new URLSearchParams(wanted).toString();
-  if (query === wishes && started) return;
-  wishes = query;
+  if (query === subscription && started) return;
+  subscription = query;
   state.nodes = null;
   if (running) running.abort();
   if (!started) {
@@ -64,10 +64,10 @@ async function run() {
       if (!state.server || state.link !== "live") {
         await askServer();
       }
-      const answer = await ask("/console/api/live" + (wishes ? "?" + wishes : ""), { signal: running.signal });
+      const answer = await ask("/console/api/live" + (subscription ? "?" + subscription : ""), { signal: running.signal });
       if (!answer.ok) throw new Refused(answer.status, await problemOf(answer));
       pause = FIRST_PAUSE;
-      // A stream tells all that is kept of these at its beginning, and then what is new.
+      // A new stream starts with all kept entries.
       state.failures = [];
       state.lines = [];
       await readEvents(answer, take);
@@ -79,17 +79,17 @@ async function run() {
         await new Promise((resume) => { state.retry = resume; });
         continue;
       }
-      setLink("lost", error.message || "the server does not answer");
+      setLink("lost", error.message || "the server is not responding");
     }
     await new Promise((resume) => setTimeout(resume, pause));
     pause = Math.min(pause * 1.6, LONGEST_PAUSE);
   }
 }
 
-// What the server tells of itself, which may have been changed elsewhere.
+// Fetches the server document, which other clients may have changed.
 export async function askServer() {
   state.server = await get("/console/api/server");
-  tell("server");
+  notifyListeners("server");
 }
 
 export function retry() {
@@ -99,7 +99,7 @@ export function retry() {
 function setLink(link, problem) {
   state.link = link;
   state.problem = problem || "";
-  tell("link");
+  notifyListeners("link");
 }
 
 function take(name, text) {
@@ -110,8 +110,8 @@ function take(name, text) {
     state.history = data.history;
     state.totals = data.totals;
     setLink("live");
-    tell("rows");
-    tell("figures");
+    notifyListeners("rows");
+    notifyListeners("figures");
   } else if (name === "frame") {
     state.totals = data.totals;
     state.history.push(data.totals);
@@ -122,21 +122,21 @@ function take(name, text) {
         if (row) state.rows[key] = row;
         else delete state.rows[key];
       }
-      tell("rows");
+      notifyListeners("rows");
     }
-    tell("figures");
+    notifyListeners("figures");
   } else if (name === "nodes") {
     state.nodes = { ...data, at: performance.now() };
-    tell("nodes");
+    notifyListeners("nodes");
   } else if (name === "failures") {
     state.failures = state.failures.concat(data).slice(-FAILURES);
-    tell("failures");
+    notifyListeners("failures");
   } else if (name === "log") {
     state.lines = state.lines.concat(data).slice(-LINES);
-    tell("log");
+    notifyListeners("log");
   } else if (name === "traces") {
     state.traces = data;
-    tell("traces");
+    notifyListeners("traces");
   } else if (name === "end" || name === "error") {
     setLink("lost", data.reason || data.error);
   }

@@ -1,4 +1,4 @@
-// The log as it is written, from a level on and with words to look for.
+// Log view, with a level and a text filter.
 
 import { change } from "./api.js";
 import { act } from "./actions.js";
@@ -14,19 +14,19 @@ export function logView() {
   const list = h("div.log", { role: "log", tabindex: 0, "aria-label": "Log" });
   const counted = h("span.quiet", { role: "status" });
   let seen = 0;
-  let told = "";
+  let levels = "";
   let isPaused = false;
-  const shownLevel = h("select", { "aria-label": "From level", onchange() { level = shownLevel.value; view.wants = { log: level }; location.hash = "#/log/" + level; } }, LEVELS.map((each) => h("option", { value: each }, each)));
+  const shownLevel = h("select", { "aria-label": "Minimum level", onchange() { level = shownLevel.value; view.wants = { log: level }; location.hash = "#/log/" + level; } }, LEVELS.map((each) => h("option", { value: each }, each)));
   shownLevel.value = level;
-  const filter = h("input", { type: "search", "aria-label": "Words", placeholder: "Words to look for", value: words, oninput() { words = filter.value; all(); } });
+  const filter = h("input", { type: "search", "aria-label": "Words", placeholder: "Filter", value: words, oninput() { words = filter.value; all(); } });
   const pause = h("button", { type: "button", "aria-pressed": "false", onclick() { isPaused = !isPaused; pause.setAttribute("aria-pressed", String(isPaused)); if (!isPaused) all(); } }, "Pause");
-  const set = h("select", { "aria-label": "The server logs from level", onchange: () => act(set, () => setLevels({ level: set.value }), () => "The server logs from " + state.server.log_level + " on") }, LEVELS.map((each) => h("option", { value: each }, each)));
+  const set = h("select", { "aria-label": "Server log level", onchange: () => act(set, () => setLevels({ level: set.value }), () => "Server log level: " + state.server.log_level) }, LEVELS.map((each) => h("option", { value: each }, each)));
   const parts = h("input.mono", {
-    size: 24, spellcheck: "false", autocomplete: "off", placeholder: "ovmstrio.graphs=debug", "aria-label": "Levels of parts of the log, such as ovmstrio.graphs=debug,ovmstrio.serving.model_control=error",
-    onchange: () => act(parts, () => setLevels({ log_levels: parts.value }), () => (state.server.log_levels ? "Parts of the log have levels of their own: " + state.server.log_levels : "No part of the log has a level of its own")),
+    size: 24, spellcheck: "false", autocomplete: "off", placeholder: "ovmstrio.graphs=debug", "aria-label": "Logger levels, such as ovmstrio.graphs=debug,ovmstrio.serving.model_control=error",
+    onchange: () => act(parts, () => setLevels({ log_levels: parts.value }), () => (state.server.log_levels ? "Logger levels: " + state.server.log_levels : "Logger levels reset")),
   });
-  const own = h("span", { hidden: true }, h("label", {}, "server logs from ", set), " ", h("label", {}, "and parts ", parts));
-  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Log"), h("label", {}, "show from ", shownLevel), filter, pause, own, counted), list);
+  const own = h("span", { hidden: true }, h("label", {}, "server level ", set), " ", h("label", {}, "logger levels ", parts));
+  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Log"), h("label", {}, "show ", shownLevel), filter, pause, own, counted), list);
   askServer().catch(() => {});
 
   async function setLevels(wanted) {
@@ -45,7 +45,7 @@ export function logView() {
     return h("div.line." + line.level.toLowerCase(), { title: line.logger }, h("span.at", {}, format.clock(line.at)), h("span.level", {}, line.level), h("span.event", {}, line.event), " ", facts);
   }
 
-  // Shows anew what is kept; while the view is paused, nothing that came since.
+  // Renders all kept lines; while paused, no newer ones.
   function all() {
     const until = isPaused ? seen : Infinity;
     list.replaceChildren();
@@ -69,13 +69,13 @@ export function logView() {
     wants: { log: level },
     update(what) {
       const last = state.lines.length ? state.lines.at(-1).number : 0;
-      // A new stream begins with all that is kept, and a new server counts from one.
+      // A new stream starts with all kept lines; a new server restarts numbering.
       if (!isPaused && what === "rows" && last < seen) all();
       if (!isPaused && (what === "rows" || what === "log")) more(Infinity);
       if (state.server) {
         own.hidden = !state.server.may_change;
         if (document.activeElement !== set) set.value = state.server.log_level;
-        if (told !== state.server.log_levels) parts.value = told = state.server.log_levels;
+        if (levels !== state.server.log_levels) parts.value = levels = state.server.log_levels;
       }
     },
   };

@@ -1,4 +1,4 @@
-// The frame of the page: the bar, the connection, the key, and which view is shown.
+// Page frame: header, connection state, key dialog and view routing.
 
 import { setKey } from "./api.js";
 import { h, replace, setClass, setText } from "./dom.js";
@@ -35,11 +35,11 @@ replace(top,
   h("div.brand", {}, h("img", { src: "/console/page/icon.svg", alt: "", width: 18, height: 18 }), h("span", { id: "server-name" }, "Console")),
   nav,
   h("div.facts", {},
-    fact("rate", "req/s", "Requests that ended, a second"),
-    fact("errors", "err/s", "Of these, those that failed"),
-    fact("p99", "p99", "99 of 100 requests took less"),
-    fact("memory", "mem", "Resident memory of the processes that serve"),
-    fact("cpu", "cpu", "Processors at work")),
+    fact("rate", "req/s", "Completed requests per second"),
+    fact("errors", "err/s", "Failed requests per second"),
+    fact("p99", "p99", "99th percentile of the latency"),
+    fact("memory", "mem", "Resident memory of the workers"),
+    fact("cpu", "cpu", "CPU cores in use")),
   link);
 
 function showLink() {
@@ -52,8 +52,8 @@ function showLink() {
     text = state.totals.ready ? "ready" : "not ready";
     kind = state.totals.ready ? "live" : "unready";
     const silent = state.totals.silent || [];
-    if (silent.length) text += ", " + silent.map((worker) => "worker " + worker + " does not answer").join(", ");
-    link.title = state.totals.reason || "All that is configured can be called";
+    if (silent.length) text += ", " + silent.map((worker) => "worker " + worker + " is not responding").join(", ");
+    link.title = state.totals.reason || "All configured services are ready";
   } else link.title = state.problem;
   link.className = "link " + kind;
   setText(link, text);
@@ -71,9 +71,9 @@ function askKey() {
       onsubmit(event) {
         event.preventDefault();
         const given = field.value.trim();
-        // A header has no other characters; with them nothing would be asked at all.
+        // Other characters are invalid in a header and would make fetch fail.
         if (!/^[\x21-\x7e]*$/.test(given)) {
-          setText(problem, "A key has letters, digits and signs of ASCII only.");
+          setText(problem, "Keys consist of printable ASCII characters.");
           return;
         }
         setKey(given);
@@ -82,10 +82,10 @@ function askKey() {
         retry();
       },
     },
-    h("h2", { id: "key-title" }, "Who are you?"),
+    h("h2", { id: "key-title" }, "Sign in"),
     problem,
-    h("label", { for: "key-field" }, "Key or token with the scope read"), field,
-    h("button.primary", { type: "submit" }, "Go on")));
+    h("label", { for: "key-field" }, "API key or token with the scope read"), field,
+    h("button.primary", { type: "submit" }, "Sign in")));
   document.body.append(dialog);
   dialog.showModal();
 }

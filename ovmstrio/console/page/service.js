@@ -1,4 +1,4 @@
-// One service: how it is wired with live figures, what it takes and gives, its versions, facts and sequences, and a form to try it.
+// Service view: graph with live figures, inputs and outputs, versions, facts, sequences and a test form.
 
 import { get } from "./api.js";
 import { chart } from "./charts.js";
@@ -41,7 +41,7 @@ export function serviceView([name]) {
   let trial = null;
   let layers = null;
   const charts = [
-    chart("Requests a second", [{ key: "rate", title: "", kind: "one", value: (point) => point.rate }, { key: "error_rate", title: "failed", kind: "bad", value: (point) => point.error_rate }], format.rate),
+    chart("Requests/s", [{ key: "rate", title: "", kind: "one", value: (point) => point.rate }, { key: "error_rate", title: "failed", kind: "bad", value: (point) => point.error_rate }], format.rate),
     chart("Latency", [{ key: "p50", title: "p50", kind: "one", value: (point) => point.p50 }, { key: "p99", title: "p99", kind: "two", value: (point) => point.p99 }], format.ms),
   ];
   const title = h("h1", {}, name);
@@ -49,7 +49,7 @@ export function serviceView([name]) {
   const element = h("section", {}, h("p.crumbs", {}, h("a", { href: "#/services" }, "Services"), " / "), head, reason, body);
   const actions = serviceActions(name);
   replace(head, title, badge, h("span.quiet", { id: "kind" }), actions.element);
-  const picture = h("div.canvas", { tabindex: 0, role: "group", "aria-label": "Drawing, may be scrolled" });
+  const picture = h("div.canvas", { tabindex: 0, role: "group", "aria-label": "Graph, scrollable" });
 
   function showDrawing() {
     drawn = draw(document_.drawing, NARROW.matches, name);
@@ -65,11 +65,11 @@ export function serviceView([name]) {
   }
 
   function showFacts(given) {
-    const told = Object.entries(given.facts || {});
+    const known = Object.entries(given.facts || {});
     const made = state.nodes && before && before.facts ? given.facts["tokens made"] - before.facts["tokens made"] : null;
-    const rates = made !== null && !Number.isNaN(made) && given.at > before.at ? [["tokens a second", format.rate(made / ((given.at - before.at) / 1000))]] : [];
-    replace(facts, [...told, ...rates].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, shown(key, value)))));
-    facts.hidden = !told.length;
+    const rates = made !== null && !Number.isNaN(made) && given.at > before.at ? [["tokens/s", format.rate(made / ((given.at - before.at) / 1000))]] : [];
+    replace(facts, [...known, ...rates].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, shown(key, value)))));
+    facts.hidden = !known.length;
   }
 
   function showSequences(given) {
@@ -98,10 +98,10 @@ export function serviceView([name]) {
     trial = document_.problem ? null : tryIt(document_);
     table = document_.drawing ? nodeTable(document_.drawing) : null;
     layers = document_.kind === "model" && !document_.problem ? layersPanel(name) : null;
-    const about = h("div.panel", { "aria-label": "What it is" }, h("h2", {}, "What it is"), facts, tensors("Inputs", document_.inputs || []), tensors("Outputs", document_.outputs || []), h("h3", {}, "Versions"), h("div", { id: "versions" }, versions(document_)));
+    const about = h("div.panel", { "aria-label": "Details" }, h("h2", {}, "Details"), facts, tensors("Inputs", document_.inputs || []), tensors("Outputs", document_.outputs || []), h("h3", {}, "Versions"), h("div", { id: "versions" }, versions(document_)));
     replace(body,
       document_.problem && h("p.problem", {}, document_.problem),
-      document_.drawing && h("div.panel.wide", {}, h("h2", {}, "How it is wired"), picture, table.element),
+      document_.drawing && h("div.panel.wide", {}, h("h2", {}, "Graph"), picture, table.element),
       h("div.columns", {},
         h("div", {}, h("div.panel", {}, h("h2", {}, "Now"), h("div.charts", {}, charts.map((each) => each.element))), about, layers && layers.element, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
         trial ? h("div.panel", {}, h("h2", {}, "Try it"), trial.element) : null));
@@ -135,7 +135,7 @@ export function serviceView([name]) {
       if (what === "rows") {
         showRow();
         const row = state.rows[name];
-        // What is loaded again may have other inputs and nodes.
+        // A reloaded service may have other inputs and nodes.
         const mark = row ? JSON.stringify(row.versions) : "";
         if (row && mark !== loads) { loads = mark; load(); }
         else if (!row && state.link === "live" && loads === "") { loads = "-"; load(); }

@@ -1,4 +1,4 @@
-// The list of services: what there is, whether it answers, and how busy it is.
+// Services view: state and load of every service.
 
 import { h, replace, setClass, setText } from "./dom.js";
 import * as format from "./format.js";
@@ -116,8 +116,8 @@ export function servicesView() {
     if (rows.length !== body.children.length || rows.some((row, index) => body.children[index] !== row)) body.replaceChildren(...rows);
     const all = Object.keys(state.rows).length;
     const ready = Object.values(state.rows).filter((row) => row.state === "ready").length;
-    const cut = names.length > SHOWN ? "; the first " + SHOWN + " of " + names.length + " are shown" : "";
-    setText(total, all ? ready + " of " + all + " ready" + cut : state.link === "live" ? "Nothing is configured." : "Loading");
+    const cut = names.length > SHOWN ? "; showing the first " + SHOWN + " of " + names.length : "";
+    setText(total, all ? ready + " of " + all + " ready" + cut : state.link === "live" ? "No services configured." : "Loading");
     for (const name of lines.keys()) if (!state.rows[name]) lines.delete(name);
   }
 

@@ -1,4 +1,4 @@
-// The call of the form, to copy: for the shell, for Python and for the project's own command.
+// Copyable calls: curl, Python and the ovms command.
 
 import { h, notice, replace } from "./dom.js";
 
@@ -30,11 +30,11 @@ function keyLine(isKeyed) {
 
 export function inferSnippets(name, inputs, isKeyed, how) {
   const origin = location.origin;
-  const asked = { inputs: inputs.map(({ name: input, shape, datatype, data }) => ({ name: input, shape, datatype, data: short(data) ? data : ["..."] })) };
+  const document_ = { inputs: inputs.map(({ name: input, shape, datatype, data }) => ({ name: input, shape, datatype, data: short(data) ? data : ["..."] })) };
   const generated = {};
   for (const input of inputs) generated[input.name] = input.data && input.data.length === 1 ? input.data[0] : short(input.data) ? input.data : ["..."];
   const isStream = how === "stream";
-  const body = isStream ? generated : asked;
+  const body = isStream ? generated : document_;
   const curl = "curl " + (isStream ? "-N " : "") + sh(origin + "/v2/models/" + encodeURIComponent(name) + (isStream ? "/generate_stream" : "/infer")) + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(JSON.stringify(body));
   const lines = ["import numpy as np", "import tritonclient.http as triton", "", "client = triton.InferenceServerClient(" + py(location.host) + ")", "inputs = []"];
   for (const input of inputs) {
@@ -71,7 +71,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     notice("Copied");
   } catch {
-    notice("The browser does not let the page copy; select the text", true);
+    notice("Copying is blocked by the browser; select the text", true);
   }
 }
 
@@ -88,7 +88,7 @@ export function snippetsView(make) {
       type: "button", "aria-pressed": String(index === chosen), onclick() { chosen = index; show(); },
     }, name)));
   };
-  const element = h("details.snippets", { ontoggle() { if (element.open) show(); } }, h("summary", {}, "This call for the shell and for Python"),
+  const element = h("details.snippets", { ontoggle() { if (element.open) show(); } }, h("summary", {}, "Call from the shell or Python"),
     h("div.bar", {}, tabs, h("button.small", { type: "button", onclick: () => copy(code.textContent) }, "Copy")), code);
   return { element, refresh() { if (element.open) show(); } };
 }

@@ -1,4 +1,4 @@
-// Recent calls as waterfalls: what each part took, and what it was a part of. Calls are recorded while this view is open.
+// Traces view: recent calls as waterfalls. Calls are recorded while this view is open.
 
 import { get } from "./api.js";
 import { h, replace, setClass } from "./dom.js";
@@ -7,7 +7,7 @@ import { state } from "./live.js";
 
 const LEAST_PART = 0.3;
 
-// Spans in the order of a tree, each with its depth; what has a parent elsewhere is a root here.
+// Spans in tree order with their depth; a span whose parent is unknown is a root.
 export function ordered(spans) {
   const children = new Map();
   const known = new Set(spans.map((span) => span.span_id));
@@ -39,31 +39,31 @@ function waterfall(trace) {
   const rows = ordered(trace.tree);
   const begin = rows.reduce((least, { span }) => (BigInt(span.began) < least ? BigInt(span.began) : least), BigInt(rows[0].span.began));
   const end = rows.reduce((most, { span }) => (BigInt(span.ended) > most ? BigInt(span.ended) : most), begin);
-  const whole = Math.max(Number(end - begin), 1);
+  const total = Math.max(Number(end - begin), 1);
   const about = h("dl.facts-list");
   const body = h("tbody", {}, rows.map(({ span, depth }) => {
-    const left = (Number(BigInt(span.began) - begin) / whole) * 100;
-    const width = Math.max((Number(BigInt(span.ended) - BigInt(span.began)) / whole) * 100, LEAST_PART);
+    const left = (Number(BigInt(span.began) - begin) / total) * 100;
+    const width = Math.max((Number(BigInt(span.ended) - BigInt(span.began)) / total) * 100, LEAST_PART);
     const tell = () => {
       const facts = [...Object.entries(span.attributes), ...(span.failure ? [["failure", span.failure]] : []), ...span.events.map((event) => ["event", event.name])];
-      replace(about, [["part", span.name], ["kind", span.kind], ["took", format.ms(took(span))], ...facts].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, String(value)))));
+      replace(about, [["span", span.name], ["kind", span.kind], ["duration", format.ms(took(span))], ...facts].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, String(value)))));
     };
     return h("tr", {}, h("td", {}, h("button.span", { type: "button", css: { "padding-left": depth * 1.1 + "rem" }, onclick: tell, onfocus: tell }, span.name)),
       h("td.lane", {}, h("span.part" + (span.failure ? ".failed" : "." + span.kind), { css: { "margin-left": Math.min(left, 100 - LEAST_PART) + "%", width: Math.min(width, 100 - Math.min(left, 100 - LEAST_PART)) + "%" } })),
       h("td.number", {}, format.ms(took(span))));
   }));
-  return [h("p.quiet.mono", {}, trace.trace_id), h("table.waterfall", {}, h("caption.visually-hidden", {}, "Parts of the call, in order"), body),
-    trace.dropped ? h("p.quiet", {}, trace.dropped + " more parts were not kept.") : null, about];
+  return [h("p.quiet.mono", {}, trace.trace_id), h("table.waterfall", {}, h("caption.visually-hidden", {}, "Spans of the call, in order"), body),
+    trace.dropped ? h("p.quiet", {}, trace.dropped + " more spans were dropped.") : null, about];
 }
 
 export function tracesView() {
   const list = h("tbody");
-  const none = h("p.quiet", {}, "None yet. Calls are recorded while this view is open, some of them where there are many.");
+  const none = h("p.quiet", {}, "None yet. Calls are recorded while this view is open; at high rates only a sample.");
   const detail = h("div.panel", { hidden: true, "aria-live": "polite" });
   const rows = new Map();
   let isPaused = false;
   const pause = h("button", { type: "button", "aria-pressed": "false", onclick() { isPaused = !isPaused; pause.setAttribute("aria-pressed", String(isPaused)); if (!isPaused) show(); } }, "Pause");
-  const table = h("div.scroll", { hidden: true }, h("table.traces", {}, h("thead", {}, h("tr", {}, ["Call", "Service"].map((title) => h("th", { scope: "col" }, title)), h("th.number", { scope: "col" }, "Took"), h("th.number", { scope: "col" }, "Parts"))), list));
+  const table = h("div.scroll", { hidden: true }, h("table.traces", {}, h("thead", {}, h("tr", {}, ["Call", "Service"].map((title) => h("th", { scope: "col" }, title)), h("th.number", { scope: "col" }, "Duration"), h("th.number", { scope: "col" }, "Spans"))), list));
   const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Traces"), h("span.quiet", {}, "recorded while this view is open"), pause), none, h("div.columns.traces", {}, table, detail));
 
   async function open(id) {

@@ -1,4 +1,4 @@
-// Try it: a form made of what a service takes, its answer, and the same call to copy.
+// Test form: inputs of a service, its response, and the call to copy.
 
 import { key, readEvents, ask, problemOf } from "./api.js";
 import { outputView } from "./answers.js";
@@ -29,18 +29,18 @@ function field(tensor) {
   let dropped = null;
   const kind = isOpen && h("select", { "aria-label": "Type of " + tensor.name }, ["BYTES", "FP32", "INT64", "INT32", "UINT8", "BOOL"].map((each) => h("option", { value: each }, each)));
   const shape = h("input.mono", { value: first.join(", "), size: 14, "aria-label": "Shape of " + tensor.name, spellcheck: "false" });
-  const values = h("textarea", { id, rows: isText || isOpen ? 2 : 3, spellcheck: "false", placeholder: isText ? "A text; several as a JSON list" : isOpen ? "A text, or numbers" : "Numbers, separated by commas or blanks, or JSON" });
+  const values = h("textarea", { id, rows: isText || isOpen ? 2 : 3, spellcheck: "false", placeholder: isText ? "Text, or a JSON list of texts" : isOpen ? "Text or numbers" : "Numbers separated by commas or spaces, or JSON" });
   values.value = isText || isOpen ? "" : size <= 64 ? new Array(size).fill(0).join(", ") : "";
-  const told = h("span.quiet");
+  const note = h("span.quiet");
   const chooser = h("input.visually-hidden", { type: "file", id: id + "-file", onchange() { if (chooser.files[0]) take(chooser.files[0]); } });
   const fill = (make) => {
     dropped = null;
-    setText(told, "");
+    setText(note, "");
     const count = dims().reduce((product, dim) => product * dim, 1);
     if (count > MOST_VALUES) {
       dropped = { datatype: datatype(), shape: dims(), data: Array.from({ length: count }, make) };
       values.value = "";
-      setText(told, format.count(count) + " values");
+      setText(note, format.count(count) + " values");
     } else values.value = Array.from({ length: count }, make).join(", ");
   };
   const random = () => (isWhole(datatype()) ? Math.floor(Math.random() * 10) : Number(Math.random().toFixed(4)));
@@ -51,7 +51,7 @@ function field(tensor) {
   },
   h("div.bar", {}, h("label", { for: id }, tensor.name), kind || h("span.quiet.mono", {}, tensor.datatype), shape,
     !isText && !isOpen && [h("button.small", { type: "button", onclick: () => fill(() => 0) }, "zeros"), h("button.small", { type: "button", onclick: () => fill(random) }, "random")],
-    chooser, h("label.file", { for: id + "-file" }, "file…"), told),
+    chooser, h("label.file", { for: id + "-file" }, "file…"), note),
   values);
 
   async function take(file) {
@@ -60,13 +60,13 @@ function field(tensor) {
       dropped = made;
       shape.value = made.shape.join(", ");
       values.value = "";
-      setText(told, file.name + ": " + made.datatype + " [" + made.shape.join(", ") + "]");
+      setText(note, file.name + ": " + made.datatype + " [" + made.shape.join(", ") + "]");
     } catch (error) {
-      setText(told, error.message);
+      setText(note, error.message);
     }
   }
 
-  values.addEventListener("input", () => { dropped = null; setText(told, ""); });
+  values.addEventListener("input", () => { dropped = null; setText(note, ""); });
 
   function datatype() { return kind ? kind.value : tensor.datatype; }
   function dims() { return shape.value.split(/[\s,x×\[\]]+/).filter(Boolean).map(Number); }
@@ -87,10 +87,10 @@ function field(tensor) {
       let data;
       if (/[\[{]/.test(text)) data = [JSON.parse(text)].flat(Infinity);
       else data = text.split(/[\s,;]+/).filter(Boolean).map((word) => (type === "BOOL" ? /^(1|true)$/i.test(word) : Number(word)));
-      if (data.some((value) => typeof value === "number" && Number.isNaN(value))) throw new Error("input " + tensor.name + ": not all of it is a number");
+      if (data.some((value) => typeof value === "number" && Number.isNaN(value))) throw new Error("input " + tensor.name + ": expected numbers only");
       const given = dims();
       const count = given.reduce((product, dim) => product * dim, 1);
-      if (count !== data.length) throw new Error("input " + tensor.name + ": the shape [" + given.join(", ") + "] has " + count + " values, and here are " + data.length);
+      if (count !== data.length) throw new Error("input " + tensor.name + ": shape [" + given.join(", ") + "] needs " + count + " values, got " + data.length);
       return { name: tensor.name, datatype: type, shape: given, data };
     },
   };
@@ -122,7 +122,7 @@ function runner(start) {
 function tensorForm(document_) {
   const fields = document_.inputs.map(field);
   const mayStream = document_.takes.includes("streams");
-  const how = mayStream && h("select", { "aria-label": "How" }, h("option", { value: "infer" }, "one answer"), h("option", { value: "stream" }, "as a stream"));
+  const how = mayStream && h("select", { "aria-label": "How" }, h("option", { value: "infer" }, "single response"), h("option", { value: "stream" }, "stream"));
   const read = () => fields.map((each) => each.read());
   const mode = () => (how ? how.value : "infer");
   const run = runner(async (result, signal) => {
@@ -136,7 +136,7 @@ function tensorForm(document_) {
       let count = 0;
       await generate(document_.name, inputs, signal, (data) => {
         count++;
-        setText(facts, format.plural(count, "piece") + " in " + format.ms(performance.now() - begun));
+        setText(facts, format.plural(count, "chunk") + " in " + format.ms(performance.now() - begun));
         for (const [name, value] of Object.entries(data)) {
           if (["model_name", "model_version", "id", "parameters"].includes(name)) continue;
           if (!texts.has(name)) {
@@ -150,7 +150,7 @@ function tensorForm(document_) {
       return;
     }
     const { document: answer, milliseconds } = await infer(document_.name, inputs, signal);
-    replace(result, h("p.quiet", {}, "Version " + answer.model_version + " answered in " + format.ms(milliseconds) + ", with the way there and back."),
+    replace(result, h("p.quiet", {}, "Version " + answer.model_version + " answered in " + format.ms(milliseconds) + ", network included."),
       (answer.outputs || []).map((output) => outputView(output, document_.labels)));
   });
   const snippets = snippetsView(() => inferSnippets(document_.name, read(), Boolean(key()), mode()));
@@ -164,10 +164,10 @@ function bodyForm(document_) {
   const route = "/" + encodeURIComponent(document_.name) + (isOps ? "/prediction" : "");
   const target = h("input.mono", { value: route, "aria-label": "Path", spellcheck: "false" });
   const text = h("textarea", { rows: 5, spellcheck: "false", "aria-label": "Body, JSON" });
-  text.value = isOps ? JSON.stringify({ key: ["x"], value: ["a text"] }) : "{}";
+  text.value = isOps ? JSON.stringify({ key: ["x"], value: ["text"] }) : "{}";
   const run = runner(async (result, signal) => {
     replace(result);
-    if (!target.value.startsWith("/")) throw new Error("a path begins with a slash");
+    if (!target.value.startsWith("/")) throw new Error("the path must start with a slash");
     const answer = await post(target.value, text.value, signal);
     let shown = answer.text;
     try { shown = JSON.stringify(JSON.parse(answer.text), null, 1); } catch { shown = answer.text; }
@@ -182,16 +182,16 @@ function bodyForm(document_) {
 function chatForm(document_) {
   const messages = [];
   const log = h("div.chat", { role: "log", "aria-label": "Chat", tabindex: 0 });
-  const text = h("textarea", { rows: 2, "aria-label": "Message", placeholder: "A message; Enter sends it, Shift+Enter begins a line" });
-  const most = h("input", { type: "number", value: 256, min: 1, size: 6, "aria-label": "Tokens at most" });
+  const text = h("textarea", { rows: 2, "aria-label": "Message", placeholder: "Message; Enter sends, Shift+Enter inserts a line" });
+  const most = h("input", { type: "number", value: 256, min: 1, size: 6, "aria-label": "Maximum tokens" });
   const heat = h("input", { type: "number", value: 0.7, min: 0, max: 2, step: 0.1, size: 5, "aria-label": "Temperature" });
   const options = () => ({ max_tokens: Number(most.value) || 256, temperature: Number(heat.value) });
   const run = runner(async (result, signal) => {
-    const said = text.value.trim();
-    if (!said) return;
+    const message = text.value.trim();
+    if (!message) return;
     replace(result);
-    messages.push({ role: "user", content: said });
-    log.append(h("div.said.user", {}, said));
+    messages.push({ role: "user", content: message });
+    log.append(h("div.said.user", {}, message));
     text.value = "";
     const grown = h("div.said.assistant");
     const facts = h("span.quiet");
@@ -199,7 +199,7 @@ function chatForm(document_) {
     const begun = performance.now();
     let first = 0;
     let count = 0;
-    let whole = "";
+    let content = "";
     let ended = "";
     try {
       const answer = await ask("/v3/chat/completions", {
@@ -218,14 +218,14 @@ function chatForm(document_) {
         if (!words) return;
         first = first || performance.now();
         count++;
-        whole += words;
+        content += words;
         grown.append(words);
-        setText(facts, "first piece after " + format.ms(first - begun) + ", " + format.rate(count / Math.max((performance.now() - first) / 1000, 0.001)) + " pieces/s");
+        setText(facts, "first token after " + format.ms(first - begun) + ", " + format.rate(count / Math.max((performance.now() - first) / 1000, 0.001)) + " chunks/s");
         log.scrollTop = log.scrollHeight;
       });
     } finally {
-      if (whole) messages.push({ role: "assistant", content: whole });
-      else grown.append(h("span.quiet", {}, ended ? "ended without a word (" + ended + ")" : "no answer"));
+      if (content) messages.push({ role: "assistant", content });
+      else grown.append(h("span.quiet", {}, ended ? "ended without text (" + ended + ")" : "no response"));
       replace(result, facts);
     }
   });
@@ -235,7 +235,7 @@ function chatForm(document_) {
   const snippets = snippetsView(() => chatSnippets(document_.name, messages.length ? messages : [{ role: "user", content: text.value || "Hello" }], options(), Boolean(key())));
   const form = h("form.try", { onsubmit(event) { event.preventDefault(); run.run(); }, oninput() { snippets.refresh(); } },
     log, text, h("div.bar", {}, run.send, run.stop, h("label", {}, "tokens ", most), h("label", {}, "temperature ", heat),
-      h("button", { type: "button", onclick() { messages.length = 0; replace(log); replace(run.result); } }, "Begin anew")), run.result, snippets.element);
+      h("button", { type: "button", onclick() { messages.length = 0; replace(log); replace(run.result); } }, "Clear")), run.result, snippets.element);
   return { element: form, close: run.close };
 }
 
@@ -251,7 +251,7 @@ export function tryIt(document_) {
     buttons[number].setAttribute("aria-pressed", String(number === index));
   });
   const buttons = forms.map(([name], index) => h("button.small", { type: "button", onclick: () => show(index) }, name));
-  const element = h("div", {}, h("div.bar", {}, h("span.segments", { role: "group", "aria-label": "How to call it" }, buttons)), made.map((each) => each.element));
+  const element = h("div", {}, h("div.bar", {}, h("span.segments", { role: "group", "aria-label": "Request type" }, buttons)), made.map((each) => each.element));
   show(0);
   return { element, close() { made.forEach((each) => each.close()); } };
 }

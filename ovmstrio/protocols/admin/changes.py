@@ -1,23 +1,18 @@
-"""Changes of the server that clients ask for: who may make them, and the line of the log that says who did."""
+"""Admin changes that clients request: origin checks, permission check and audit log."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import structlog
 
 from ovmstrio.core.callers import Need, current_caller
+from ovmstrio.core.connection import Loopback, UnixSocket, Unknown
 from ovmstrio.core.errors import PermissionDenied, ServerError
-from ovmstrio.protocols.admin.request_origin import (
-    check_is_local,
-    foreign_origin,
-    foreign_site,
-    is_local,
-    is_of_browser,
-    is_own_name,
-)
 from ovmstrio.telemetry.denied_admin_log import tell_refused
 
 if TYPE_CHECKING:
@@ -27,23 +22,83 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.core.http import HttpRequest
 
-__all__ = ["Changes"]
+
+__all__ = ["Changes", "check_is_local", "foreign_origin", "foreign_site", "is_local", "is_of_browser", "is_own_name"]
+
+# Request origin
+
+
+def check_is_local(client: ClientAddress, rule: str, hint: str) -> None:
+    """Raise ``PermissionDenied`` with ``rule`` and ``hint`` unless the client is on this machine."""
+    if is_local(client):
+        return
+    if isinstance(client, Unknown):
+        reason = f" ({client.reason})" if client.reason else ""
+        raise PermissionDenied(f"{rule}, and the address of the client is unknown{reason}; {hint}")
+    raise PermissionDenied(f"{rule}, and this request came from {client}; {hint}")
+
+
+def is_local(client: ClientAddress) -> bool:
+    """Return whether a client is at a loopback address or at a Unix socket of this machine."""
+    return isinstance(client, Loopback | UnixSocket)
+
+
+# Browser pages
+
+_SITE: Final = "sec-fetch-site"
+_SAME: Final = frozenset({"same-origin", "none"})
+
+
+def foreign_site(request: HttpRequest) -> str:
+    """Return ``Sec-Fetch-Site`` if the page is of another origin; empty otherwise."""
+    site = request.header(_SITE)
+    return "" if site is None or site in _SAME else site[:20] or "unknown"
+
+
+def foreign_origin(request: HttpRequest) -> str:
+    """Return ``Origin`` if it differs from the requested host; empty otherwise."""
+    origin = request.header("origin")
+    if origin is None or origin.partition("://")[2] == request.header("host"):
+        return ""
+    return origin[:80] or "null"
+
+
+def is_of_browser(request: HttpRequest) -> bool:
+    """Return whether a request has headers that browsers add to every request that may change state."""
+    return request.header("origin") is not None or request.header(_SITE) is not None
+
+
+def is_own_name(host: str) -> bool:
+    """Return whether a ``Host`` is ``localhost``, an IP address or absent, which no foreign page can have."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    if not name:
+        return not host
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+# Permission and audit
 
 log = structlog.get_logger(__name__)
 
-_RULE: Final = "the server is changed from its own machine only"
+_LOCAL_ONLY: Final = "the server is changed from its own machine only"
 
 
 class Changes:
-    """What changes the server.
+    """Permission check and audit log of admin changes.
 
-    A caller that is known needs the scope ``admin``, from wherever it asks; where nobody has to be known, changes are
-    made from the server's own machine.  Browsers ask for every page that they show, with certificates and from the
-    machine of whoever looks at it, and so none but the server's own page may ask, and those that the settings name.
-
-    Args:
-        allows_remote: whether those whom nobody knows may make changes from other machines, too.
-        origins: of pages that may ask, separated by commas; ``*`` names none.
+    An authenticated caller needs the scope ``admin``; without authentication the client must be on this machine unless
+    ``allows_remote``.  Browsers send requests with the user's certificates on behalf of any page, so only the server's
+    own
+    pages and pages of ``origins`` (comma-separated) may request changes.
     """
 
     def __init__(self, *, allows_remote: bool = False, origins: str = "") -> None:
@@ -51,35 +106,22 @@ class Changes:
         self._origins = frozenset(each.strip() for each in origins.split(",")) - {"", "*"}
 
     def making(self, change: str, client: ClientAddress, **facts: object) -> AbstractContextManager[None]:
-        """Make a change within the block, and have the log tell of it and of its outcome.
-
-        Args:
-            change: in a word or two, for the log.
-            client: the address of the client.
-            facts: about the change, for the log.
-
-        Raises:
-            PermissionDenied: who asks may not.
-        """
-        return self._making(change, client, self._check, facts)
+        """Run the block as a change: check the permission, and log the change with its outcome."""
+        return self._audited(change, client, self._check, facts)
 
     def requested(self, change: str, request: HttpRequest, **facts: object) -> AbstractContextManager[None]:
-        """Make a change as :meth:`making` does, that a request over HTTP asks for.
-
-        Raises:
-            PermissionDenied: who asks may not, or a browser does so for a page of another origin.
-        """
-        return self._making(change, request.client, partial(self._check_request, request), facts)
+        """Run the block as a change requested over HTTP, which pages of other origins may not request."""
+        return self._audited(change, request.client, partial(self._check_request, request), facts)
 
     def lets_page(self, request: HttpRequest) -> bool:
-        """Tell whether the server's own page, which makes this request, may make changes."""
+        """Return whether the server's own page, which sent this request, may make changes."""
         caller = current_caller.get()
         if caller is not None:
             return caller.scopes.admin
         return self._allows_remote or (is_local(request.client) and is_own_name(request.header("host") or ""))
 
     @contextmanager
-    def _making(
+    def _audited(
         self, change: str, client: ClientAddress, check: Callable[[ClientAddress], None], facts: dict[str, object]
     ) -> Iterator[None]:
         caller = current_caller.get()
@@ -100,21 +142,21 @@ class Changes:
         if caller is not None:
             caller.demand(Need.ADMIN)
         elif not self._allows_remote:
-            check_is_local(client, _RULE, "--allow_remote_admin lets other machines do it")
+            check_is_local(client, _LOCAL_ONLY, "--allow_remote_admin lets other machines do it")
 
     def _check_request(self, request: HttpRequest, client: ClientAddress) -> None:
         self._check(client)
         origin = foreign_origin(request)
         if (origin or foreign_site(request)) and origin not in self._origins:
             raise PermissionDenied(
-                f"what changes the server is asked for by no page of another origin, and this one is "
-                f"{origin or foreign_site(request)}; --allowed_origins with its name lets a page do it"
+                f"cross-origin change refused: this page is {origin or foreign_site(request)}; "
+                "--allowed_origins admits pages by their origin"
             )
         host = request.header("host") or ""
-        # A name that leads here may be another's, whose page then is of the same origin as the server.
+        # DNS rebinding: a foreign name that resolves to this machine makes its page same-origin with the server.
         is_doubtful = current_caller.get() is None and not self._allows_remote and is_of_browser(request)
         if is_doubtful and not is_own_name(host):
             raise PermissionDenied(
-                f"a browser changes the server at localhost or at an address, and not at {host[:80]!r}; "
-                "--allow_remote_admin lets it, and with --keys_file it is known who asks"
+                f"change by a browser: expected Host localhost or an IP address, got {host[:80]!r}; "
+                "--allow_remote_admin or --keys_file admits it"
             )

@@ -1,4 +1,4 @@
-"""OVMS's administration paths: the configuration's state and reload, and metrics."""
+"""HTTP routes of OVMS administration: ``/v1/config``, ``/v1/config/reload`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["admin_rules", "metrics_rules"]
 
-_LEVEL: Final = 1
+_GZIP_LEVEL: Final = 1
 _FILE_MISSING: Final = "Config file not found or cannot open."
 _FILE_FAILED: Final = "Reloading config file failed. Check server logs for more info"
 _VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
 
 
 def admin_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
-    """Make the rules over one data plane."""
+    """Return the configuration routes over one data plane."""
 
     async def config(_: HttpRequest) -> HttpAnswer:
         return json_answer(_statuses(plane))
@@ -57,29 +57,29 @@ def admin_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
 
 def metrics_rules(plane: DataPlane) -> list[Rule]:
-    """Make the rule of what scrapers get."""
+    """Return the route of the metrics."""
     limiter = trio.CapacityLimiter(1)
 
     async def metrics(request: HttpRequest) -> HttpAnswer:
-        asked = parse_qs(request.query)
-        families = [*asked.get("match[]", ()), *asked.get("name[]", ())]
-        packs = "gzip" in (request.header("accept-encoding") or "")
-        is_open = _wants_open(request.header("accept") or "")
+        parameters = parse_qs(request.query)
+        families = [*parameters.get("match[]", ()), *parameters.get("name[]", ())]
+        is_gzipped = "gzip" in (request.header("accept-encoding") or "")
+        is_open = _prefers_openmetrics(request.header("accept") or "")
         text = await metrics_of_all(plane, families, limiter, is_open=is_open)
         if text is None:
-            raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; --metrics_enable turns them on")
-        if packs:
-            # With thousands of services there are megabytes of them.
-            text = await trio.to_thread.run_sync(partial(gzip.compress, text, _LEVEL, mtime=0), limiter=limiter)
-        kind = OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE
-        headers = (("content-type", kind), *((("content-encoding", "gzip"),) if packs else ()))
+            raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; start with --metrics_enable")
+        if is_gzipped:
+            # Thousands of services make megabytes of text.
+            text = await trio.to_thread.run_sync(partial(gzip.compress, text, _GZIP_LEVEL, mtime=0), limiter=limiter)
+        content_type = OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE
+        headers = (("content-type", content_type), *((("content-encoding", "gzip"),) if is_gzipped else ()))
         return HttpAnswer(200, headers, text)
 
     return [rule("/metrics", "GET", metrics, is_hot=True, need=Need.METRICS)]
 
 
-def _wants_open(accepted: str) -> bool:
-    """Tell whether a scraper likes OpenMetrics's format, and no less than Prometheus's."""
+def _prefers_openmetrics(accepted: str) -> bool:
+    """Return whether a scraper prefers OpenMetrics to the Prometheus format."""
     weights = {}
     for each in accepted.split(","):
         kind, *parameters = (part.strip() for part in each.lower().split(";"))

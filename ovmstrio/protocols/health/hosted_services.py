@@ -1,8 +1,8 @@
-"""gRPC services that come and go with what is served: those that a service brings, and those of Paddle Serving.
+"""Dynamic gRPC services: services that servables provide, and the Paddle Serving pipeline service.
 
 ::
 
-    registry ── changes ──> HostedServices ── path -> entry <── asked by the transport, where its fixed services end
+    registry ── changes ──> HostedServices ── path -> entry <── lookup by the transport, after its fixed services
                                 │ names, descriptors            │
                             health, reflection           call ──┴─> DataPlane.call ─> handlers of the loaded instance
 """
@@ -38,63 +38,58 @@ __all__ = ["HostedServices"]
 
 
 class HostedServices:
-    """The services of users and of pipelines, as they are served now.
-
-    Args:
-        plane: every call goes through it.
-        root: the entry that answers where no name is given; empty for none.
-    """
+    """gRPC services of user code and pipelines, as loaded now; ``root`` answers pipeline calls without a name."""
 
     def __init__(self, plane: DataPlane, root: str = "") -> None:
         self._plane = plane
         self._registry = plane.registry
         self._root = root
-        # What they bring is not known before they are loaded.
-        self._bring = {name for name, kind in plane.registry.kinds.items() if Takes.GRPC in kind.takes}
+        # Which services they provide is unknown until they are loaded.
+        self._grpc_kinds = {name for name, kind in plane.registry.kinds.items() if Takes.GRPC in kind.takes}
         self._entries: dict[str, _HostedEntry] = {}
         self._owners: dict[str, str] = {}
         self._loading: set[str] = set()
         self._pipelines: Mapping[str, Handler] = {}
-        # What it takes is known when the call has found its service.
+        # The real cardinality is known once the call has found its service.
         self._handler = Handler(self._run, Cardinality.STREAM_STREAM, bytes, bytes)
-        self._has_begun = plane.registry.has_loaded
+        self._has_loaded = plane.registry.has_loaded
         for statuses in self._registry.statuses().values():
             for status in statuses:
                 self._follow(status)
         self._registry.subscribe(self._follow)
-        self._registry.subscribe_readiness(lambda _: self._begin())
+        self._registry.subscribe_readiness(lambda _: self._mark_loaded())
 
-    # What is told
+    # Lookup
 
     def get(self, path: str, /) -> Handler | None:
-        """Give the handler of a path; while something loads that may have any path, none is unknown."""
+        """Return the handler of a path; no path is unknown while a service that may provide it is loading."""
         handler = self._pipelines.get(path)
         if handler is not None:
             return handler
-        return self._handler if path in self._owners or self._may_come() else None
+        return self._handler if path in self._owners or self._is_loading() else None
 
     def names(self) -> set[str]:
-        """Give the full names of the services."""
+        """Return the full names of the services."""
         return {path.split("/")[1] for path in (*self._owners, *self._pipelines)}
 
     def entry_of(self, service: str) -> str:
-        """Give the entry that brings a service, empty if none does."""
+        """Return the entry that provides a service; empty if none does."""
         return next((name for name, entry in self._entries.items() if service in entry.declaration.names), "")
 
     def descriptors(self) -> Iterator[Descriptors]:
-        """Give what describes the services that entries bring."""
+        """Return the descriptors of the provided services."""
         return (entry.descriptors for entry in self._entries.values())
 
-    # What changes
+    # Registry changes
 
-    def _begin(self) -> None:
-        self._has_begun = True
+    def _mark_loaded(self) -> None:
+        self._has_loaded = True
 
     def _follow(self, status: VersionStatus) -> None:
-        self._begin()
+        self._mark_loaded()
         if self._pipelines or status.kind == OpPipelineSpec.kind:
             self._follow_pipelines()
-        if status.kind in self._bring and status.state <= VersionState.LOADING and status.error_code == OK:
+        if status.kind in self._grpc_kinds and status.state <= VersionState.LOADING and status.error_code == OK:
             self._loading.add(status.name)
         else:
             self._loading.discard(status.name)
@@ -120,28 +115,19 @@ class HostedServices:
         if not self._registry.names_of(OpPipelineSpec.kind):
             self._pipelines = {}
         elif not self._pipelines:
-            # What only pipelines need is left alone by those who serve none.
-            from ovmstrio.ops.grpc_service import PipelineService  # noqa: PLC0415 - for these alone
+            from ovmstrio.ops.grpc_service import PipelineService  # noqa: PLC0415 - only servers with pipelines need it
 
             self._pipelines = PipelineService(self._plane, self._root).__mapping__()
 
     # Calls
 
-    def _may_come(self) -> bool:
-        return bool(self._loading) or not self._has_begun
+    def _is_loading(self) -> bool:
+        return bool(self._loading) or not self._has_loaded
 
     async def _run(self, call: Call) -> None:
-        """Answer one call by the instance that is loaded now, which stays until the call has ended.
-
-        Raises:
-            GRPCError: there is no such method; or how the service ends the call.
-            ServerError: the service is not there yet, or any more; or what its method met.
-
-        Ownership: the lease of the service.
-        Cancellation: at any checkpoint; as the service's handler.
-        """
+        """Answer a call with the instance that is loaded now; the call holds a lease on the instance."""
         path = call.path
-        name = self._owners.get(path) or await self._owner_later(path)
+        name = self._owners.get(path) or await self._wait_for_owner(path)
         refusal: GRPCError | StreamTerminatedError | None = None
         is_stream, method = self._is_stream(name, path), path.rpartition("/")[2]
         with await self._plane.call(name, HANDLERS_GRPC, method, is_stream=is_stream) as observed:
@@ -165,27 +151,24 @@ class HostedServices:
         handler = None if entry is None else entry.handlers.get(path)
         return handler is not None and bool(handler.cardinality.server_streaming)
 
-    async def _owner_later(self, path: str) -> str:
-        """Wait, as leases do, until what loads has the path or has it not."""
+    async def _wait_for_owner(self, path: str) -> str:
+        """Wait, as leases do, until a loading service provides the path or all have loaded."""
         with trio.move_on_after(self._registry.load_wait_seconds):
-            while path not in self._owners and self._may_come():
+            while path not in self._owners and self._is_loading():
                 await self._registry.wait_change()
         owner = self._owners.get(path)
         if owner is not None:
             return owner
         for name in self._loading:
             self._registry.peek(name)
-        if self._may_come():
-            raise NotReady("what is served is not known yet")
+        if self._is_loading():
+            raise NotReady("services are still loading")
         raise _unknown(path)
 
 
 class _HostedEntry:
-    """A loaded service with what it brings."""
-
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
-        # As with pipelines.
-        from ovmstrio.handlers.grpc.rpcs import handlers_of  # noqa: PLC0415 - for these alone
+        from ovmstrio.handlers.grpc.rpcs import handlers_of  # noqa: PLC0415 - only servers with user services need it
 
         self.service = service
         self.declaration = declaration
@@ -201,7 +184,7 @@ def _unknown(path: str) -> GRPCError:
 
 
 def _note_end(event: CallEvent, error: GRPCError | StreamTerminatedError) -> None:
-    """Note how a call has ended: by what its service raised, or else with the status that it was given."""
+    """Record the status of a call: the error that its service raised, else the gRPC status."""
     if isinstance(error, StreamTerminatedError):
         event.code = CANCELLED
         return

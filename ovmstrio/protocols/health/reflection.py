@@ -1,8 +1,8 @@
-"""gRPC server reflection, versions v1 and v1alpha, which differ in nothing but the name of their package."""
+"""gRPC server reflection, v1 and v1alpha, which differ only in their package name."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import betterproto2
 from grpclib.const import Cardinality, Handler, Status
@@ -11,66 +11,45 @@ from ovmstrio.encoding.generated.grpc.reflection import v1, v1alpha
 from ovmstrio.encoding.messages import FILES, POOL, Descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from ovmstrio.protocols.health.grpc_health import EndlessCalls
+    from ovmstrio.protocols.health.hosted_services import HostedServices
     from ovmstrio.transport.grpc.server import GrpclibService
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["OtherServices", "ReflectionService"]
+__all__ = ["ReflectionService"]
 
 _VERSIONS: Final = {"v1": v1, "v1alpha": v1alpha}
-_OWN: Final = Descriptors(FILES, POOL)
-
-
-class OtherServices(Protocol):
-    """Services that come and go."""
-
-    def names(self) -> set[str]:
-        """Give the full names of those that there are."""
-        ...
-
-    def descriptors(self) -> Iterable[Descriptors]:
-        """Give what describes them, besides the server's own files."""
-        ...
+_SERVER_DESCRIPTORS: Final = Descriptors(FILES, POOL)
 
 
 class ReflectionService:
-    """Describes the services of a server and their messages.
+    """Reflection of fixed and dynamic services; the server's own files take precedence.  A drain ends open streams."""
 
-    Args:
-        services: those that are always there, to be listed.
-        others: are listed as well; the server's own files come first where names meet.
-        streams: where open streams are held, so that a drain can end them.
-    """
-
-    def __init__(self, services: Sequence[GrpclibService], others: OtherServices, streams: EndlessCalls) -> None:
+    def __init__(self, services: Sequence[GrpclibService], others: HostedServices, streams: EndlessCalls) -> None:
         self._services = {path.split("/")[1] for service in services for path in service.__mapping__()}
         self._others = others
         self._streams = streams
 
     def names(self) -> list[str]:
-        """List the full names of the services."""
+        """Return the full names of all services."""
         return sorted({*self._services, *self._others.names()})
 
     def described(self) -> list[Descriptors]:
-        """List what describes the services."""
-        return [_OWN, *self._others.descriptors()]
+        """Return the descriptors of all services."""
+        return [_SERVER_DESCRIPTORS, *self._others.descriptors()]
 
     def hold(self, call: Call) -> AbstractContextManager[None]:
-        """Count a stream among those that a drain ends, while the block runs.
-
-        Raises:
-            GRPCError: UNAVAILABLE, the drain has begun.
-        """
+        """Register a stream while the block runs; raise ``GRPCError`` UNAVAILABLE during shutdown."""
         return self._streams.hold(call)
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers of both versions by path."""
+        """Return the handlers of both versions by path."""
         return {
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": Handler(
-                _Conversation(messages, self).run,
+                _ReflectionStreams(messages, self).run,
                 Cardinality.STREAM_STREAM,
                 messages.ServerReflectionRequest,
                 messages.ServerReflectionResponse,
@@ -79,18 +58,15 @@ class ReflectionService:
         }
 
 
-class _Conversation:
-    """Answers streams of questions in the messages of one version."""
+class _ReflectionStreams:
+    """Reflection streams in the messages of one version."""
 
     def __init__(self, messages: Any, service: ReflectionService) -> None:
         self._pb = messages
         self._service = service
 
     async def run(self, call: Call) -> None:
-        """Answer question after question until the client has no more or the server drains.
-
-        Cancellation: at any checkpoint; nothing is held.
-        """
+        """Answer requests until the client half-closes or the server drains."""
         with self._service.hold(call):
             async for question in call:
                 answer = self._answer(question)

@@ -1,6 +1,7 @@
-"""A servable's configuration in the words of Triton's ``ModelConfig``, which load generators and SDKs read.
+"""KServe v2 documents shared by REST and gRPC: model configuration, statistics, extensions, repository index.
 
-The document is the one of REST; gRPC's message is made of it.
+The configuration follows Triton's ``ModelConfig``, the statistics Triton's ``ModelStatistics``, which load generators
+and SDKs read.
 """
 
 from __future__ import annotations
@@ -31,20 +32,14 @@ __all__ = [
     "statistics_message",
 ]
 
-# ----------------------------------------------------------------------
-# A servable's configuration in the words of Triton's ``ModelConfig``, which load generators and SDKs read
-# ----------------------------------------------------------------------
+# Model configuration
 
 _BACKEND: Final = "openvino"
-_ROWS_OF_AN_OPEN_BATCH: Final = 65_536
-"""What is told of a batch that the model does not bound: clients want a number."""
+_UNBOUNDED_BATCH_SIZE: Final = 65_536  # Reported ``max_batch_size`` of an unbounded batch: clients expect a number
 
 
 def config_document(known: ModelMetadata) -> dict[str, Any]:
-    """Make the document.
-
-    ``max_batch_size`` is above 0 where all tensors begin with a batch of open size, which is no part of ``dims`` then.
-    """
+    """Return the REST document; a dynamic batch dimension of all tensors is ``max_batch_size`` and not in ``dims``."""
     rows = _batch_rows(known)
     document: dict[str, Any] = {
         "name": known.name,
@@ -64,7 +59,7 @@ def config_document(known: ModelMetadata) -> dict[str, Any]:
 
 
 def config_message(known: ModelMetadata) -> pb.ModelConfig:
-    """Make the message."""
+    """Return the gRPC message."""
     document = config_document(known)
     policy, sequences = document.get("model_transaction_policy"), document.get("sequence_batching")
     batching = document.get("dynamic_batching")
@@ -83,16 +78,14 @@ def config_message(known: ModelMetadata) -> pb.ModelConfig:
 
 def _batch_rows(known: ModelMetadata) -> int:
     tensors = (*known.inputs, *known.outputs)
-    if not known.inputs or not all(_begins_with_open_batch(each) for each in tensors):
+    if not known.inputs or not all(
+        each.batch_axis == 0 and each.shape and not each.shape[0].is_fixed for each in tensors
+    ):
         return 0
     if known.joined_rows:
         return known.joined_rows
     bounds = [each.shape[0].high for each in known.inputs if each.shape[0].high > 0]
-    return min([*bounds, _ROWS_OF_AN_OPEN_BATCH])
-
-
-def _begins_with_open_batch(tensor: TensorSpec) -> bool:
-    return tensor.batch_axis == 0 and bool(tensor.shape) and not tensor.shape[0].is_fixed
+    return min([*bounds, _UNBOUNDED_BATCH_SIZE])
 
 
 def _tensors(tensors: Sequence[TensorSpec], *, skipped: bool) -> list[dict[str, Any]]:
@@ -111,16 +104,14 @@ def _type(tensor: dict[str, Any]) -> pb.DataType:
     return pb.DataType[tensor["data_type"]]
 
 
-# ----------------------------------------------------------------------
-# What was counted of calls, in the words of Triton's ``ModelStatistics``: a document for REST, a message for gRPC
-# ----------------------------------------------------------------------
+# Statistics
 
 _NANOSECONDS: Final = 1e9
 _MILLISECONDS: Final = 1e3
 
 
 def statistics_document(name: str, version: str, counted: VersionStatistics) -> dict[str, Any]:
-    """Make the document of one version."""
+    """Return the REST document of one version."""
     calls = {
         "success": counted.success,
         "fail": counted.fail,
@@ -142,15 +133,13 @@ def statistics_document(name: str, version: str, counted: VersionStatistics) -> 
 
 
 def statistics_message(name: str, version: str, counted: VersionStatistics) -> pb.ModelStatistics:
-    """Make the message of one version."""
+    """Return the gRPC message of one version."""
     document = statistics_document(name, version, counted)
     calls = {key: pb.StatisticDuration(**total) for key, total in document.pop("inference_stats").items()}
     return pb.ModelStatistics(**document, inference_stats=pb.InferStatistics(**calls))
 
 
-# ----------------------------------------------------------------------
-# What the repository extension of KServe v2 lists, the same on gRPC and on REST
-# ----------------------------------------------------------------------
+# Extensions and repository index
 
 _EXTENSIONS: Final = (
     "binary_tensor_data",
@@ -163,7 +152,7 @@ _EXTENSIONS: Final = (
 
 
 def extensions_of(plane: DataPlane) -> list[str]:
-    """Tell which extensions of KServe v2 the server has, as it was started."""
+    """Return the KServe v2 extensions that this server was started with."""
     allowed = {
         "model_repository": plane.control is not None,
         "model_repository(unload_dependents)": plane.control is not None,
@@ -173,7 +162,7 @@ def extensions_of(plane: DataPlane) -> list[str]:
 
 
 def server_version() -> str:
-    """Give the version of this server."""
+    """Return the server version."""
     return version("ovmstrio")
 
 
@@ -188,7 +177,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One version of one servable; ``state`` is READY, LOADING, UNLOADING or UNAVAILABLE."""
+    """Version of a servable; ``state`` is READY, LOADING, UNLOADING or UNAVAILABLE."""
 
     name: str
     version: str
@@ -197,10 +186,7 @@ class IndexEntry:
 
 
 def repository_index(plane: DataPlane, *, only_ready: bool = False) -> list[IndexEntry]:
-    """List every version, or only those that can be called, by name and then by number.
-
-    What was never loaded, where that is for clients to ask for, has no version yet.
-    """
+    """List all versions, or the ready ones, by name and number; loadable names never loaded have no version."""
     statuses = plane.statuses()
     names = [] if only_ready or plane.control is None else plane.control.names
     unloaded = [name for name in names if name not in statuses]

@@ -1,6 +1,6 @@
-"""Triton's generate extension: ``/generate`` answers once, ``/generate_stream`` with server-sent events.
+"""Triton's generate extension: ``/generate`` (one answer) and ``/generate_stream`` (server-sent events).
 
-An answer begins with the first event; what fails before it has a status of its own.
+The response starts with the first event; an error before the first event has its own HTTP status.
 """
 
 from __future__ import annotations
@@ -57,25 +57,13 @@ _PARAMETERS: Final = "parameters"
 _ID: Final = "id"
 _INT64: Final = range(-(2**63), 2**63)
 _UINT64: Final = range(2**64)
-_MOST_LEVELS: Final = 32
-"""What numpy can walk through."""
+_MAX_LEVELS: Final = 32  # Maximum number of numpy dimensions
 
 Array = np.ndarray[Any, Any]
 
 
 def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]) -> InferRequest:
-    """Read a whole body.
-
-    Args:
-        model: the name in the path.
-        version: the version in the path, or empty.
-        body: the JSON object.
-        inputs: what the servable takes.
-
-    Raises:
-        MalformedJson: the body is not JSON.
-        InvalidRequest: anything else that the body should not be.
-    """
+    """Parse a body; raise ``MalformedJson``, or ``InvalidRequest`` with all problems."""
     return run_to_end(_request_in_slices(model, version, body, inputs))
 
 
@@ -92,14 +80,14 @@ def _request_in_slices(
         if not isinstance(nested, dict):
             raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {kind_of(nested)}")
         document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
-    wrong = Gathered()
+    errors = Gathered()
     for name, value in document.items():
-        with wrong:
+        with errors:
             if name in specs:
                 _add_input(request, specs[name], value)
             elif name != _ID:
                 _add_parameter(request, name, value, specs)
-    wrong.tell()
+    errors.tell()
     with json_errors():
         yield from check_arrays(arrays)
     return request
@@ -108,22 +96,22 @@ def _request_in_slices(
 def _add_parameter(request: InferRequest, name: str, value: Any, specs: dict[str, TensorSpec]) -> None:
     if not isinstance(value, str | bool | int | float):
         known = ", ".join(specs) or "none"
-        found = kind_of(value)
+        kind = kind_of(value)
         raise InvalidRequest(
-            f"{name[:80]}: expected a text, number or boolean for a parameter, got {found}; inputs are: {known}"
+            f"{name[:80]}: expected a text, number or boolean for a parameter, got {kind}; inputs are: {known}"
         )
     request.parameters[name] = value
 
 
 def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
     if spec.datatype is not INVALID:
-        request.inputs.append(_typed(spec, value))
+        request.inputs.append(_typed_input(spec, value))
         return
     if isinstance(value, str):
         raw: Buffer = utf8(value)
         given = InferInput(spec.name, BYTES.name, (len(raw),))
     else:
-        tensor = _guessed(spec.name, value)
+        tensor = _infer_tensor(spec.name, value)
         raw = raw_contents(tensor)
         given = InferInput(spec.name, tensor.datatype.name, tensor.shape)
     request.inputs.append(given)
@@ -131,11 +119,7 @@ def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
 
 
 def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the elements of a value depth first, and its shape; a value that is no list has the shape of one element.
-
-    Raises:
-        InvalidRequest: lists of one level differ in length or lie too deep, or an element is null or an object.
-    """
+    """Return the elements depth first and the shape; a scalar has shape (1,)."""
     with json_errors():
         lists = without_arrays(value)
     level = lists if isinstance(lists, list) else [lists]
@@ -143,10 +127,10 @@ def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
     while list in (kinds := set(map(type, level))):
         sizes = set(map(len, level)) if len(kinds) == 1 else set()
         if len(sizes) != 1:
-            raise InvalidRequest(f"input {name}: expected lists of one length on each level, got lists of several")
+            raise InvalidRequest(f"input {name}: ragged nested list: expected equal lengths on each level")
         shape.append(sizes.pop())
-        if len(shape) > _MOST_LEVELS:
-            raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
+        if len(shape) > _MAX_LEVELS:
+            raise InvalidRequest(f"input {name}: expected lists of at most {_MAX_LEVELS} levels, got more")
         level = list(chain.from_iterable(level))
     if not level:
         raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
@@ -156,7 +140,7 @@ def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
     return level, tuple(shape)
 
 
-def _typed(spec: TensorSpec, value: Any) -> InferInput:
+def _typed_input(spec: TensorSpec, value: Any) -> InferInput:
     kind = NUMBER_KINDS.get(spec.datatype.contents_field)
     array = None if kind is None else read_numbers(value, kind)
     elements, shape = _elements(spec.name, value) if array is None else ([], array.shape)
@@ -171,11 +155,11 @@ def _typed(spec: TensorSpec, value: Any) -> InferInput:
 _KINDS: Final[dict[NumberKind, str]] = {"i": "INT64", "u": "UINT64", "d": "FP64"}
 
 
-def _guessed(name: str, value: Any) -> Tensor:
-    """Return a tensor of the narrowest datatype that has all the elements of a value."""
+def _infer_tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor of the narrowest datatype that holds all elements."""
     for kind, datatype in _KINDS.items():
         numbers = read_numbers(value, kind)
-        # These may be whole numbers that no datatype holds together.
+        # The values may be integers that fit no common integer type.
         is_too_wide = kind == "d" and numbers is not None and numbers.min() < 0 and numbers.max() >= _INT64.stop
         if numbers is not None and not is_too_wide:
             return Tensor(name, BY_NAME[datatype], numbers)
@@ -188,15 +172,17 @@ def _guessed(name: str, value: Any) -> Tensor:
     if kinds == {bool}:
         datatype = "BOOL"
     elif kinds == {int}:
-        datatype = _integers(name, elements)
+        datatype = _integer_type(name, elements)
     elif kinds <= {int, float}:
         datatype = "FP64"
     else:
-        raise InvalidRequest(f"input {name}: expected elements of one type, got {_names(kinds)}")
+        words = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
+        found = " and ".join(sorted({words[kind] for kind in kinds}))
+        raise InvalidRequest(f"input {name}: expected elements of one type, got {found}")
     return Tensor(name, BY_NAME[datatype], np.array(elements, BY_NAME[datatype].numpy).reshape(shape))
 
 
-def _integers(name: str, elements: list[int]) -> str:
+def _integer_type(name: str, elements: list[int]) -> str:
     smallest, largest = min(elements), max(elements)
     if smallest in _INT64 and largest in _INT64:
         return "INT64"
@@ -205,23 +191,12 @@ def _integers(name: str, elements: list[int]) -> str:
     raise InvalidRequest(f"input {name}: {smallest} and {largest} fit no integer type together")
 
 
-def _names(kinds: set[type]) -> str:
-    words = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
-    return " and ".join(sorted({words[kind] for kind in kinds}))
-
-
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-"""Characters that no text has; bytes that hold one are numbers."""
+"""Control characters: UINT8 bytes that contain one are numbers and not text."""
 
 
 def generate_document(response: InferResponse) -> dict[str, Any]:
-    """Give what a response says: each output under its name, as one value or a flat list of them.
-
-    Of an output that came several times, as graphs that stream give them, texts are joined, and other values listed.
-
-    Raises:
-        InvalidRequest: JSON cannot carry an output.
-    """
+    """Return a response as JSON: a scalar or flat list per output; streamed text is joined, other chunks are listed."""
     document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         document["id"] = response.id
@@ -236,21 +211,17 @@ def generate_document(response: InferResponse) -> dict[str, Any]:
 
 
 def event(response: InferResponse) -> bytes:
-    """Write a response as an event.
-
-    Raises:
-        InvalidRequest: JSON cannot carry an output.
-    """
+    """Encode a response as an event."""
     return b"data: %b\n\n" % orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def error_event(error: Exception) -> bytes:
-    """Write an error as the last event."""
+    """Encode an error as the last event."""
     return b"event: error\ndata: %b\n\n" % error_answer(error).content
 
 
 def _joined(pieces: Sequence[Tensor | RawTensor]) -> Any:
-    """Give a text of pieces that are one together, between which a letter may be cut; else the list of their values."""
+    """Join text chunks, which may split a UTF-8 character; return other values as a list."""
     raw = [piece for piece in pieces if isinstance(piece, RawTensor)]
     if len(raw) == len(pieces) and len({piece.datatype for piece in raw}) == 1:
         data = b"".join(piece.data for piece in raw)
@@ -273,7 +244,7 @@ def _value(tensor: Tensor | RawTensor) -> Any:
 
 
 def _text(tensor: RawTensor) -> str | None:
-    """Read the bytes that Python nodes give for a text, which have the datatype ``UINT8`` unless they say another."""
+    """Decode text from Python nodes, which send it as UINT8 unless they set a datatype."""
     if tensor.datatype == "BYTES" and not len(tensor.data):
         return ""
     if tensor.datatype != "UINT8" or len(tensor.shape) != 1:
@@ -286,16 +257,16 @@ def _text(tensor: RawTensor) -> str | None:
 
 
 def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
-    """Make the rules over one data plane."""
+    """Return the routes over one data plane."""
 
     async def generate(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        asked = await _read(plane, request, model, check_version(version), max_body_bytes)
-        asked.wants_all_packets, asked.most_bytes = True, max_body_bytes
-        return await plane.infer(asked, KSERVE_REST, _render)
+        parsed = await _read(plane, request, model, check_version(version), max_body_bytes)
+        parsed.wants_all_packets, parsed.most_bytes = True, max_body_bytes
+        return await plane.infer(parsed, KSERVE_REST, _render)
 
     async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        asked = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
-        return await answer_with_events(request, partial(_stream, plane, asked), error_event)
+        parsed = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
+        return await answer_with_events(request, partial(_stream, plane, parsed), error_event)
 
     admit = admits(plane, KSERVE_REST)
     return [
@@ -312,20 +283,20 @@ async def _read(
 ) -> InferRequest:
     described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
-        raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
+        raise NotFound(f'"{model[:80]}" does not stream, only graphs do; POST to /generate instead')
     body = await body_of_call(plane, request, model, version, limit=limit)
     try:
         if len(body) <= AT_ONCE_BYTES:
-            asked = read_generate_request(model, version, body, described.inputs)
+            parsed = read_generate_request(model, version, body, described.inputs)
         else:
-            asked = await run_in_slices(_request_in_slices(model, version, body, described.inputs))
-        if streamed and not asked.inputs:
+            parsed = await run_in_slices(_request_in_slices(model, version, body, described.inputs))
+        if streamed and not parsed.inputs:
             known = ", ".join(spec.name for spec in described.inputs)
             raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")
     except ServerError as error:
         plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise
-    return asked
+    return parsed
 
 
 def _render(response: InferResponse) -> tuple[HttpAnswer, int]:
@@ -333,15 +304,15 @@ def _render(response: InferResponse) -> tuple[HttpAnswer, int]:
     return HttpAnswer(200, JSON_TYPE, body), len(body)
 
 
-async def _stream(plane: DataPlane, asked: InferRequest, events: EventSink) -> None:
-    async with plane.open_stream(asked, KSERVE_REST) as stream:
+async def _stream(plane: DataPlane, request: InferRequest, events: EventSink) -> None:
+    async with plane.open_stream(request, KSERVE_REST) as stream:
         stream.end()
         async for reply in stream:
             await events.send(_event(reply))
 
 
 def _event(reply: StreamReply) -> bytes:
-    """Write a reply; the stream has but one request, and what is wrong with that one is its end."""
+    """Encode a reply; an error ends the stream, which has a single request."""
     if isinstance(reply, StreamProblem):
         raise InvalidRequest(reply.message)
     return event(reply)

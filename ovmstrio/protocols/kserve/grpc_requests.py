@@ -1,7 +1,6 @@
-"""``ModelInferRequest``: from the bytes of a message to an :class:`InferRequest`.
+"""Decoder of ``ModelInferRequest``: from message bytes to an :class:`InferRequest`.
 
-Google's C parser reads the message, but for the tensors of a large one: those are not copied but handed on as views
-of the received bytes.
+Google's C parser reads the message; the raw tensors of a large message are views of the received bytes, not copies.
 
 ::
 
@@ -30,19 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PlainRequests", "decode_request", "read_elements"]
 
-# ----------------------------------------------------------------------
-# Requests that differ from an earlier one in the values of their tensors alone, read without parsing them again
-# ----------------------------------------------------------------------
+# Request templates
 
-_MOST_SIZES: Final = 256
-_MOST_HEAD_BYTES: Final = 1_024
+_MAX_SIZES: Final = 256
+_MAX_HEAD_BYTES: Final = 1_024
 
 
 @dataclass(slots=True)
-class _Known:
-    """A request of some size: how it begins, and what that means.
+class _Template:
+    """Template of the requests of one size.
 
-    ``raws`` has the size of each of its raw contents, and what stands behind it; ``missed`` counts others of that size.
+    ``raws`` has the size of each raw content and the bytes that follow; ``missed`` counts requests that did not match.
     """
 
     begin: bytes
@@ -51,37 +48,32 @@ class _Known:
     missed: int = 0
 
     def tensors(self, data: bytes) -> list[Buffer | None] | None:
-        """Give the raw contents of another message of this size; None if it is not such a one."""
+        """Return the raw contents of a message of this size; None if it does not match."""
         if not data.startswith(self.begin):
             return None
         found: list[Buffer | None] = []
         at = len(self.begin)
-        for size, behind in self.raws:
+        for size, following in self.raws:
             end = at + size
             found.append(data[at:end])
-            if behind and not data.startswith(behind, end):
+            if following and not data.startswith(following, end):
                 return None
-            at = end + len(behind)
+            at = end + len(following)
         return found
 
 
 class PlainRequests:
-    """Remembers one request of each size, of those whose tensors are raw or elsewhere.
-
-    Args:
-        raw_tag: what stands before raw contents.
-        message: the message's name.
-    """
+    """Cache of request templates, one per message size, for requests with raw or shared-memory tensors."""
 
     __slots__ = ("_by_size", "_message", "_raw_tag")
 
     def __init__(self, raw_tag: int, message: str) -> None:
         self._raw_tag = raw_tag
         self._message = message
-        self._by_size: dict[int, _Known] = {}
+        self._by_size: dict[int, _Template] = {}
 
     def read(self, data: bytes) -> InferRequest | None:
-        """Read a message that begins as the last one of its size did; None if it does not."""
+        """Return the request of a message that matches the template of its size; None otherwise."""
         known = self._by_size.get(len(data))
         if known is None:
             return None
@@ -95,37 +87,34 @@ class PlainRequests:
             same.model_version,
             same.id,
             {**same.parameters} if same.parameters else {},
-            _copied(same.inputs),
+            _copy_inputs(same.inputs),
             [RequestedOutput(output.name, {**output.parameters}) for output in same.outputs] if same.outputs else [],
             raws,
             received=len(data),
         )
 
     def note(self, data: bytes, request: InferRequest) -> None:
-        """Remember what a message was read as, if it is one whose like can be known by its beginning.
-
-        Where every message of a size is another one, ever fewer are looked at.
-        """
+        """Store a template; while templates of a size keep missing, fewer and fewer messages are examined."""
         known = self._by_size.get(len(data))
         if known is not None and known.missed & (known.missed - 1):
             return
         if not _is_plain(request):
             return
         begin, raws = self._parts(data)
-        if begin and len(begin) <= _MOST_HEAD_BYTES:
-            if known is None and len(self._by_size) >= _MOST_SIZES:
+        if begin and len(begin) <= _MAX_HEAD_BYTES:
+            if known is None and len(self._by_size) >= _MAX_SIZES:
                 self._by_size.clear()
             kept = InferRequest(request.model_name, request.model_version, request.id, {**request.parameters})
-            kept.inputs = _copied(request.inputs)
+            kept.inputs = _copy_inputs(request.inputs)
             kept.outputs = [RequestedOutput(output.name, {**output.parameters}) for output in request.outputs]
-            self._by_size[len(data)] = _Known(begin, raws, kept, 0 if known is None else known.missed)
+            self._by_size[len(data)] = _Template(begin, raws, kept, 0 if known is None else known.missed)
 
     def _parts(self, data: bytes) -> tuple[bytes, Sequence[tuple[int, bytes]]]:
-        """Give all that stands before the raw contents, and between them; nothing unless these come last."""
+        """Return the bytes before the raw contents and the parts; empty unless raw contents come last."""
         try:
             head, found = split_raw_contents(data, self._raw_tag, self._message)
         except (IndexError, InvalidRequest):
-            # The parser passes over groups of fields that it does not know; whoever sends them is read by it each time.
+            # The message has unknown groups, which the parser skips: parse such messages every time.
             return b"", ()
         if not found:
             return data, ()
@@ -134,14 +123,14 @@ class PlainRequests:
         begin = head + before[0]
         pieces = [
             begin,
-            *(piece for raw, behind in zip(found, [*before[1:], b""], strict=True) for piece in (raw, behind)),
+            *(piece for raw, following in zip(found, [*before[1:], b""], strict=True) for piece in (raw, following)),
         ]
         if b"".join(piece for piece in pieces if piece) != data:
             return b"", ()
         return begin, tuple(zip(sizes, [*before[1:], b""], strict=True))
 
 
-def _copied(inputs: Sequence[InferInput]) -> list[InferInput]:
+def _copy_inputs(inputs: Sequence[InferInput]) -> list[InferInput]:
     return [
         InferInput(given.name, given.datatype, given.shape, None, {**given.parameters} if given.parameters else {})
         for given in inputs
@@ -155,32 +144,22 @@ def _is_plain(request: InferRequest) -> bool:
     return all(given.contents is None for given in request.inputs) and all(raw is not None for raw in raws)
 
 
-# ----------------------------------------------------------------------
-# ``ModelInferRequest``: from the bytes of a message to an :class:`InferRequest`
-# ----------------------------------------------------------------------
+# Parsing
 
-_LIST_UP_TO: Final = 64
-"""Number of elements up to which a list costs less than an array."""
+_LIST_MAX_ELEMENTS: Final = 64  # Element count up to which a list is cheaper than an array
 
 
 def read_elements(
     message: Any, field: str, dtype: np.dtype[Any], *, packed: bool
 ) -> Sequence[Any] | np.ndarray[Any, Any]:
-    """Give the elements of a repeated field; the message must not be used any more afterwards.
-
-    Args:
-        message: one of Google's.
-        field: the field's name.
-        dtype: numpy's type for the elements.
-        packed: protobuf packs the elements as numpy does.
-    """
+    """Return the elements of a repeated field; ``packed``: the wire format is numpy's.  Consumes the message."""
     elements = getattr(message, field)
     count = len(elements)
-    if count <= _LIST_UP_TO:
+    if count <= _LIST_MAX_ELEMENTS:
         return list(elements)
     if not packed:
         return np.fromiter(elements, dtype, count)
-    # Written alone, the field is a tag, its size and then the elements as numpy has them.
+    # Serialised alone, the field is a tag, a length and the elements in numpy's layout.
     for other, _ in message.ListFields():
         if other.name != field:
             message.ClearField(other.name)
@@ -191,18 +170,17 @@ def read_elements(
 
 _Request: Final = message_class("inference.ModelInferRequest")
 
-_VIEWED_FROM_BYTES: Final = 32 * 1024
-"""Size of a message from which on finding its tensors costs less than copying them."""
+_VIEW_MIN_BYTES: Final = 32 * 1024  # Message size from which on locating raw tensors is cheaper than copying them
 
 _MAX_ENTRIES: Final = 1_024
-"""Dimensions of a shape and parameters of one owner: an entry takes two bytes on the wire and many as an object."""
+"""Limit of dimensions and parameters: an entry takes two bytes on the wire and many as an object."""
 
 _PACKED_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "bool_contents": np.dtype("?"),
     "fp32_contents": np.dtype("<f4"),
     "fp64_contents": np.dtype("<f8"),
 }
-"""Fields whose elements protobuf packs as numpy does."""
+"""Fields whose wire format equals numpy's memory layout."""
 
 _VARINT_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "int_contents": np.dtype("<i4"),
@@ -215,30 +193,24 @@ _REGION: Final = "shared_memory_region"
 
 _MESSAGE: Final = "inference.ModelInferRequest"
 _RAW_INPUT_TAG: Final = 0x3A
-_plain: Final = PlainRequests(_RAW_INPUT_TAG, _MESSAGE)
+_templates: Final = PlainRequests(_RAW_INPUT_TAG, _MESSAGE)
 
 
 def decode_request(data: bytes | memoryview) -> InferRequest:
-    """Read a ``ModelInferRequest``.
-
-    ``raw_inputs`` of a large message are views of ``data``.
-
-    Raises:
-        InvalidRequest: the bytes are not such a message, or have more fields than any honest one.
-    """
-    if len(data) >= _VIEWED_FROM_BYTES or not isinstance(data, bytes):
+    """Parse a ``ModelInferRequest``; the raw inputs of a large message are views of ``data``."""
+    if len(data) >= _VIEW_MIN_BYTES or not isinstance(data, bytes):
         return _parse(data)
-    request = _plain.read(data)
+    request = _templates.read(data)
     if request is None:
         request = _parse(data)
-        _plain.note(data, request)
+        _templates.note(data, request)
     return request
 
 
 def _parse(data: bytes | memoryview) -> InferRequest:
     try:
         head, views = (
-            split_raw_contents(data, _RAW_INPUT_TAG, _MESSAGE) if len(data) >= _VIEWED_FROM_BYTES else (data, None)
+            split_raw_contents(data, _RAW_INPUT_TAG, _MESSAGE) if len(data) >= _VIEW_MIN_BYTES else (data, None)
         )
         message = _Request.FromString(head)
     except (DecodeError, IndexError):
@@ -262,12 +234,12 @@ def _parse(data: bytes | memoryview) -> InferRequest:
 
 
 def _by_position(inputs: Sequence[InferInput], raws: list[Buffer | None]) -> list[Buffer | None]:
-    """Leave a gap for each input whose bytes are in shared memory, if that is what is missing."""
-    placed = [_REGION in given.parameters for given in inputs]
-    if placed.count(False) != len(raws):
+    """Insert None for inputs in shared memory if exactly these lack raw contents."""
+    in_memory = [_REGION in given.parameters for given in inputs]
+    if in_memory.count(False) != len(raws):
         return raws
     rest = iter(raws)
-    return [None if is_placed else next(rest) for is_placed in placed]
+    return [None if is_in_memory else next(rest) for is_in_memory in in_memory]
 
 
 def _decode_input(message: Any) -> InferInput:
@@ -282,9 +254,9 @@ def _decode_input(message: Any) -> InferInput:
 
 
 def _decode_contents(message: Any, datatype: str) -> Contents | None:
-    """Take the field that fits the datatype; without it the first that is filled, which validation will name.
+    """Return the field that fits the datatype, else the first filled field, which validation reports.
 
-    None where nothing is filled: some clients send an empty message beside raw contents.
+    None if no field is filled: some clients send an empty message in addition to raw contents.
     """
     filled = [field.name for field, _ in message.ListFields()]
     if not filled:

@@ -1,13 +1,12 @@
-"""``ModelInferResponse``: from an :class:`InferResponse` to the bytes of a message.
+"""Encoder of ``ModelInferResponse``: from an :class:`InferResponse` to message bytes.
 
-A message is joined from serialised pieces, which is the same as merging them.  What a model says the same in every
-response is serialised once; a tensor's bytes are copied once, or not at all where they are many
-and nobody else has them.
+Concatenated protobuf pieces are equivalent to a merged message.  Constant parts of a model's responses are serialised
+once and cached; tensor bytes are copied at most once, and not at all if they are large and unshared.
 
 ::
 
     model_name, model_version | id | outputs (names, shapes) | raw_output_contents | raw_output_contents
-    └────── remembered ─────┘        └──── remembered ─────┘
+    └──────── cached ─────────┘        └────── cached ───────┘
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import MemoryPlace
     from ovmstrio.encoding.raw_contents import WrittenMessage
 
-__all__ = [
-    "StreamInferResponse",
-    "encode_response",
-    "encode_stream_response",
-]
+__all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
 
 _Response: Final = message_class("inference.ModelInferResponse")
 
@@ -47,20 +42,19 @@ _ERROR_MESSAGE_TAG: Final = b"\x0a"
 _INFER_RESPONSE_TAG: Final = b"\x12"
 
 _UNSIGNED_BITS: Final = 2**64 - 1
-_SMALL_BYTES: Final = 16 * 1024
-"""Elements that cost less to copy twice than to be looked at as they lie."""
+_SMALL_BYTES: Final = 16 * 1024  # Size up to which copying twice is cheaper than taking a buffer view
 
 
 @dataclass(slots=True)
 class StreamInferResponse:
-    """One message of an answering stream: an error that leaves the stream open, or a response."""
+    """Message of a response stream: a response, or an error that leaves the stream open."""
 
     error_message: str = ""
     response: InferResponse | None = None
 
 
 def encode_response(response: InferResponse) -> WrittenMessage:
-    """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
+    """Encode a ``ModelInferResponse`` with raw output contents."""
     outputs = response.outputs
     if len(outputs) == 1 and type(only := outputs[0]) is Tensor and not response.id and not response.parameters:
         array = only.array
@@ -72,7 +66,7 @@ def encode_response(response: InferResponse) -> WrittenMessage:
 
 
 def encode_stream_response(message: StreamInferResponse) -> WrittenMessage:
-    """Write a ``ModelStreamInferResponse``."""
+    """Encode a ``ModelStreamInferResponse``."""
     parts: list[Buffer] = []
     if message.error_message:
         parts += delimited(_ERROR_MESSAGE_TAG, message.error_message.encode(errors="replace"))
@@ -83,7 +77,7 @@ def encode_stream_response(message: StreamInferResponse) -> WrittenMessage:
 
 
 def _response_parts(response: InferResponse) -> list[Buffer]:
-    """Give the pieces of a ``ModelInferResponse``; each is of bytes, so that its length is its size."""
+    """Return the pieces of the message; all have byte elements, so ``len`` is the size in bytes."""
     outputs = response.outputs
     if len(outputs) == 1 and not response.id and not response.parameters:
         (only,) = outputs
@@ -110,7 +104,7 @@ def _response_parts(response: InferResponse) -> list[Buffer]:
 
 @lru_cache(maxsize=1024)
 def _encode_up_to_raw(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Write an answer of one output up to the size of that one's elements."""
+    """Encode a single-output response up to the size of the raw contents."""
     return _encode_model(model, version) + _encode_output(name, datatype, shape) + _RAW_OUTPUT_TAG
 
 
@@ -129,7 +123,7 @@ def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _encode_placed(name: str, datatype: str, shape: tuple[int, ...], place: MemoryPlace) -> bytes:
-    """Describe an output that the client finds in shared memory; it has an empty place among the raw contents."""
+    """Encode an output in shared memory, whose raw contents are empty."""
     message = _Response(outputs=[{"name": name, "datatype": datatype, "shape": shape}])
     set_parameters(message.outputs[0], place.parameters)
     serialised: bytes = message.SerializeToString()
@@ -148,8 +142,8 @@ def _encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
 
 
 def _encode_int64_parameter(name: str, value: int) -> bytes:
-    """Write a sole integer by hand: it is the timestamp of a stream's reply, and different in each."""
-    # A negative number is its 64 bits in two's complement.
+    """Encode a single integer by hand: a stream's timestamp differs in every reply."""
+    # Negative numbers are encoded as 64-bit two's complement.
     number = write_varint(value & _UNSIGNED_BITS)
     return _int64_parameter_head(name, len(number)) + number
 

@@ -1,11 +1,19 @@
-"""``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane.
+"""``inference.GRPCInferenceService``: the KServe v2 gRPC service with Triton's extensions, over the data plane.
 
-The calls that infer work on the domain's values, which the codec reads and writes; all others on betterproto2's
-messages.
+Inference methods use core values, which the codec reads and writes; the other methods use betterproto2 messages.
+Methods raise core errors, which the transport maps to statuses; admin methods raise ``PermissionDenied``.
+
+Every message of a stream to a servable that takes single requests is a call, answered in message order::
+
+    messages ── receive ──> one task each: admit, decode, DataPlane.infer ──> responses, in order ──> client
+                   └ waits while too many calls, or too many expected response bytes, are in flight
+
+A request's error is sent as a message; the stream continues.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +23,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PayloadTooLarge, ServerError
 from ovmstrio.core.events import CANCELLED
-from ovmstrio.core.request import InferRequest, StreamProblem
+from ovmstrio.core.request import Arrivals, InferRequest, InferResponse, StreamProblem
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.protocols.admin.changes import Changes
 from ovmstrio.protocols.kserve.documents import (
@@ -27,7 +35,6 @@ from ovmstrio.protocols.kserve.documents import (
 )
 from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.grpc_responses import StreamInferResponse, encode_response, encode_stream_response
-from ovmstrio.protocols.kserve.grpc_streams import answer_requests
 from ovmstrio.protocols.kserve.repository_requests import control_of, load_parameters, unload_parameters
 from ovmstrio.protocols.kserve.trace_log_settings import (
     TRACE_SETTINGS,
@@ -45,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from ovmstrio.core.request import InferResponse
+    from ovmstrio.core.request import Arrival
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.encoding.raw_contents import WrittenMessage
     from ovmstrio.serving.data_plane import DataPlane
@@ -53,94 +60,160 @@ if TYPE_CHECKING:
     from ovmstrio.serving.shared_memory import ClientRegion
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = [
-    "NO_CUDA",
-    "AdministeredService",
-    "InferenceService",
-    "ObservationCalls",
-    "RepositoryCalls",
-    "SharedMemoryCalls",
-]
+__all__ = ["NO_CUDA", "InferenceService"]
 
-# ----------------------------------------------------------------------
-# What the calls have in common that change the server, over gRPC
-# ----------------------------------------------------------------------
+# Streams of single requests
+
+_MAX_IN_FLIGHT: Final = 16
+_MAX_QUEUED_BYTES: Final = 4 * 2**20  # Limit of the expected size of all responses that wait for their turn
+
+_ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+_FINAL_RESPONSE: Final = "triton_final_response"
 
 
-class AdministeredService(pb.GrpcInferenceServiceBase):
-    """A service over a data plane, which is changed by those who may."""
+async def _answer_requests(call: Call, plane: DataPlane, first: bytes) -> None:
+    """Answer a stream whose first, undecoded message was received; raises ``GRPCError`` after earlier answers."""
+    stream = _RequestStream(call, plane)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.receive, first, nursery)
+        await stream.send()
+        nursery.cancel_scope.cancel()
+    if stream.failure is not None:
+        raise stream.failure
 
-    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
+
+class _PendingAnswer:
+    """Response to a request, or its error."""
+
+    __slots__ = ("data", "done", "failure")
+
+    def __init__(self) -> None:
+        self.data: WrittenMessage = b""
+        self.done = trio.Event()
+        self.failure: Exception | None = None
+
+
+class _RequestStream:
+    """Stream with its in-flight requests, in order; ``failure`` is the error that ended the stream."""
+
+    def __init__(self, call: Call, plane: DataPlane) -> None:
+        self._call = call
         self._plane = plane
-        self._changes = changes or Changes()
+        self._arrivals = Arrivals()
+        self._answers: deque[_PendingAnswer] = deque()
+        self._largest: int | None = None
+        self._is_over = False
+        self._changed = trio.Event()
+        self.failure: Exception | None = None
 
-    def _making(self, change: str, **facts: object) -> AbstractContextManager[None]:
-        """Make a change within the block.
+    async def receive(self, message: bytes | None, nursery: trio.Nursery) -> None:
+        """Start a task per message until the client half-closes."""
+        number = 0
+        failure: Exception | None = None
+        while message is not None and failure is None:
+            while not self._has_room:
+                await self._changed.wait()
+            answer = _PendingAnswer()
+            self._answers.append(answer)
+            nursery.start_soon(self._answer, message, answer, self._arrivals.note(number))
+            number += 1
+            self._notify()
+            try:
+                message = await self._call.recv_message(is_decoded=False)
+            except GRPCError as error:
+                failure = error
+        if failure is not None:
+            last = _PendingAnswer()
+            last.failure = failure
+            last.done.set()
+            self._answers.append(last)
+        self._is_over = True
+        self._notify()
 
-        Raises:
-            PermissionDenied: who asks may not.
-        """
-        return self._changes.making(change, current_call().client, **facts)
+    @property
+    def _has_room(self) -> bool:
+        """Return whether another request may start; the first runs alone because its response size is unknown."""
+        count = len(self._answers)
+        if not count:
+            return True
+        return count < _MAX_IN_FLIGHT and self._largest is not None and (count + 1) * self._largest <= _MAX_QUEUED_BYTES
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _answer(self, message: bytes, answer: _PendingAnswer, arrival: Arrival) -> None:
+        try:
+            answer.data = await self._answered(message, arrival)
+        except Exception as error:  # noqa: BLE001 - any error ends the stream in this request's turn
+            answer.failure = error
+        finally:
+            arrival.settle()
+        self._largest = max(self._largest or 0, len(answer.data))
+        answer.done.set()
+
+    async def _answered(self, message: bytes, arrival: Arrival) -> WrittenMessage:
+        request: InferRequest | None = None
+
+        async def infer(name: bytes = b"") -> WrittenMessage:
+            nonlocal request
+            request = self._decode(message)
+            keep_place(request.model_name, name)
+            request.deadline, request.arrival = self._call.deadline, arrival
+            return await self._plane.infer(request, KSERVE_GRPC, partial(_render_reply, request))
+
+        try:
+            if not self._plane.has_limits():
+                return await infer()
+            name = first_text(message)
+            return await answer_admitted(self._plane, KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
+        except ServerError as error:
+            # An admission error precedes decoding, but its message needs the request's id.
+            return _problem(request or self._decode(message), error)
+
+    def _decode(self, message: bytes) -> InferRequest:
+        request: InferRequest = self._call.decode(message)
+        return request
+
+    async def send(self) -> None:
+        """Send the responses in request order until the stream ends."""
+        while self._answers or not self._is_over:
+            if not self._answers:
+                await self._changed.wait()
+                continue
+            answer = self._answers[0]
+            await answer.done.wait()
+            if answer.failure is None:
+                try:
+                    await self._call.send_message(answer.data)
+                except Exception as error:  # noqa: BLE001 - raised once all tasks have ended
+                    answer.failure = error
+            if answer.failure is not None:
+                self.failure = answer.failure
+                return
+            self._answers.popleft()
+            self._notify()
 
 
-# ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: the repository's index, and loads and unloads by name
-# ----------------------------------------------------------------------
+def _render_reply(request: InferRequest, response: InferResponse) -> tuple[WrittenMessage, int]:
+    _mark_final(request, response)
+    data = encode_stream_response(StreamInferResponse("", response))
+    return data, len(data)
 
 
-class RepositoryCalls(AdministeredService):
-    """The calls of the repository extension; the server has one repository, which has no name."""
+def _problem(request: InferRequest, error: ServerError) -> WrittenMessage:
+    named = InferResponse(request.model_name, request.model_version, [], request.id)
+    _mark_final(request, named)
+    return encode_stream_response(StreamInferResponse(error.message, named))
 
-    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """List every version that the server knows of.  Does not block.
 
-        Raises:
-            InvalidRequest: one of several repositories is asked for.
-        """
-        _check_repository(message.repository_name)
-        entries = repository_index(self._plane, only_ready=message.ready)
-        return pb.RepositoryIndexResponse(
-            [
-                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
-                for entry in entries
-            ]
-        )
+def _mark_final(request: InferRequest, response: InferResponse) -> None:
+    """Set ``triton_final_response`` if the request enables it."""
+    if request.parameters.get(_ENABLE_FINAL_RESPONSE) is True:
+        response.parameters[_FINAL_RESPONSE] = True
 
-    async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Load a model.
 
-        Raises:
-            PermissionDenied: who asks may not.
-            FailedPrecondition: the server follows its configuration.
-            InvalidRequest: a parameter is unknown, or one of several repositories is named.
-            ModelFailure: it cannot be loaded.
-
-        Cancellation: at once; the load goes on.
-        """
-        with self._making("load", model=message.model_name):
-            _check_repository(message.repository_name)
-            config, files = load_parameters(_parameter_values(message.parameters))
-            await control_of(self._plane).load(message.model_name, config, files)
-        return pb.RepositoryModelLoadResponse()
-
-    async def repository_model_unload(
-        self, message: pb.RepositoryModelUnloadRequest
-    ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model.
-
-        Raises:
-            PermissionDenied: who asks may not.
-            FailedPrecondition: the server follows its configuration.
-            InvalidRequest: a parameter is unknown, or one of several repositories is named.
-            NotFound: nothing of that name could be loaded.
-
-        Cancellation: at once; it goes on.
-        """
-        with self._making("unload", model=message.model_name):
-            _check_repository(message.repository_name)
-            with_callees = unload_parameters(_parameter_values(message.parameters))
-            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
-        return pb.RepositoryModelUnloadResponse()
+# Service
 
 
 def _parameter_values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
@@ -158,43 +231,6 @@ def _check_repository(name: str) -> None:
         raise InvalidRequest(f'repository_name: expected none, as this server has one repository, got "{name}"')
 
 
-# ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: settings of traces and logs
-# ----------------------------------------------------------------------
-
-
-class ObservationCalls(AdministeredService):
-    """The calls of the extensions for traces and logs."""
-
-    async def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Tell that there are no traces.  Does not block.
-
-        Raises:
-            NotSupported: they are to be turned on.
-        """
-        if message.settings:
-            levels = [level for each in message.settings.values() for level in each.value]
-            check_trace_settings(list(message.settings), levels)
-        return pb.TraceSettingResponse(
-            {name: pb.TraceSettingResponseSettingValue(value) for name, value in TRACE_SETTINGS.items()}
-        )
-
-    async def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change what is logged, as far as the message says anything of it, and tell what is.  Does not block.
-
-        Raises:
-            PermissionDenied: it is to be changed, and who asks may not.
-            FailedPrecondition: the log is that of the program which the server is a part of.
-            InvalidRequest: a setting is unknown or of another type, or two contradict each other.
-            NotSupported: a setting is chosen when the server starts.
-        """
-        if message.settings:
-            settings = {name: _setting_value(value) for name, value in message.settings.items()}
-            with self._making("log settings", settings=settings):
-                change_log_settings(settings)
-        return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
-
-
 def _setting_value(value: pb.LogSettingsRequestSettingValue) -> object:
     choices = (value.bool_param, value.uint32_param, value.string_param)
     return next((each for each in choices if each is not None), None)
@@ -208,104 +244,18 @@ def _setting(value: bool | int | str) -> pb.LogSettingsResponseSettingValue:
     return pb.LogSettingsResponseSettingValue(string_param=value)
 
 
-# ----------------------------------------------------------------------
-# What both interfaces say of shared memory
-# ----------------------------------------------------------------------
-
 NO_CUDA: Final = (
     "CUDA shared memory is not supported: models run on OpenVINO's devices; "
     "register system shared memory, or send tensors in requests"
 )
 
 
-# ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: the calls by which clients register regions of shared memory
-# ----------------------------------------------------------------------
-
-
-class SharedMemoryCalls(AdministeredService):
-    """The calls of the extensions for shared memory of the system and of CUDA, of which the latter is refused."""
-
-    async def system_shared_memory_status(
-        self, message: pb.SystemSharedMemoryStatusRequest
-    ) -> pb.SystemSharedMemoryStatusResponse:
-        """List one region, or all.  Does not block.
-
-        Raises:
-            NotFound: no region has that name.
-        """
-        regions = self._plane.regions.listed(message.name)
-        return pb.SystemSharedMemoryStatusResponse({region.name: _status(region) for region in regions})
-
-    async def system_shared_memory_register(
-        self, message: pb.SystemSharedMemoryRegisterRequest
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Make a region known.
-
-        Raises:
-            PermissionDenied: who asks may not, or the object is not the server's to use.
-            ServerError: as :meth:`ClientRegions.register`.
-        """
-        with self._making("shared memory registered", region=message.name):
-            await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    async def system_shared_memory_unregister(
-        self, message: pb.SystemSharedMemoryUnregisterRequest
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Forget one region, or all.
-
-        Raises:
-            PermissionDenied: who asks may not.
-        """
-        with self._making("shared memory unregistered", region=message.name):
-            await unregister_region(self._plane, message.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        """List no region.  Does not block."""
-        return pb.CudaSharedMemoryStatusResponse()
-
-    async def cuda_shared_memory_register(
-        self, _: pb.CudaSharedMemoryRegisterRequest
-    ) -> pb.CudaSharedMemoryRegisterResponse:
-        """Refuse.
-
-        Raises:
-            NotSupported: always.
-        """
-        raise NotSupported(NO_CUDA)
-
-    async def cuda_shared_memory_unregister(
-        self, _: pb.CudaSharedMemoryUnregisterRequest
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Forget what there never is.  Does not block."""
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-
 def _status(region: ClientRegion) -> pb.SystemSharedMemoryStatusResponseRegionStatus:
     return pb.SystemSharedMemoryStatusResponseRegionStatus(region.name, region.key, region.offset, region.byte_size)
 
 
-# ----------------------------------------------------------------------
-# ``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane
-# ----------------------------------------------------------------------
-
-
-async def exchange(call: Call, stream: OpenStream) -> None:
-    """Receive requests and send replies until there are no more replies.
-
-    Requests are not read ahead of the stream: one that takes none fills the client's flow-control window.
-
-    Raises:
-        InvalidRequest: a message of the client cannot be read; its cause is what the transport raised.
-        ServerError: what a message says of its inputs cannot be had.
-        GRPCError: a reply is too large.
-        StreamTerminatedError: the call is over.
-
-    Ownership: the task that receives, which has ended when this returns.
-    Cancellation: at any checkpoint; a reply may have been sent in part.
-    """
+async def _exchange(call: Call, stream: OpenStream) -> None:
+    """Receive requests and send replies; an idle consumer exerts back-pressure by flow control."""
     failure: Exception | None = None
 
     async def receive() -> None:
@@ -315,7 +265,7 @@ async def exchange(call: Call, stream: OpenStream) -> None:
                 await stream.send(request)
             stream.end()
         except trio.BrokenResourceError:
-            # It has ended by itself, and the sender will see that.
+            # The stream has ended; the sender notices.
             pass
         except GRPCError as error:
             failure = _refusal(error)
@@ -337,7 +287,7 @@ async def exchange(call: Call, stream: OpenStream) -> None:
 
 
 def _code_of(failure: Exception) -> str:
-    """Tell under which code a stream is known that the transport ended: the status, or that its client has gone."""
+    """Return the status code to record for a stream that the transport ended."""
     if isinstance(failure, ServerError) and failure.__cause__ is None:
         return type(failure).__name__
     status = failure if isinstance(failure, GRPCError) else failure.__cause__
@@ -345,7 +295,7 @@ def _code_of(failure: Exception) -> str:
 
 
 def _refusal(error: GRPCError) -> InvalidRequest:
-    """Say in the domain's words that a message is the client's mistake."""
+    """Convert a transport error into a core error."""
     kind = PayloadTooLarge if error.status is Status.RESOURCE_EXHAUSTED else InvalidRequest
     refusal = kind(error.message or "")
     refusal.__cause__ = error
@@ -365,16 +315,18 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
 _SERVICE: Final = "/inference.GRPCInferenceService"
 
 
-class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
-    """The service, hosted by a transport that maps the domain's errors to statuses.
+class InferenceService(pb.GrpcInferenceServiceBase):
+    """The service; without ``changes`` only clients on this machine may change the server."""
 
-    Args:
-        plane: what is served.
-        changes: says who may change the server; those on this machine unless given.
-    """
+    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
+        self._plane = plane
+        self._changes = changes or Changes()
+
+    def _change(self, change: str, **facts: object) -> AbstractContextManager[None]:
+        return self._changes.making(change, current_call().client, **facts)
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers by path."""
+        """Return the handlers by path."""
         return {
             **super().__mapping__(),
             f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, memoryview, bytes),
@@ -386,13 +338,6 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
     # Inference
 
     async def _model_infer(self, call: Call) -> None:
-        """Answer one inference.
-
-        Raises:
-            ServerError: what the data plane raised.
-
-        Cancellation: at any checkpoint; the data plane gives back what the call held.
-        """
         data: bytes | memoryview = await call.recv_message()
         if self._plane.has_limits():
             name = first_text(data)
@@ -407,26 +352,18 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:
-        """Answer a stream of inferences: what takes streams is given it, all else is called once for each message.
+        """Answer a stream: one stream of a streaming servable, or one call per message for any other servable.
 
-        When a stream of the former kind fails, the client is told at once, by a message on the stream and by the
-        status, unless it has ended its requests before: then the status alone tells it.
-
-        Raises:
-            InvalidRequest: the client left before its first message.
-            ServerError: the stream cannot be opened, or has failed.
-            GRPCError: a later message is malformed, or a reply is too large.
-
-        Ownership: the tasks that receive and send, and the open stream.
-        Cancellation: at any checkpoint; the stream is stopped before this returns.
+        If a streaming servable fails before the client half-closed, the error is sent as a message and as the status;
+        afterwards only as the status.
         """
         first: bytes | None = await call.recv_message(is_decoded=False)
         if first is None:
             raise InvalidRequest("Client disconnected during reading first streaming request")
         name = first_text(first)
-        called = name.decode(errors="replace") or call.decode(first).model_name
-        if not await self._plane.takes_streams(called):
-            await answer_requests(call, self._plane, first)
+        model = name.decode(errors="replace") or call.decode(first).model_name
+        if not await self._plane.takes_streams(model):
+            await _answer_requests(call, self._plane, first)
         elif self._plane.has_limits():
             answer = partial(self._answer_stream, call, first, name)
             await answer_admitted(self._plane, KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
@@ -441,7 +378,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         try:
             async with self._plane.open_stream(first, KSERVE_GRPC) as stream:
                 opened = True
-                await exchange(call, stream)
+                await _exchange(call, stream)
         except ServerError as error:
             if isinstance(error.__cause__, GRPCError):
                 raise error.__cause__ from None
@@ -452,22 +389,15 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
     # Health and metadata
 
     async def server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        """Tell that the server answers.  Does not block."""
+        """Return whether the server is live."""
         return pb.ServerLiveResponse(live=self._plane.is_live())
 
     async def server_ready(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """Tell whether requests will be served.  Does not block."""
+        """Return whether the server is ready."""
         return pb.ServerReadyResponse(ready=self._plane.readiness().ready)
 
     async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Tell whether a version, or the default one, can be called.  Does not block.
-
-        What could be loaded and is not is not ready, as Triton says it, where that is for clients to ask for.
-
-        Raises:
-            NotFound: the name or version is unknown.
-            InvalidRequest: the version is not a number.
-        """
+        """Return whether a version, or the default version, is ready; a loadable model that is not loaded is not."""
         try:
             ready = self._plane.model_ready(message.name, message.version, KSERVE_GRPC)
         except NotFound:
@@ -477,17 +407,11 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         return pb.ModelReadyResponse(ready=ready)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        """Tell the server's name, version and extensions.  Does not block."""
+        """Return the server's name, version and extensions."""
         return pb.ServerMetadataResponse(self._plane.server_name, server_version(), extensions_of(self._plane))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.
-
-        Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
+        """Return the inputs, outputs and callable versions of a servable."""
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -497,31 +421,108 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
             outputs=[_describe(spec) for spec in model.outputs],
         )
 
-    # What load generators and repository browsers ask for
+    # Configuration and statistics
 
     async def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """Tell what load generators read of a configuration.  Does not block.
-
-        Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
+        """Return the part of Triton's model configuration that load generators read."""
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         return pb.ModelConfigResponse(config_message(model))
 
     async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Tell what was counted of the calls of a version, of all of a model, or of everything.
-
-        Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
-            InvalidRequest: the version is not a number.
-
-        Cancellation: at once.
-        """
+        """Return the call statistics of a version, of all versions of a model, or of all models."""
         counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
+
+    # Repository
+
+    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """List all known versions."""
+        _check_repository(message.repository_name)
+        entries = repository_index(self._plane, only_ready=message.ready)
+        return pb.RepositoryIndexResponse(
+            [
+                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
+                for entry in entries
+            ]
+        )
+
+    async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Load a model; the load continues if the call is cancelled."""
+        with self._change("load", model=message.model_name):
+            _check_repository(message.repository_name)
+            config, files = load_parameters(_parameter_values(message.parameters))
+            await control_of(self._plane).load(message.model_name, config, files)
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(
+        self, message: pb.RepositoryModelUnloadRequest
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model; the unload continues if the call is cancelled."""
+        with self._change("unload", model=message.model_name):
+            _check_repository(message.repository_name)
+            with_callees = unload_parameters(_parameter_values(message.parameters))
+            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
+        return pb.RepositoryModelUnloadResponse()
+
+    # Traces and logs
+
+    async def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Return that Triton traces are off; refuse to turn them on."""
+        if message.settings:
+            levels = [level for each in message.settings.values() for level in each.value]
+            check_trace_settings(list(message.settings), levels)
+        return pb.TraceSettingResponse(
+            {name: pb.TraceSettingResponseSettingValue(value) for name, value in TRACE_SETTINGS.items()}
+        )
+
+    async def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Change the given log settings and return all settings."""
+        if message.settings:
+            settings = {name: _setting_value(value) for name, value in message.settings.items()}
+            with self._change("log settings", settings=settings):
+                change_log_settings(settings)
+        return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
+
+    # Shared memory
+
+    async def system_shared_memory_status(
+        self, message: pb.SystemSharedMemoryStatusRequest
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """List one region or all."""
+        regions = self._plane.regions.listed(message.name)
+        return pb.SystemSharedMemoryStatusResponse({region.name: _status(region) for region in regions})
+
+    async def system_shared_memory_register(
+        self, message: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region."""
+        with self._change("shared memory registered", region=message.name):
+            await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(
+        self, message: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Unregister one region or all."""
+        with self._change("shared memory unregistered", region=message.name):
+            await unregister_region(self._plane, message.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        """Return no regions."""
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_shared_memory_register(
+        self, _: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Raise ``NotSupported``."""
+        raise NotSupported(NO_CUDA)
+
+    async def cuda_shared_memory_unregister(
+        self, _: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Do nothing: there are no regions."""
+        return pb.CudaSharedMemoryUnregisterResponse()
 
 
 def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:

@@ -1,12 +1,12 @@
-"""Large JSON bodies whose numbers become arrays without ever being objects of Python.
+"""Parser of large JSON bodies that converts numbers to arrays without creating Python objects.
 
 ::
 
-    head ─> simdjson ─┬─> names, shapes, parameters: as any JSON
-                      └─> data: LargeData ─> array(kind), or whatever else is there as a list
+    head ─> simdjson ─┬─> names, shapes, parameters: Python objects
+                      └─> data: LargeData ─> array(kind), or a list
 
-The parser finds what is where in one pass, and fills an array from there in another: a fifth of the time that a list of
-numbers takes.  It is used where it says the same as the careful way; whatever it refuses goes that way.
+The parser indexes the text in one pass and fills arrays in a second: a fifth of the time of a list of numbers.  It is
+used only where it agrees with the general reader; everything that it refuses goes to the general reader.
 """
 
 from __future__ import annotations
@@ -25,32 +25,20 @@ if TYPE_CHECKING:
 
     from ovmstrio.encoding.number_arrays import NumberKind
 
-__all__ = [
-    "LARGE_BYTES",
-    "LargeData",
-    "LargeMember",
-    "count_lists",
-    "read_large_document",
-    "read_large_member",
-]
+__all__ = ["LARGE_BYTES", "LargeData", "count_lists", "read_large_document", "read_large_member"]
 
 LARGE_BYTES: Final = 4096
-"""From which on it pays."""
+"""Minimum body size for which this parser is faster."""
 
 _OPENING, _CLOSING, _BRACE = b"[]{"
-_MOST_MEMBERS: Final = 64
-"""Of an object: the parser looks for each from the first one on."""
+_MAX_MEMBERS: Final = 64  # Limit of members of an object: the parser looks up each member linearly
 _DTYPES: Final = {"d": np.float64, "i": np.int64, "u": np.uint64}
-_REFUSALS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError)
-"""What the parser raises, of its own accord or of the system's: a text, number or depth that it does not take."""
+_PARSER_ERRORS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError)
+"""Errors that the parser raises for text, numbers or depth that it does not support."""
 
 
 class LargeData:
-    """The elements of one tensor, which lie in the parser's memory.
-
-    Args:
-        elements: the parser's list, of any depth.
-    """
+    """Tensor data in the parser's memory, as a nested list."""
 
     __slots__ = ("_elements",)
 
@@ -58,17 +46,14 @@ class LargeData:
         self._elements = elements
 
     def numbers(self, kind: NumberKind) -> Array | None:
-        """Give all numbers, depth first, as doubles or 64-bit integers; None unless each element is such a number."""
+        """Return all numbers depth first as float64, int64 or uint64; None if any element is not such a number."""
         try:
             return np.frombuffer(self._elements.as_buffer(of_type=kind), _DTYPES[kind])
-        except _REFUSALS:
+        except _PARSER_ERRORS:
             return None
 
     def nesting(self, most_lists: int) -> tuple[tuple[int, ...], int] | None:
-        """Give the shape that the lists make, and how many lists there are, as far as each level begins with one.
-
-        None where lists of one level differ in length or in what they have, one is empty, or there are more of them.
-        """
+        """Return the shape and the number of lists; None if ragged, empty, mixed, or over ``most_lists``."""
         shape: list[int] = []
         level, kind, lists = [self._elements], type(self._elements), 0
         while True:
@@ -86,19 +71,13 @@ class LargeData:
                 return None
 
     def as_list(self) -> list[Any]:
-        """Give the elements as Python has them."""
+        """Return the elements as Python lists."""
         listed: list[Any] = self._elements.as_list()
         return listed
 
 
-class LargeMember(NamedTuple):
-    """A member of an object: a list, or an object of lists.
-
-    Attributes:
-        name: the member's.
-        data: the list; None for an object.
-        members: the lists of an object, by name.
-    """
+class _LargeMember(NamedTuple):
+    """Member of an object: a list (``data``), or an object of lists (``members``)."""
 
     name: str
     data: LargeData | None
@@ -106,29 +85,22 @@ class LargeMember(NamedTuple):
 
 
 def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None:
-    """Read an object; None for whatever is not plain JSON of a request, valid or not.
+    """Parse a request; None if it is not an ordinary request, valid or not.
 
-    The ``data`` of its ``inputs`` are :class:`LargeData`, which keep the memory of the parser.
-
-    Args:
-        head: the bytes.
-        most_levels: how many lists may lie in each other.
+    The ``data`` of its ``inputs`` are :class:`LargeData`, which keep the parser's memory alive.
     """
     simdjson = _parser_module()
-    # It passes over a mark of the byte order, which JSON has not.
+    # The parser accepts a byte order mark, which JSON does not allow.
     if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
         return None
     try:
         return _document(simdjson.Parser().parse(head), simdjson)
-    except _REFUSALS:
+    except _PARSER_ERRORS:
         return None
 
 
-def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> LargeMember | None:
-    """Read the one member of an object whose name is among ``names``: a list, or an object of lists.
-
-    None for whatever is not plain JSON of that form, valid or not.
-    """
+def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> _LargeMember | None:
+    """Parse the single member among ``names``: a list, or an object of lists; None for any other document."""
     simdjson = _parser_module()
     if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
         return None
@@ -137,22 +109,22 @@ def read_large_member(head: Buffer, names: Collection[str], most_levels: int) ->
         (name,) = [name for name in names if name in (_keys(root, simdjson) or ())]
         value = root[name]
         if isinstance(value, simdjson.Array):
-            return LargeMember(name, LargeData(value))
+            return _LargeMember(name, LargeData(value))
         keys = _keys(value, simdjson)
         if keys is None or not all(isinstance(value[key], simdjson.Array) for key in keys):
             return None
-        return LargeMember(name, None, {key: LargeData(value[key]) for key in keys})
-    except _REFUSALS:
+        return _LargeMember(name, None, {key: LargeData(value[key]) for key in keys})
+    except _PARSER_ERRORS:
         return None
 
 
 def count_lists(head: Buffer) -> int:
-    """Count the lists of a document, as far as texts have no brackets."""
+    """Count the lists of a document (upper bound: brackets in strings count too)."""
     return int(np.count_nonzero(np.frombuffer(head, np.uint8) == _OPENING))
 
 
 def _is_deeper(head: Buffer, most_levels: int) -> bool:
-    """Tell whether more lists may lie in each other, as far as texts have no brackets."""
+    """Return whether lists may nest deeper (brackets in strings count too)."""
     given = np.frombuffer(head, np.uint8)
     brackets = given == _OPENING
     if np.count_nonzero(brackets) <= most_levels:
@@ -164,7 +136,7 @@ def _is_deeper(head: Buffer, most_levels: int) -> bool:
 
 @cache
 def _parser_module() -> Any:
-    """Load the parser with the first body that it is for; None where there is none, on machines without a wheel."""
+    """Import the parser on first use; None on platforms without a wheel."""
     try:
         return import_module("simdjson")
     except ImportError:
@@ -188,7 +160,7 @@ def _document(root: Any, simdjson: Any) -> dict[str, Any] | None:
 
 
 def _members(given: Any, large: str, simdjson: Any) -> dict[str, Any] | None:
-    """Give the members of an object, but for a large one, which must be a list; None if there is anything odd."""
+    """Return the members of an object, with None for the large one; None if the object is unusual."""
     keys = _keys(given, simdjson)
     if keys is None:
         return None
@@ -197,11 +169,11 @@ def _members(given: Any, large: str, simdjson: Any) -> dict[str, Any] | None:
 
 
 def _keys(given: Any, simdjson: Any) -> list[str] | None:
-    """Give the names of an object's members; None if there is anything odd."""
-    if not isinstance(given, simdjson.Object) or len(given) > _MOST_MEMBERS:
+    """Return the member names of an object; None if the object is unusual."""
+    if not isinstance(given, simdjson.Object) or len(given) > _MAX_MEMBERS:
         return None
     keys = list(given.keys())
-    # The last of a key that stands there twice counts, and the parser finds the first.
+    # Of a duplicate key the last one counts, but the parser finds the first.
     return None if len(set(keys)) < len(keys) else keys
 
 

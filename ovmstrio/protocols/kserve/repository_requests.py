@@ -1,4 +1,4 @@
-"""What requests to load and to unload models say, the same on gRPC and on REST."""
+"""Parameters of load and unload requests, shared by gRPC and REST."""
 
 from __future__ import annotations
 
@@ -26,44 +26,32 @@ _MAX_CONFIG_CHARACTERS: Final = 64 * 1024
 
 
 def control_of(plane: DataPlane) -> LoadsByName:
-    """Give what loads and unloads services by name.
-
-    Raises:
-        FailedPrecondition: the server was not started so that it does.
-    """
+    """Return the model control, or raise ``FailedPrecondition`` if explicit model control is off."""
     control = control_of_all(plane)
     if control is None:
         raise FailedPrecondition(
-            "models are not loaded and unloaded by name, as the server follows its configuration; "
-            "--model_control explicit lets clients do it"
+            "loading and unloading by name is disabled: the server follows its configuration; "
+            "start with --model_control explicit"
         )
     return control
 
 
 def load_parameters(given: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """Read the settings of a load, as JSON and None where there are none, and its files by their parameters' names.
-
-    Raises:
-        InvalidRequest: a parameter is unknown or of another type; files over REST are base64.
-    """
+    """Return the model configuration (JSON or None) and the files by parameter name; REST sends files as base64."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, value in given.items():
         if name == _CONFIG:
-            config = _json_of(value)
+            config = _config_json(value)
         elif name.startswith(_FILE):
-            files[name] = _bytes_of(name, value)
+            files[name] = _file_content(name, value)
         else:
             raise _unknown(name, f"{_CONFIG} and {_FILE}<version>/<name>")
     return config, files
 
 
 def unload_parameters(given: Mapping[str, Any]) -> bool:
-    """Tell whether what a model calls is to be unloaded with it.
-
-    Raises:
-        InvalidRequest: a parameter is unknown or of another type.
-    """
+    """Return whether to unload the dependents too."""
     for name, value in given.items():
         if name != _DEPENDENTS:
             raise _unknown(name, _DEPENDENTS)
@@ -72,19 +60,19 @@ def unload_parameters(given: Mapping[str, Any]) -> bool:
     return bool(given.get(_DEPENDENTS, False))
 
 
-def _json_of(value: object) -> str:
+def _config_json(value: object) -> str:
     text = orjson.dumps(value).decode() if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise InvalidRequest(f"the parameter {_CONFIG} must be a text of JSON, got {type(value).__name__}")
+        raise InvalidRequest(f"the parameter {_CONFIG} must be JSON text, got {type(value).__name__}")
     if len(text) > _MAX_CONFIG_CHARACTERS:
-        # The reader of configurations notes the line of each value, which takes microseconds for each.
+        # The configuration parser tracks the line of each value, which costs microseconds per value.
         raise InvalidRequest(
             f"the parameter {_CONFIG}: expected at most {_MAX_CONFIG_CHARACTERS} characters, got {len(text)}"
         )
     return text
 
 
-def _bytes_of(name: str, value: object) -> bytes:
+def _file_content(name: str, value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     try:

@@ -1,4 +1,4 @@
-"""The paths of the repository extension: the index, and loads and unloads by name."""
+"""HTTP routes of the repository, trace, logging and shared-memory extensions."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["observation_rules", "repository_rules", "shared_memory_rules"]
 
-# ----------------------------------------------------------------------
-# The paths of the repository extension: the index, and loads and unloads by name
-# ----------------------------------------------------------------------
+# Repository extension
 
 
 def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
-    """Make the rules over one data plane."""
+    """Return the routes of the repository extension."""
 
     async def index(request: HttpRequest) -> HttpAnswer:
         only_ready = (await _read(request)).get("ready") is True
@@ -75,7 +73,7 @@ async def _load_parameters(request: HttpRequest) -> tuple[str | None, dict[str, 
     given = await _parameters(request)
     if len(request.body) <= AT_ONCE_BYTES:
         return load_parameters(given)
-    # Decoding a large file takes long.
+    # Decoding large files blocks too long for the event loop.
     return await trio.to_thread.run_sync(load_parameters, given)
 
 
@@ -87,31 +85,29 @@ async def _parameters(request: HttpRequest) -> dict[str, Any]:
 
 
 def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
-    # OVMS's benchmark client takes an entry for exactly three values.
+    # OVMS's benchmark client requires exactly three values per entry.
     return [
         {"name": e.name, "version": e.version, "state": e.state} | ({"reason": e.reason} if e.reason else {})
         for e in repository_index(plane, only_ready=only_ready)
     ]
 
 
-# ----------------------------------------------------------------------
-# The paths of Triton's settings of traces and logs
-# ----------------------------------------------------------------------
+# Trace and logging extensions
 
 _TRACES = ("/v2/trace/setting", "/v2/models/<model>/trace/setting")
 
 
 def observation_rules(changes: Changes) -> list[Rule]:
-    """Make the rules."""
+    """Return the routes of the trace and logging extensions."""
 
     async def traces(_: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
         return json_answer(TRACE_SETTINGS)
 
     async def set_traces(request: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
-        asked = await read_document(request.body) if request.body else {}
-        if asked:
-            level = asked.get("trace_level")
-            check_trace_settings(list(asked), level if isinstance(level, list) else [str(level)])
+        settings = await read_document(request.body) if request.body else {}
+        if settings:
+            level = settings.get("trace_level")
+            check_trace_settings(list(settings), level if isinstance(level, list) else [str(level)])
         return json_answer(TRACE_SETTINGS)
 
     async def logs(_: HttpRequest) -> HttpAnswer:
@@ -131,16 +127,14 @@ def observation_rules(changes: Changes) -> list[Rule]:
     ]
 
 
-# ----------------------------------------------------------------------
-# The paths by which clients register regions of shared memory
-# ----------------------------------------------------------------------
+# Shared-memory extensions
 
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 
 
 def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
-    """Make the rules over one data plane."""
+    """Return the routes of the shared-memory extensions."""
 
     async def status(_: HttpRequest, region: str = "") -> HttpAnswer:
         return json_answer(
@@ -152,11 +146,11 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
     async def register(request: HttpRequest, region: str) -> HttpAnswer:
         with changes.requested("shared memory registered", request, region=region):
-            asked = await read_document(request.body)
-            key = asked.get("key")
+            document = await read_document(request.body)
+            key = document.get("key")
             if not isinstance(key, str):
                 raise InvalidRequest('key: expected the name of a shared memory object such as "/my_region"')
-            await register_region(plane, region, key, _number(asked, "offset", 0), _number(asked, "byte_size"))
+            await register_region(plane, region, key, _number(document, "offset", 0), _number(document, "byte_size"))
         return HttpAnswer(200)
 
     async def unregister(request: HttpRequest, region: str = "") -> HttpAnswer:
@@ -173,13 +167,13 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
 
 def _cuda_rules() -> list[Rule]:
-    async def status(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - there are none
+    async def status(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
         return json_answer([])
 
-    async def register(_: HttpRequest, region: str) -> HttpAnswer:  # noqa: ARG001 - whichever it is
+    async def register(_: HttpRequest, region: str) -> HttpAnswer:  # noqa: ARG001 - the same for all
         raise NotSupported(NO_CUDA)
 
-    async def unregister(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - there are none
+    async def unregister(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
         return HttpAnswer(200)
 
     return [
@@ -189,8 +183,8 @@ def _cuda_rules() -> list[Rule]:
     ]
 
 
-def _number(asked: dict[str, Any], key: str, otherwise: int | None = None) -> int:
-    value = asked.get(key, otherwise)
+def _number(document: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = document.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{key}: expected a whole number of bytes, got {shown(value, 40)}")
+        raise InvalidRequest(f"{key}: expected an integer number of bytes, got {shown(value, 40)}")
     return value

@@ -1,8 +1,7 @@
-"""An ``InferResponse`` as the answer of a REST inference: JSON, and behind it the tensors that go as bytes.
+"""Encoder of REST inference responses: JSON, followed by the outputs that are sent as bytes.
 
-Keys stand in the order in which OVMS answers over the KServe REST API.  Floating-point numbers are printed as the
-shortest text that reads back as the same number; NaN and infinities, which JSON has no numbers for, are the texts
-``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as protobuf's JSON has them.
+Keys are in the order of OVMS's KServe REST API.  Floats are printed as the shortest text that reads back as the same
+number; NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as in protobuf's JSON.
 """
 
 from __future__ import annotations
@@ -31,44 +30,31 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.kserve.rest_requests import KnownDocuments
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = [
-    "HEAD_LENGTH",
-    "InferHead",
-    "answer_infer",
-    "check_version",
-    "render_infer_answer",
-]
+__all__ = ["HEAD_LENGTH", "InferHead", "answer_infer", "check_version", "render_infer_answer"]
 
 _PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
-_PRINTED_AT_ONCE: Final = 64 * 1024
-"""Bytes of outputs that are printed in about a millisecond."""
-_JOINED: Final = 256 * 1024
-"""Bytes of outputs up to which a copy costs less than a system call over several parts."""
+_MAX_ONE_CALL_BYTES: Final = 64 * 1024  # Output size that takes about a millisecond to print
+_MAX_JOINED_BYTES: Final = 256 * 1024  # Output size up to which one copy is cheaper than a vectored write
 _NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY
 
 
 HEAD_LENGTH: Final = "inference-header-content-length"
-_LONG_LENGTH: Final = 5
-"""Digits of a length of JSON that may be too large to parse on the event loop."""
+_MIN_LONG_DIGITS: Final = 5  # Digits of a JSON length that may be too long to parse on the event loop
 
 
 def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpAnswer:
-    """Render a response in the form that its request asked for.
-
-    Raises:
-        InvalidRequest: an output that goes as JSON has elements that JSON cannot carry.
-    """
+    """Encode a response in the form that the request selects; raise ``InvalidRequest`` if JSON cannot represent it."""
     return _render_sized(request, response)[0]
 
 
-def _render_carefully(request: InferRequest, response: InferResponse) -> HttpAnswer:
+def _render_general(request: InferRequest, response: InferResponse) -> HttpAnswer:
     wants_binary = _binary_outputs(request)
-    if response.nbytes > _PRINTED_AT_ONCE:
+    if response.nbytes > _MAX_ONE_CALL_BYTES:
         return _render_in_pieces(wants_binary, response)
     buffers: list[Any] = []
     outputs = []
     for tensor in response.outputs:
-        head = _head_of(tensor)
+        head = _output_head(tensor)
         if isinstance(tensor, RawTensor) and tensor.place is not None:
             head["parameters"] = tensor.place.parameters
         elif wants_binary is None or tensor.name in wants_binary:
@@ -78,15 +64,12 @@ def _render_carefully(request: InferRequest, response: InferResponse) -> HttpAns
         else:
             head["data"] = json_values(tensor)
         outputs.append(head)
-    body = orjson.dumps({**_facts_of(response), "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+    body = orjson.dumps({**_response_head(response), "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return _answer(body, buffers, response)
 
 
 def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
-    """Print an answer whose outputs are all small, and numbers that JSON has; None for any other.
-
-    Keys and values are those of the careful way, which it saves the look at each number.
-    """
+    """Encode small outputs of JSON-compatible numbers without checking each number; None for any other response."""
     for wanted in request.outputs:
         if wanted.parameters:
             return None
@@ -96,7 +79,7 @@ def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
             return None
         array = tensor.array
         size += array.nbytes
-        if size > _PRINTED_AT_ONCE:
+        if size > _MAX_ONE_CALL_BYTES:
             return None
         outputs.append({"name": tensor.name, "shape": array.shape, "datatype": datatype, "data": array.ravel()})
     document: dict[str, Any] = {"model_name": response.model_name}
@@ -105,15 +88,15 @@ def _plain_body(request: InferRequest, response: InferResponse) -> bytes | None:
     document["model_version"] = response.model_version
     document["outputs"] = outputs
     body = orjson.dumps(document, option=_NUMPY)
-    # So orjson prints numbers that are not finite; of a name with that word nothing is lost but time.
+    # orjson prints non-finite numbers as null; a false positive from a name only costs time.
     return None if b"null" in body else body
 
 
-def _head_of(tensor: Tensor | RawTensor) -> dict[str, Any]:
+def _output_head(tensor: Tensor | RawTensor) -> dict[str, Any]:
     return {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype_name}
 
 
-def _facts_of(response: InferResponse) -> dict[str, Any]:
+def _response_head(response: InferResponse) -> dict[str, Any]:
     facts: dict[str, Any] = {"model_name": response.model_name}
     if response.id:
         facts["id"] = response.id
@@ -127,16 +110,18 @@ def _answer(body: bytes, buffers: list[Any], response: InferResponse) -> HttpAns
     if not buffers:
         return HttpAnswer(200, JSON_TYPE, body)
     parts = [body, *buffers]
-    whole = PiecedMessage(parts) if response.nbytes > _JOINED and response.lies_as_sent else join_buffers(parts)
-    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), whole)
+    content = (
+        PiecedMessage(parts) if response.nbytes > _MAX_JOINED_BYTES and response.lies_as_sent else join_buffers(parts)
+    )
+    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), content)
 
 
 def _render_in_pieces(wants_binary: Collection[str] | None, response: InferResponse) -> HttpAnswer:
-    """Render as always, without one call that takes long."""
-    pieces = [orjson.dumps(_facts_of(response))[:-1], b',"outputs":[']
+    """Encode in several short calls."""
+    pieces = [orjson.dumps(_response_head(response))[:-1], b',"outputs":[']
     buffers: list[Any] = []
     for number, tensor in enumerate(response.outputs):
-        head = _head_of(tensor)
+        head = _output_head(tensor)
         pieces.append(b"," if number else b"")
         if isinstance(tensor, RawTensor) and tensor.place is not None:
             pieces.append(orjson.dumps(head | {"parameters": tensor.place.parameters}))
@@ -149,22 +134,22 @@ def _render_in_pieces(wants_binary: Collection[str] | None, response: InferRespo
     return _answer(b"".join([*pieces, b"]}"]), buffers, response)
 
 
-_NOTHING: Final[frozenset[str]] = frozenset()
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 def _binary_outputs(request: InferRequest) -> frozenset[str] | set[str] | None:
-    """Tell which outputs go as bytes, None for all.
+    """Return the outputs to send as bytes; None for all.
 
-    An output that is not listed is JSON even if the request asks for bytes (OVMS's rule), unless none is listed at all:
-    then, as with Triton, the request speaks for every output.
+    If the request lists outputs, unlisted ones are JSON even with ``binary_data_output`` (OVMS's rule); without a list,
+    ``binary_data_output`` applies to all outputs (Triton's rule).
     """
-    everything = request.parameters.get("binary_data_output") is True if request.parameters else False
+    is_binary_default = request.parameters.get("binary_data_output") is True if request.parameters else False
     if not request.outputs:
-        return None if everything else _NOTHING
+        return None if is_binary_default else _NONE
     chosen = set()
     for output in request.outputs:
-        own = output.parameters.get("binary_data")
-        if own is True or (everything and not isinstance(own, bool)):
+        binary_data = output.parameters.get("binary_data")
+        if binary_data is True or (is_binary_default and not isinstance(binary_data, bool)):
             chosen.add(output.name)
     return chosen
 
@@ -173,12 +158,7 @@ _MAX_VERSION: Final = 2**63 - 1
 
 
 def check_version(version: str) -> str:
-    """Give a version of a path back if it may name one; an empty one is the default.
-
-    Raises:
-        InvalidRequest: it is not a whole number.
-        NotFound: it is larger than any version can be.
-    """
+    """Return the version of a path (empty: default); raise ``InvalidRequest`` or ``NotFound`` for invalid ones."""
     if version and not (version.isascii() and version.isdigit()):
         raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
     if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
@@ -187,7 +167,7 @@ def check_version(version: str) -> str:
 
 
 class InferHead(NamedTuple):
-    """What is said of an inference before its body: by its path, and in its headers of where the JSON ends."""
+    """Path parameters and JSON length header of an inference request."""
 
     model: str
     version: str
@@ -197,16 +177,12 @@ class InferHead(NamedTuple):
 def answer_infer(
     plane: DataPlane, known: KnownDocuments, head: InferHead, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
-    """Read the body, at once if its JSON is small; what is given infers, and renders the answer.
+    """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 
-    Raises:
-        ServerError: the refusal.
-
-    Ownership: ``body`` must stay unchanged until there is an answer.
-    Cancellation: at any checkpoint of the servable, and while a large body is read.
+    ``body`` must not change until the response is complete.
     """
     model, version, json_length = head
-    if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _LONG_LENGTH):
+    if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _MIN_LONG_DIGITS):
         return _answer_large(plane, head, memoryview(body))
     try:
         request = read_infer_request(model, version, body, json_length, known)
@@ -217,7 +193,6 @@ def answer_infer(
 
 
 async def _answer_large(plane: DataPlane, head: InferHead, body: memoryview) -> HttpAnswer:
-    """Read a body in a worker thread, infer, and render the answer."""
     model, version, json_length = head
     try:
         request = await run_in_slices(read_large_infer_request(model, version, *split_body(body, json_length)))
@@ -238,5 +213,5 @@ def _render_sized(request: InferRequest, response: InferResponse) -> tuple[HttpA
     plain = None if request.parameters or response.parameters else _plain_body(request, response)
     if plain is not None:
         return HttpAnswer(200, JSON_TYPE, plain), len(plain)
-    answer = _render_carefully(request, response)
+    answer = _render_general(request, response)
     return answer, answer.size

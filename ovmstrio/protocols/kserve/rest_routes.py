@@ -1,4 +1,4 @@
-"""KServe v2's paths: health, metadata, readiness, and inferences that the fast lane left."""
+"""HTTP routes of KServe v2: inference, health, metadata, configuration, statistics and sequences."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["health_rules", "kserve_rules", "model_paths"]
 
 
 def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
-    """Make the rules over one data plane."""
+    """Return the routes over one data plane."""
     known = KnownDocuments()
 
     def infer_bodies(headers: Headers, model: str, version: str = "") -> BodyView | None:
-        is_encoded, head_length = _about_body(headers)
+        is_encoded, head_length = _body_headers(headers)
         return None if is_encoded else partial(answer_infer, plane, known, InferHead(model, version, head_length))
 
     def infer(request: HttpRequest, model: str, version: str = "") -> Awaitable[HttpAnswer]:
-        is_encoded, head_length = _about_body(request.headers)
+        is_encoded, head_length = _body_headers(request.headers)
         if is_encoded and request.view is None:
             return infer_encoded(request, model, version, head_length)
         body = request.body if request.view is None else request.view
@@ -55,11 +55,8 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
 
-def _about_body(headers: Headers) -> tuple[bool, str | None]:
-    """Tell whether a body is encoded, and how long its JSON is.
-
-    A length that is said again counts once; lengths that differ become a text that is no number.
-    """
+def _body_headers(headers: Headers) -> tuple[bool, str | None]:
+    """Return whether the body is encoded, and its JSON length; differing lengths give an invalid text."""
     is_encoded, found = False, None
     for key, value in headers:
         if key == "content-encoding":
@@ -70,7 +67,7 @@ def _about_body(headers: Headers) -> tuple[bool, str | None]:
 
 
 def model_paths(suffix: str) -> tuple[str, str]:
-    """Give the paths of an operation of a model, without a version and with one."""
+    """Return the paths of a model operation, without and with a version."""
     return f"/v2/models/<model>{suffix}", f"/v2/models/<model>/versions/<version>{suffix}"
 
 
@@ -89,7 +86,7 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
 
 
 def health_rules(plane: DataPlane) -> list[Rule]:
-    """Make the rules that tell whether the server is live and ready, which are all that probes have."""
+    """Return the liveness and readiness routes, which are all that a probe port serves."""
 
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():
@@ -144,7 +141,7 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
 
 
 def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
-    """Answer as KServe's clients read it; ``HEAD`` gets no body."""
+    """Return the document that KServe clients expect; an empty body for ``HEAD``."""
     return HttpAnswer(200) if request.method == "HEAD" else json_answer({state: True})
 
 

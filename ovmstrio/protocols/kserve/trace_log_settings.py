@@ -1,4 +1,4 @@
-"""What both interfaces say of Triton's settings of traces and logs, and how the latter are changed."""
+"""Triton's trace and log settings, shared by gRPC and REST."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TRACE_SETTINGS", "change_log_settings", "check_trace_settings", "log
 log = structlog.get_logger(__name__)
 
 TRACE_SETTINGS: Final = {"trace_level": ["OFF"], "trace_rate": ["0"], "trace_count": ["0"], "log_frequency": ["0"]}
-"""No traces are written in Triton's form."""
+"""Triton's traces are not written."""
 
 _VERBOSE: Final = "log_verbose_level"
 _LEVELS: Final = {
@@ -26,32 +26,26 @@ _LEVELS: Final = {
     "log_warning": logging.WARNING,
     "log_error": logging.ERROR,
 }
-"""Triton's settings and the levels that they turn on here, from the least."""
-_PARTS: Final = "log_levels"
-"""A setting beside Triton's: levels of parts of the log."""
+"""Triton's settings and the log levels that they enable, lowest first."""
+_LOGGER_LEVELS: Final = "log_levels"  # Additional setting: levels of individual loggers
 _OFF: Final = logging.CRITICAL
 _ABOVE: Final = dict(zip(_LEVELS, [*list(_LEVELS.values())[1:], _OFF], strict=True))
 _FIXED: Final = {"log_file": "--log_path", "log_format": "--log_format"}
-_LONGEST: Final = 80
-_MOST_NAMES: Final = 8
+_MAX_SHOWN_CHARACTERS: Final = 80
+_MAX_SHOWN_NAMES: Final = 8
 
 
 def check_trace_settings(names: list[str], levels: list[str]) -> None:
-    """Let pass what turns traces off.
-
-    Raises:
-        NotSupported: anything else.
-    """
+    """Raise ``NotSupported`` unless the settings turn traces off."""
     if names != ["trace_level"] or levels not in (["OFF"], []):
         raise NotSupported(
-            "traces in Triton's form are not written; trace_level may be OFF and nothing else set. How long requests "
-            "wait and run is told by /v2/models/stats and /metrics, and by a line of the log for each request with "
-            f"{_VERBOSE} 1 (logging) or --log_level DEBUG"
+            "Triton traces are not supported, only trace_level OFF; for request times see /v2/models/stats, /metrics, "
+            f"or the request log ({_VERBOSE} 1 or --log_level DEBUG)"
         )
 
 
 def log_settings() -> dict[str, bool | int | str]:
-    """Tell what is logged, in Triton's settings, of which only those of levels can be changed."""
+    """Return the current log settings in Triton's form."""
     least = LOG_LEVEL.value
     on = {name: least <= level for name, level in _LEVELS.items()}
     return {
@@ -61,82 +55,65 @@ def log_settings() -> dict[str, bool | int | str]:
         "log_error": on["log_error"],
         _VERBOSE: int(on[_VERBOSE]),
         "log_format": "ISO8601",
-        _PARTS: written_log_levels(LOG_LEVEL.parts),
+        _LOGGER_LEVELS: written_log_levels(LOG_LEVEL.parts),
     }
 
 
-def change_log_settings(asked: Mapping[str, Any]) -> None:
-    """Log from another level on: what is turned on takes along what is above it, what is turned off what is below.
+def change_log_settings(changes: Mapping[str, Any]) -> None:
+    """Change the log level: enabling a level enables all higher ones, disabling it disables all lower ones.
 
-    Raises:
-        FailedPrecondition: the log is that of the program which the server is a part of.
-        InvalidRequest: a setting is unknown or of another type, or one is to be off while one below it is to be on.
-        NotSupported: a setting is chosen when the server starts.
+    Raises ``FailedPrecondition`` if an embedding program owns the log, ``NotSupported`` for settings fixed at start.
     """
-    if not asked:
+    if not changes:
         return
     _check_own_log()
-    present = log_settings()
-    unknown = [cut(name, _LONGEST) for name in asked if name not in present][:_MOST_NAMES]
+    current = log_settings()
+    unknown = [cut(name, _MAX_SHOWN_CHARACTERS) for name in changes if name not in current][:_MAX_SHOWN_NAMES]
     if unknown:
-        raise InvalidRequest(f"log settings: {', '.join(unknown)} not known, expected some of {', '.join(present)}")
+        raise InvalidRequest(f"log settings: {', '.join(unknown)} not known, expected some of {', '.join(current)}")
     for name, option in _FIXED.items():
-        if asked.get(name, present[name]) != present[name]:
+        if changes.get(name, current[name]) != current[name]:
             raise NotSupported(
-                f"{name}: expected {present[name]!r}, got {shown(asked[name], _LONGEST)}; "
-                f"it is not changed while serving, {option} chooses it at the start"
+                f"{name}: expected {current[name]!r}, got {shown(changes[name], _MAX_SHOWN_CHARACTERS)}; "
+                f"fixed at start by {option}"
             )
-    if _PARTS in asked:
-        _set_parts(asked[_PARTS])
-    on = [name for name in _LEVELS if name in asked and _is_on(name, asked[name])]
-    off = [name for name in _LEVELS if name in asked and name not in on]
+    if _LOGGER_LEVELS in changes:
+        _set_logger_levels(changes[_LOGGER_LEVELS])
+    on = [name for name in _LEVELS if name in changes and _is_on(name, changes[name])]
+    off = [name for name in _LEVELS if name in changes and name not in on]
     _apply(on, off)
 
 
-def _set_parts(text: object) -> None:
-    """Give parts of the log levels of their own.
-
-    Raises:
-        InvalidRequest: it is not of the form.
-    """
+def _set_logger_levels(text: object) -> None:
     try:
-        parts = read_log_levels(text if isinstance(text, str) else shown(text, _LONGEST))
+        parts = read_log_levels(text if isinstance(text, str) else shown(text, _MAX_SHOWN_CHARACTERS))
     except ValueError as error:
-        raise InvalidRequest(f"{_PARTS}: {error}") from None
+        raise InvalidRequest(f"{_LOGGER_LEVELS}: {error}") from None
     if parts != LOG_LEVEL.parts:
         LOG_LEVEL.set_parts(parts)
-        log.info("what is logged of parts was changed", levels=written_log_levels(parts))
+        log.info("logger levels changed", levels=written_log_levels(parts))
 
 
 def set_log_level(level: int) -> None:
-    """Log from a level on, of ``logging``'s numbers.
-
-    Raises:
-        FailedPrecondition: the log is that of the program which the server is a part of.
-    """
+    """Set the lowest logged level (``logging`` number), unless an embedding program owns the log."""
     _check_own_log()
     if level != LOG_LEVEL.value:
         LOG_LEVEL.set(level)
-        log.info("what is logged was changed", from_level=logging.getLevelName(level))
+        log.info("log level changed", from_level=logging.getLevelName(level))
 
 
 def _check_own_log() -> None:
     if not LOG_LEVEL.is_begun:
-        raise FailedPrecondition("what is logged is up to the program that the server runs in")
+        raise FailedPrecondition("log settings belong to the embedding program")
 
 
 def _is_on(name: str, value: object) -> bool:
-    """Read a setting.
-
-    Raises:
-        InvalidRequest: it is of another type.
-    """
     if name == _VERBOSE and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value > 0
     if name != _VERBOSE and isinstance(value, bool):
         return value
-    expected = "a whole number, 0 for none" if name == _VERBOSE else "true or false"
-    raise InvalidRequest(f"{name}: expected {expected}, got {shown(value, _LONGEST)}")
+    expected = "an integer, 0 for none" if name == _VERBOSE else "true or false"
+    raise InvalidRequest(f"{name}: expected {expected}, got {shown(value, _MAX_SHOWN_CHARACTERS)}")
 
 
 def _apply(on: list[str], off: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What endpoints of OpenAI's API are made over, and how each reads its body and finds its service."""
+"""Base of the OpenAI endpoints: body parsing, service lookup and routes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["PREFIXES", "Body", "OpenAIApi", "model_of", "read_document"]
 
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
-"""Where the API is: OVMS's path, OpenAI's, and one that OVMS has had in between."""
+"""Path prefixes: OVMS's, OpenAI's, and an intermediate one of OVMS."""
 
-_MOST_NAMES: Final = 8
+_MAX_NAMES: Final = 8
 _NAME_CHARACTERS: Final = 80
 _MAX_MODEL_CHARACTERS: Final = 1024
 
 
 class Body(NamedTuple):
-    """A JSON body that names a model; ``size`` is how many bytes it has, its encoding undone."""
+    """JSON body that names a model; ``size`` is its decoded size in bytes."""
 
     document: dict[str, Any]
     model: str
@@ -44,13 +44,7 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenAIApi:
-    """The API over one data plane.
-
-    Attributes:
-        plane: what is served.
-        max_body_bytes: of what a body may have once its encoding is undone.
-        form: of errors.
-    """
+    """OpenAI API over one data plane; ``max_body_bytes`` limits decoded bodies."""
 
     plane: DataPlane
     max_body_bytes: int
@@ -59,25 +53,13 @@ class OpenAIApi:
     def rules(
         self, path: str, method: str, view: View, *, has_tasks: bool = False, prefixes: tuple[str, ...] = PREFIXES
     ) -> list[Rule]:
-        """Make the rules of one path, such as ``/chat/completions``, below all prefixes or those given.
-
-        With ``has_tasks`` a request's view has a nursery, for answers that are streams.  All of them ask for an API
-        key, where there is one.
-        """
+        """Return the routes of a path below the prefixes; ``has_tasks`` gives the view a nursery."""
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
         options["need"] = Need.GENERATE
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
     async def body(self, request: HttpRequest) -> Body:
-        """Read a JSON body.
-
-        Raises:
-            MalformedJson: it is not JSON, or no object.
-            InvalidField: it names no model.
-            PayloadTooLarge: it is too large once its encoding is undone.
-
-        Cancellation: while its encoding is undone, and between slices of a large body.
-        """
+        """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``."""
         data = await inflated_body(request, self.max_body_bytes)
         document = await read_document(data)
         return Body(document, model_of(document), len(data))
@@ -85,20 +67,11 @@ class OpenAIApi:
     async def call(
         self, request: HttpRequest, name: str, task: Task | None, *, is_stream: bool = False
     ) -> ObservedCall:
-        """Lease the service that a request's body names; the call ends with the block of what is given.
-
-        Args:
-            request: the request.
-            name: of the service.
-            task: what it must do; None where services of several tasks will do.
-            is_stream: whether it is answered with events.
+        """Lease the service that a body names, as ``DataPlane.call``.
 
         Raises:
-            ServiceMissing: nothing is called so; what could be called is said.
-            NotSupported: what is called so does other things.
-            ServerError: as ``DataPlane.call``.
-
-        Ownership and Cancellation: as ``DataPlane.call``.
+            ServiceMissing: unknown service; the message lists the known ones.
+            NotSupported: the service does not support ``task`` (None: any).
         """
         method = "Stream" if is_stream else "Unary"
         sent_id = request.header("x-request-id") or ""
@@ -109,23 +82,16 @@ class OpenAIApi:
             raise self.missing(name) from None
 
     def missing(self, name: str) -> ServiceMissing:
-        """Refuse a name that nothing has."""
+        """Return the error for an unknown service."""
         known = sorted(self.plane.statuses())
-        more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-        names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MOST_NAMES])
-        there = f"there are: {names}{more}" if known else "there is none"
-        return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {there}")
+        more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
+        names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MAX_NAMES])
+        available = f"available: {names}{more}" if known else "no model is loaded"
+        return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {available}")
 
 
 async def read_document(body: bytes) -> dict[str, Any]:
-    """Read a JSON object, in a worker thread if the body is large.
-
-    Raises:
-        MalformedJson: the body is not JSON, no object, or too deep.
-        InvalidField: the body exceeds a limit.
-
-    Cancellation: between slices of a large body; not a checkpoint for small bodies.
-    """
+    """Parse a JSON object, in a worker thread if it is large; raise ``MalformedJson`` or ``InvalidField``."""
     try:
         document = await parse_json(body, parse=parse_strictly)
     except JsonSyntaxError as error:
@@ -138,11 +104,7 @@ async def read_document(body: bytes) -> dict[str, Any]:
 
 
 def model_of(document: dict[str, Any]) -> str:
-    """Give the model that a body names.
-
-    Raises:
-        InvalidField: there is none, or it is too long for a name.
-    """
+    """Return the model that a body names; raise ``InvalidField`` if it is missing or invalid."""
     model = document.get("model")
     if model is None:
         raise InvalidField("model field is missing in JSON body", field="model", code="missing_required_parameter")

@@ -1,4 +1,4 @@
-"""``/chat/completions``: the next message of a conversation."""
+"""OpenAI endpoint ``/chat/completions``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.errors import Gathered
 from ovmstrio.core.generation import Conversation
-from ovmstrio.protocols.openai.fields import Fields, PromptSize
+from ovmstrio.protocols.openai.deltas import logprob_document
+from ovmstrio.protocols.openai.fields import TOP_LOGPROBS_UNSUPPORTED, Fields, PromptSize
 from ovmstrio.protocols.openai.request_fields import (
     make_request,
     read_max_tokens,
@@ -14,28 +15,22 @@ from ovmstrio.protocols.openai.request_fields import (
     read_stream_options,
     read_tools,
 )
-from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head, text_rules
+from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.core.generation import CallDelta, Finish, GenerationLimits, Piece, TokenLogprob
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
-    from ovmstrio.transport.http.router import Rule
 
-__all__ = ["Chat", "ChatEvents", "WholeChat", "chat_rules"]
+__all__ = ["Chat"]
 
-# ----------------------------------------------------------------------
-# Answers of chat, whole and as events
-# ----------------------------------------------------------------------
+# Responses
 
 
-class WholeChat(WholeTexts):
-    """A chat's answer that is given at once."""
-
+class _ChatBuilder(WholeTexts):
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Give the answer."""
         return {
             **answer_head("chatcmpl", "chat.completion", self._model),
             "choices": [
@@ -51,24 +46,16 @@ class WholeChat(WholeTexts):
         }
 
 
-class ChatEvents(EventsOfTexts):
-    """A chat's answer as events, each with what has come of one text.
-
-    Args:
-        model: as the body names it.
-        asked: what the body asks for.
-        write_error: writes a failure.
-    """
-
-    def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), asked, write_error)
-        self._begun: set[int] = set()
+class _ChatStream(EventsOfTexts):
+    def __init__(self, model: str, parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), parsed, write_error)
+        self._started: set[int] = set()
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Write one more piece; the first one of a text says whose it is."""
+        """Encode a chunk; the first chunk of a choice is preceded by its role."""
         first = b""
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self._started:
+            self._started.add(index)
             first = self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)
         delta = _delta(piece)
         if not delta and not piece.finish and not piece.logprobs:
@@ -101,40 +88,23 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
     function: dict[str, Any] = {"arguments": call.arguments}
     if not call.id and not call.name:
         return {"index": call.index, "function": function}
-    return {
-        "index": call.index,
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, **function},
-    }
+    return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
-    """Tell tokens with the logarithms of their probabilities; of others that there might have been nothing is known."""
-    content = [
-        {
-            "token": token.text,
-            "logprob": token.logprob if token.logprob is not None else 0.0,
-            "bytes": list(token.text.encode(errors="replace")),
-            "top_logprobs": [],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [logprob_document(token) for token in tokens], "refusal": None}
 
 
-# ----------------------------------------------------------------------
-# ``/chat/completions``: the next message of a conversation
-# ----------------------------------------------------------------------
+# Endpoint
 
 
 class Chat:
-    """The endpoint."""
+    """Endpoint."""
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
-        """Read a body: messages, tools, and how tokens are chosen."""
-        wrong = Gathered()
-        fields = Fields(document, wrong, prompt=PromptSize(limits, "messages"))
+        """Parse a body: messages, tools and sampling parameters."""
+        errors = Gathered()
+        fields = Fields(document, errors, prompt=PromptSize(limits, "messages"))
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
         request = make_request(
@@ -146,21 +116,16 @@ class Chat:
             logprobs=_read_logprobs(fields),
             deadline=deadline,
         )
-        wrong.tell()
+        errors.tell()
         return Asked((request,), options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, asked: Asked) -> WholeChat:
-        """Make what gathers an answer."""
-        return WholeChat(body.model, asked.requests[0].n, has_logprobs=asked.requests[0].logprobs)
+    def whole(self, body: Body, parsed: Asked) -> _ChatBuilder:
+        """Create a response builder."""
+        return _ChatBuilder(body.model, parsed.requests[0].n, has_logprobs=parsed.requests[0].logprobs)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> ChatEvents:
-        """Make what writes events."""
-        return ChatEvents(body.model, asked, write_error)
-
-
-def chat_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
-    return text_rules(api, "/chat/completions", Chat())
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ChatStream:
+        """Create a chunk writer."""
+        return _ChatStream(body.model, parsed, write_error)
 
 
 def _read_conversation(fields: Fields) -> Conversation:
@@ -172,7 +137,7 @@ def _read_conversation(fields: Fields) -> Conversation:
         options = {"reasoning_effort": effort, **options}
     modalities = fields.items("modalities") or ["text"]
     if modalities != ["text"]:
-        fields.refuse("modalities", "this model makes text only", code="unsupported_parameter")
+        fields.refuse("modalities", "this model generates text only", code="unsupported_parameter")
     once = fields.flag("parallel_tool_calls") is False
     return Conversation(messages, tools.tools, tools.choice, tools.name, options, calls_once=once)
 
@@ -180,6 +145,5 @@ def _read_conversation(fields: Fields) -> Conversation:
 def _read_logprobs(fields: Fields) -> bool:
     top = fields.unsigned("top_logprobs")
     if top:
-        told = "top_logprobs above 0 is not supported: the library tells of the chosen token only; leave it out"
-        fields.refuse("top_logprobs", told, got=str(top), code="unsupported_parameter")
+        fields.refuse("top_logprobs", TOP_LOGPROBS_UNSUPPORTED, got=str(top), code="unsupported_parameter")
     return bool(fields.flag("logprobs"))

@@ -1,4 +1,4 @@
-"""``/completions``: how texts go on."""
+"""OpenAI endpoint ``/completions``."""
 
 from __future__ import annotations
 
@@ -8,59 +8,39 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.errors import ContextExceeded, Gathered
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, check_length, shown
 from ovmstrio.protocols.openai.request_fields import make_request, read_max_tokens, read_stream_options
-from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head, text_rules
+from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.core.generation import Finish, GenerationLimits, Piece, TokenIds, TokenLogprob
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
-    from ovmstrio.transport.http.router import Rule
 
-__all__ = ["CompletionEvents", "Completions", "WholeCompletion", "completion_rules"]
+__all__ = ["Completions"]
 
-# ----------------------------------------------------------------------
-# Answers of completions, whole and as events
-# ----------------------------------------------------------------------
+# Responses
 
 
 def _head(model: str) -> dict[str, Any]:
     return answer_head("cmpl", "text_completion", model)
 
 
-class WholeCompletion(WholeTexts):
-    """An answer that is given at once."""
-
+class _CompletionBuilder(WholeTexts):
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Give the answer."""
         choices = [
-            _choice(
-                index,
-                "".join(text.text),
-                _logprobs(text.logprobs, 0) if self._has_logprobs else None,
-                text.finish,
-            )
+            _choice(index, "".join(text.text), _logprobs(text.logprobs, 0) if self._has_logprobs else None, text.finish)
             for index, text in enumerate(self._texts)
         ]
         return {**_head(self._model), "choices": choices, "usage": usage.document()}
 
 
-class CompletionEvents(EventsOfTexts):
-    """An answer as events, each with what has come of one text.
-
-    Args:
-        model: as the body names it.
-        asked: what the body asks for.
-        write_error: writes a failure.
-    """
-
-    def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        super().__init__(_head(model), asked, write_error)
+class _CompletionStream(EventsOfTexts):
+    def __init__(self, model: str, parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(_head(model), parsed, write_error)
         self._lengths: dict[int, int] = {}
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Write one more piece."""
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""
         logprobs = None
@@ -81,7 +61,7 @@ def _choice(index: int, text: str, logprobs: Any, finish: Finish | None) -> dict
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
-    """Tell tokens with their probabilities, and where each begins in the text; the first of a prompt has none."""
+    """Return token log probabilities and text offsets; the first token of a prompt has no probability."""
     offsets = []
     for token in tokens:
         offsets.append(offset)
@@ -94,26 +74,26 @@ def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------
-# ``/completions``: how texts go on
-# ----------------------------------------------------------------------
+# Endpoint
 
-_MOST_PROMPTS: Final = 1024
+_MAX_PROMPTS: Final = 1024
 
 
 class Completions:
-    """The endpoint."""
+    """Endpoint."""
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
-        """Read a body: a prompt or many, as texts or as numbers of tokens, and how tokens are chosen."""
-        wrong = Gathered()
-        fields = Fields(document, wrong)
+        """Parse a body: prompts, as text or token ids, and sampling parameters."""
+        errors = Gathered()
+        fields = Fields(document, errors)
         options = read_stream_options(fields, is_stream=is_stream)
         echo = bool(fields.flag("echo"))
         max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
-        prompts = _read_prompts(fields, limits, wrong)
+        prompts = _read_prompts(fields, limits, errors)
         if fields.get("suffix"):
-            fields.refuse("suffix", "suffix is not supported: the model only goes on", code="unsupported_parameter")
+            fields.refuse(
+                "suffix", "suffix is not supported: the model only appends text", code="unsupported_parameter"
+            )
         request = make_request(
             fields,
             limits,
@@ -124,23 +104,18 @@ class Completions:
             echo=echo,
             deadline=deadline,
         )
-        wrong.tell()
+        errors.tell()
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
         return Asked(requests, options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, asked: Asked) -> WholeCompletion:
-        """Make what gathers an answer."""
-        first = asked.requests[0]
-        return WholeCompletion(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
+    def whole(self, body: Body, parsed: Asked) -> _CompletionBuilder:
+        """Create a response builder."""
+        first = parsed.requests[0]
+        return _CompletionBuilder(body.model, len(parsed.requests) * first.n, has_logprobs=first.logprobs)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> CompletionEvents:
-        """Make what writes events."""
-        return CompletionEvents(body.model, asked, write_error)
-
-
-def completion_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
-    return text_rules(api, "/completions", Completions())
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _CompletionStream:
+        """Create a chunk writer."""
+        return _CompletionStream(body.model, parsed, write_error)
 
 
 def _read_logprobs(fields: Fields) -> bool:
@@ -156,51 +131,56 @@ def _read_logprobs(fields: Fields) -> bool:
     return False
 
 
-def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+def _read_prompts(fields: Fields, limits: GenerationLimits, errors: Gathered) -> list[str | TokenIds]:
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         if not prompt:
-            fields.refuse("prompt", "prompt is missing", got="an empty text")
-        check_length(prompt, limits, "prompt", wrong)
+            fields.refuse("prompt", "prompt is missing", got="an empty string")
+        check_length(prompt, limits, "prompt", errors)
         return [prompt]
     if prompt is None:
         fields.refuse("prompt", "prompt is missing", code="missing_required_parameter")
         return []
     if not isinstance(prompt, list):
-        fields.refuse("prompt", "prompt is not a string", got=f"{shown(prompt)}; texts and tokens come in lists")
+        fields.refuse(
+            "prompt",
+            "prompt is not a string",
+            got=f"{shown(prompt)}; expected a string, or an array of strings or token ids",
+        )
         return []
     if prompt and isinstance(prompt[0], int):
-        return _read_tokens(fields, prompt, "prompt", limits, wrong)
-    if not 0 < len(prompt) <= _MOST_PROMPTS:
-        fields.refuse("prompt", f"prompt: expected 1 to {_MOST_PROMPTS} texts", got=str(len(prompt)))
+        return _read_tokens(fields, prompt, "prompt", limits, errors)
+    if not 0 < len(prompt) <= _MAX_PROMPTS:
+        fields.refuse("prompt", f"prompt: expected 1 to {_MAX_PROMPTS} prompts", got=str(len(prompt)))
         return []
-    return [found for at, each in enumerate(prompt) for found in _read_one(fields, each, at, limits, wrong)]
+    return [parsed for at, each in enumerate(prompt) for parsed in _read_one(fields, each, at, limits, errors)]
 
 
-def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
-    """Read one of several prompts."""
+def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, errors: Gathered) -> list[str | TokenIds]:
     name = f"prompt[{at}]"
     if prompt and isinstance(prompt, str):
-        check_length(prompt, limits, name, wrong)
+        check_length(prompt, limits, name, errors)
         return [prompt]
     if isinstance(prompt, list):
-        return _read_tokens(fields, prompt, name, limits, wrong)
+        return _read_tokens(fields, prompt, name, limits, errors)
     fields.refuse(
-        name, f"{name} is neither a text nor a list of tokens", got="an empty text" if prompt == "" else shown(prompt)
+        name,
+        f"{name} is neither a string nor an array of token ids",
+        got="an empty string" if prompt == "" else shown(prompt),
     )
     return []
 
 
 def _read_tokens(
-    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, wrong: Gathered
+    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, errors: Gathered
 ) -> list[str | TokenIds]:
     most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
     if len(prompt) > most_tokens:
-        told = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
-        wrong.add(ContextExceeded(told, field=name))
+        message = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
+        errors.add(ContextExceeded(message, field=name))
         return []
     most = limits.vocabulary_size or 2**31
     if not are_tokens(prompt, most):
-        fields.refuse(name, f"{name}: expected at least one number of a token, from 0 to {most - 1}")
+        fields.refuse(name, f"{name}: expected at least one token id, from 0 to {most - 1}")
         return []
     return [tuple(prompt)]

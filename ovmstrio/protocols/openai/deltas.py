@@ -1,4 +1,4 @@
-"""Pieces of generated text, put together again, and the events that they are written into."""
+"""Text deltas: joining into messages and encoding as server-sent events."""
 
 from __future__ import annotations
 
@@ -20,13 +20,23 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 def write_event(document: Mapping[str, Any]) -> bytes:
-    """Write a document as an event without a name."""
+    """Encode a document as an unnamed event."""
     return b"data: %b\n\n" % orjson.dumps(document)
+
+
+def logprob_document(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token's log probability; alternatives are unknown."""
+    return {
+        "token": token.text,
+        "logprob": token.logprob if token.logprob is not None else 0.0,
+        "bytes": list(token.text.encode(errors="replace")),
+        "top_logprobs": [],
+    }
 
 
 @dataclass(slots=True)
 class JoinedText:
-    """All that has come of one text."""
+    """Everything generated for one choice."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -35,7 +45,7 @@ class JoinedText:
     finish: Finish = Finish.STOP
 
     def take(self, piece: Piece) -> None:
-        """Take one more piece."""
+        """Append a delta."""
         self.text.append(piece.text)
         self.reasoning.append(piece.reasoning)
         self.logprobs.extend(piece.logprobs)
@@ -47,7 +57,7 @@ class JoinedText:
         self.finish = piece.finish or self.finish
 
     def message(self) -> dict[str, Any]:
-        """Give it as a message; one that calls tools and says nothing has no content."""
+        """Return the chat message; a message with tool calls and no text has null content."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
         message: dict[str, Any] = {
             "role": "assistant",

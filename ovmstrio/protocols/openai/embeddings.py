@@ -1,4 +1,4 @@
-"""``/embeddings``: vectors of texts, or of the numbers of their tokens."""
+"""OpenAI endpoint ``/embeddings``: embeddings of text or token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ovmstrio.serving.calls import charge_caller
 from ovmstrio.transport.http.responses import JSON_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import Embedder, Embeddings, TokenIds
     from ovmstrio.core.http import HttpRequest
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
 
 __all__ = ["embedding_rules"]
 
-_MOST_INPUTS: Final = 500
-_MOST_TOKEN_NUMBER: Final = 2**31
-_FORMS: Final = ("float", "base64")
-_AT_ONCE: Final = 256 * 1024
-"""Bytes of vectors that are written within a millisecond or two."""
-_FORM_WANTED: Final = "encoding_format should either base64 or float"
-_INPUT_WANTED: Final = "input should be string, array of strings or array of integers"
+_MAX_INPUTS: Final = 500
+_TOKEN_ID_LIMIT: Final = 2**31
+_FORMATS: Final = ("float", "base64")
+_MAX_ONE_CALL_BYTES: Final = 256 * 1024  # Size of vectors that is encoded within one or two milliseconds
+_INVALID_FORMAT: Final = "encoding_format should either base64 or float"
+_INVALID_INPUT: Final = "input should be string, array of strings or array of integers"
 
 
 def embedding_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
+    """Return the routes."""
 
     async def embed(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
         inputs, is_base64, dimensions = await read_apart(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
-            made = await cast("Embedder", call.service).embed(inputs)
-            charge_caller(made.tokens)
-            if dimensions not in (None, made.vectors.shape[1]):
-                message = f"this model gives vectors of {made.vectors.shape[1]} numbers, and none that could be cut"
+            embeddings = await cast("Embedder", call.service).embed(inputs)
+            charge_caller(embeddings.tokens)
+            if dimensions not in (None, embeddings.vectors.shape[1]):
+                message = f"this model supports only {embeddings.vectors.shape[1]} dimensions"
                 raise InvalidField(message, field="dimensions", got=str(dimensions))
-            write = partial(_write, made, body.model, is_base64=is_base64)
-            content = write() if made.vectors.nbytes <= _AT_ONCE else await trio.to_thread.run_sync(write)
+            write = partial(_write, embeddings, body.model, is_base64=is_base64)
+            content = (
+                write() if embeddings.vectors.nbytes <= _MAX_ONE_CALL_BYTES else await trio.to_thread.run_sync(write)
+            )
             call.event.sent = len(content)
         return HttpAnswer(200, JSON_TYPE, content)
 
@@ -58,20 +59,16 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None]:
-    """Read what vectors are wanted of, whether as base64, and of how many numbers.
-
-    Raises:
-        InvalidField: it is not what it should be; of several things that are wrong all are told.
-    """
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+    """Return the inputs, whether base64 is requested, and the dimensions."""
+    errors = Gathered()
+    fields = Fields(document, errors)
     form = fields.get("encoding_format")
-    if form is not None and form not in _FORMS:
-        fields.refuse("encoding_format", _FORM_WANTED, got=shown(form))
+    if form is not None and form not in _FORMATS:
+        fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", least=1)
     fields.text("user")
     inputs = _read_inputs(fields)
-    wrong.tell()
+    errors.tell()
     return inputs, form == "base64", dimensions
 
 
@@ -85,16 +82,16 @@ def _read_inputs(fields: Fields) -> Sequence[str | TokenIds]:
             return [given]
         case [int(), *_]:
             return _read_tokens(fields, "input", given)
-        case list() if 1 <= len(given) <= _MOST_INPUTS:
+        case list() if 1 <= len(given) <= _MAX_INPUTS:
             tokens = sum(len(each) for each in given if isinstance(each, list))
             if tokens > MAX_PROMPT_TOKENS:
                 fields.refuse("input", f"input: expected at most {MAX_PROMPT_TOKENS} tokens in all", got=str(tokens))
                 return []
-            return [found for at, each in enumerate(given) for found in _read_one(fields, f"input[{at}]", each)]
+            return [parsed for at, each in enumerate(given) for parsed in _read_one(fields, f"input[{at}]", each)]
         case list():
-            fields.refuse("input", f"input should have 1 to {_MOST_INPUTS} texts", got=str(len(given)))
+            fields.refuse("input", f"input: expected 1 to {_MAX_INPUTS} items", got=str(len(given)))
         case _:
-            fields.refuse("input", _INPUT_WANTED, got=shown(given))
+            fields.refuse("input", _INVALID_INPUT, got=shown(given))
     return []
 
 
@@ -103,7 +100,7 @@ def _read_one(fields: Fields, name: str, given: Any) -> Sequence[str | TokenIds]
         return [given]
     if isinstance(given, list):
         return _read_tokens(fields, name, given)
-    fields.refuse(name, f"{name} is neither a text nor an array of tokens", got=shown(given))
+    fields.refuse(name, f"{name} is neither a string nor an array of token ids", got=shown(given))
     return []
 
 
@@ -111,24 +108,20 @@ def _read_tokens(fields: Fields, name: str, given: list[Any]) -> Sequence[TokenI
     if len(given) > MAX_PROMPT_TOKENS:
         fields.refuse(name, f"{name}: expected at most {MAX_PROMPT_TOKENS} tokens", got=str(len(given)))
         return []
-    if given and not are_tokens(given, _MOST_TOKEN_NUMBER):
-        wrong = next(each for each in given if type(each) is not int or not 0 <= each < _MOST_TOKEN_NUMBER)
-        fields.refuse(name, f"{name} should have the numbers of tokens alone", got=shown(wrong))
+    if given and not are_tokens(given, _TOKEN_ID_LIMIT):
+        invalid = next(each for each in given if type(each) is not int or not 0 <= each < _TOKEN_ID_LIMIT)
+        fields.refuse(name, f"{name}: expected token ids", got=shown(invalid))
         return []
     return [tuple(given)]
 
 
-def _write(made: Embeddings, model: str, *, is_base64: bool) -> bytes:
-    """Write the answer; of many vectors without a call that takes long."""
+def _write(embeddings: Embeddings, model: str, *, is_base64: bool) -> bytes:
+    """Encode the response; many vectors are encoded in several short calls."""
     pieces = [b'{"object":"list","data":[']
-    for index, vector in enumerate(made.vectors):
+    for index, vector in enumerate(embeddings.vectors):
         pieces.append(b',{"object":"embedding","embedding":' if index else b'{"object":"embedding","embedding":')
-        pieces += _encoded(vector) if is_base64 else array_pieces(vector)
+        pieces += [b'"%b"' % b64encode(vector.astype("<f4").tobytes())] if is_base64 else array_pieces(vector)
         pieces.append(b',"index":%d}' % index)
-    usage = {"prompt_tokens": made.tokens, "total_tokens": made.tokens}
+    usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
     pieces.append(b'],"model":%b,"usage":%b}' % (orjson.dumps(model), orjson.dumps(usage)))
     return b"".join(pieces)
-
-
-def _encoded(vector: Any) -> Iterator[bytes]:
-    yield b'"%b"' % b64encode(vector.astype("<f4").tobytes())

@@ -1,4 +1,4 @@
-"""How errors of OpenAI's API are told: as OpenAI's clients read them, or as OVMS tells them."""
+"""Error formats of the OpenAI endpoints: OpenAI's, and OVMS's for compatibility."""
 
 from __future__ import annotations
 
@@ -32,47 +32,48 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import HttpAnswer
 
-__all__ = ["FORMS", "ErrorForm", "OpenAIErrors", "OvmsErrors"]
+__all__ = ["FORMS", "ErrorForm", "OpenAIErrors"]
 
-_MOST_CHARACTERS: Final = 4096
+_MAX_MESSAGE_CHARACTERS: Final = 4096
 _FAILURE: Final = "internal error; the server's log has the details"
-_CALLERS_FAULT: Final = "invalid_request_error"
-_SERVERS_FAULT: Final = "server_error"
+_CLIENT_ERROR: Final = "invalid_request_error"
+_SERVER_ERROR: Final = "server_error"
 
 
 class ErrorForm(ABC):
-    """A form of errors."""
+    """Error format."""
 
     @abstractmethod
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer with an error; of one that nobody foresaw nothing is told."""
+        """Convert an error to a response; internal errors reveal nothing."""
 
     @abstractmethod
     def event(self, error: Exception) -> bytes:
-        """Write an error that ends a stream whose answer has begun."""
+        """Encode an error that ends a started stream."""
 
 
 class OpenAIErrors(ErrorForm):
-    """``{"error": {"message", "type", "param", "code"}}``; a mistake of the caller's is never above 499.
+    """OpenAI's format, ``{"error": {"message", "type", "param", "code"}}``.
 
-    OpenAI's clients try again what has the status 408, 409, 429 or one above 499.
+    OpenAI's clients retry status 408, 409, 429 and 5xx, so a client error never has one of these statuses.
     """
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer with an error."""
+        """Convert an error to a response."""
         answer = json_answer(self.document(error), _status(error))
         return answer.with_headers(retry_after(error)) if isinstance(error, ServerError) else answer
 
     def event(self, error: Exception) -> bytes:
-        """Write an error as an event, which OpenAI's clients raise; no ``[DONE]`` follows."""
+        """Encode an error as an event, which OpenAI's clients raise; no ``[DONE]`` follows."""
         return b"data: %b\n\n" % json_answer(self.document(error)).content
 
     def document(self, error: Exception) -> Mapping[str, Any]:
-        """Say what is wrong."""
+        """Return the error document."""
         message = error.message if isinstance(error, ServerError) else _FAILURE
-        if len(message) > _MOST_CHARACTERS:
-            message = f"{message[:_MOST_CHARACTERS]}..."
-        kind, code = _kind_and_code(error)
+        if len(message) > _MAX_MESSAGE_CHARACTERS:
+            message = f"{message[:_MAX_MESSAGE_CHARACTERS]}..."
+        kind, code = next((kind, code) for category, kind, code in _ERROR_KINDS if isinstance(error, category))
+        code = error.code if isinstance(error, InvalidField) else code
         field = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ServiceMissing) else ""
         return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
@@ -84,7 +85,7 @@ def _status(error: Exception) -> int:
         case MethodNotAllowed():
             return 405
         case NotReady():
-            # A model that is being loaded is worth another try.
+            # A loading model is worth a retry.
             return 503
         case Overloaded():
             return 429
@@ -93,42 +94,35 @@ def _status(error: Exception) -> int:
     return 500
 
 
-_WORDS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
-    (MalformedJson, _CALLERS_FAULT, "invalid_json"),
-    (ServiceMissing, _CALLERS_FAULT, "model_not_found"),
-    (NotSupported, _CALLERS_FAULT, "unsupported"),
-    (InvalidRequest, _CALLERS_FAULT, ""),
-    (NotFound, _CALLERS_FAULT, ""),
-    (Unauthenticated, _CALLERS_FAULT, "invalid_api_key"),
+_ERROR_KINDS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
+    (MalformedJson, _CLIENT_ERROR, "invalid_json"),
+    (ServiceMissing, _CLIENT_ERROR, "model_not_found"),
+    (NotSupported, _CLIENT_ERROR, "unsupported"),
+    (InvalidRequest, _CLIENT_ERROR, ""),
+    (NotFound, _CLIENT_ERROR, ""),
+    (Unauthenticated, _CLIENT_ERROR, "invalid_api_key"),
     (PermissionDenied, "permission_error", ""),
     (Overloaded, "rate_limit_error", "rate_limit_exceeded"),
-    (NotReady, _SERVERS_FAULT, "service_unavailable"),
-    (DeadlineExceeded, _SERVERS_FAULT, "timeout"),
-    (Exception, _SERVERS_FAULT, ""),
+    (NotReady, _SERVER_ERROR, "service_unavailable"),
+    (DeadlineExceeded, _SERVER_ERROR, "timeout"),
+    (Exception, _SERVER_ERROR, ""),
 )
-"""What kind of error a class is, and its word for programs; the first that fits counts."""
+"""Error types and codes by class; the first matching class applies."""
 
 
-def _kind_and_code(error: Exception) -> tuple[str, str]:
-    kind, code = next((kind, code) for made, kind, code in _WORDS if isinstance(error, made))
-    return kind, error.code if isinstance(error, InvalidField) else code
-
-
-_NODE: Final = (
+_NODE_ERROR_PREFIX: Final = (
     "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: \n"
     'Calculator::Process() for node "LLMExecutor" failed: '
 )
 _NOT_JSON: Final = "The file is not valid json"
-_READ_FIRST: Final = frozenset({"model", "stream"})
-"""Fields that OVMS reads before it looks for what is called."""
+_READ_FIRST: Final = frozenset({"model", "stream"})  # Fields that OVMS parses before it looks up the model
 _PRECONDITION_FAILED: Final = 412
 
 
-class OvmsErrors(ErrorForm):
-    """``{"error": text}`` with OVMS's texts and statuses, for clients that compare them."""
+class _OvmsErrors(ErrorForm):
+    """OVMS's format, ``{"error": text}``, with its texts and statuses."""
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer with an error."""
         match error:
             case ServiceMissing():
                 return json_answer({"error": GRAPH_MISSING}, 404)
@@ -137,13 +131,12 @@ class OvmsErrors(ErrorForm):
             case InvalidField() if error.field in _READ_FIRST:
                 return json_answer({"error": f"{_NOT_JSON} - {error.plain}"}, _PRECONDITION_FAILED)
             case InvalidField():
-                return json_answer({"error": _NODE + error.plain}, 400)
+                return json_answer({"error": _NODE_ERROR_PREFIX + error.plain}, 400)
         return error_answer(error)
 
     def event(self, error: Exception) -> bytes:
-        """Write an error bare, as OVMS does within a stream."""
         return orjson.dumps({"error": error.message if isinstance(error, ServerError) else _FAILURE})
 
 
-FORMS: Final[Mapping[str, ErrorForm]] = {"openai": OpenAIErrors(), "ovms": OvmsErrors()}
-"""By the values of ``--openai_errors``."""
+FORMS: Final[Mapping[str, ErrorForm]] = {"openai": OpenAIErrors(), "ovms": _OvmsErrors()}
+"""Formats by the values of ``--openai_errors``."""

@@ -1,4 +1,4 @@
-"""``/models``: what is served, as OpenAI's clients list it."""
+"""OpenAI endpoint ``/models``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ _STARTED: Final = int(time.time())
 
 
 def model_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules of the list, and of one model.
-
-    Below ``/v1`` the path of one model is TensorFlow Serving's, whose answer has what both APIs say of what makes text.
-    """
+    """Return the routes; below ``/v1`` a model's path is TensorFlow Serving's, whose document has both APIs' fields."""
 
     async def every(_: HttpRequest) -> HttpAnswer:
-        # Those that can be asked for text come first, for clients that take the first one there is.
+        # Text models come first, for clients that use the first model.
         names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
         return json_answer({"object": "list", "data": [model_document(name) for name in names]})
 
@@ -43,18 +40,18 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
 
     return [
         *api.rules("/models", "GET", every),
-        # A name may have slashes in it, as those of hubs have.
+        # Names may contain slashes, as on model hubs.
         *api.rules("/models/<path:name>", "GET", one, prefixes=("/v3/v1", "/v3")),
     ]
 
 
 def model_document(name: str) -> dict[str, Any]:
-    """Describe one model; the time is that of the server's start, which is all that is known."""
+    """Return the document of a model; ``created`` is the server's start time."""
     return {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
 
 
 def told_with_state(plane: DataPlane, name: str) -> Mapping[str, Any]:
-    """Give what the document of a service's states has beside them: nothing for what only TensorFlow's clients call."""
+    """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
     return model_document(name) if _tasks(plane, name) else {}
 
 
@@ -63,12 +60,12 @@ def _loaded(plane: DataPlane) -> list[str]:
 
 
 def _rank(tasks: frozenset[Task]) -> int:
-    """Give the place among the others: what makes text, what does something else of this API, all else."""
+    """Return the sort key: text generation, other OpenAI tasks, other services."""
     return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
 
 
 def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
-    """Give what a service does of this API; nothing for most."""
+    """Return the OpenAI tasks of a service; empty for most services."""
     try:
         takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
     except ServerError:

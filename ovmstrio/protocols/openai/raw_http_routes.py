@@ -1,10 +1,10 @@
-"""Paths below ``/v3`` that are no part of the API: those of services that take whole requests over HTTP.
+"""Pass-through of raw HTTP requests below ``/v3`` to services that accept raw requests.
 
 ::
 
     /v3/anything ─> service named by "model" of a JSON body, else by the path ─> documents ─> one answer, or events
 
-The request asks for events by ``"stream": true`` of a JSON body, or by its header ``Accept``.
+A client requests events by ``"stream": true`` in a JSON body, or by ``Accept``.
 """
 
 from __future__ import annotations
@@ -46,34 +46,25 @@ __all__ = ["answer_payload", "takes_payloads"]
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
 _TEXTS: Final = ("/chat/completions", "/completions")
-_NAMED: Final = "/responses"
-"""Whose events have names."""
+_NAMED: Final = "/responses"  # Path whose events have names
 _DONE: Final = frozenset({b"[DONE]", b"data: [DONE]", b"data:[DONE]"})
-"""The last line of an answer that has its end already, as a document or as a written event."""
-_CHANGED: Final = frozenset({"content-encoding", "content-length"})
+"""Last line of a stream that ends itself, as a document or as an encoded event."""
+_CHANGED_HEADERS: Final = frozenset({"content-encoding", "content-length"})
 
 
 async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> HttpAnswer | None:
-    """Have the service answer that a request of a path below ``/v3`` is for; None if there is none.
+    """Pass a request to the service that it addresses; None if there is none.
 
-    Args:
-        api: has the services.
-        request: one whose route has tasks.
-        path: behind the prefix.
-
-    Raises:
-        PayloadTooLarge: the body, or the answer, is larger than it may be.
-        ServerError: the service failed before its first event.
-
-    Cancellation: anywhere; what makes the answer is stopped.
+    ``path`` is the path after the prefix; the route must have a nursery.  Raises ``PayloadTooLarge`` for request or
+    response.
     """
     body = await inflated_body(request, api.max_body_bytes)
     document = await _read_document(body)
-    name = _taker(api.plane, (document.get("model"), path, path.partition("/")[0]))
+    name = _find_service(api.plane, (document.get("model"), path, path.partition("/")[0]))
     if not name:
         return None
-    headers = tuple(line for line in without_proof(request.headers) if line[0] not in _CHANGED)
-    answering = _Answering(api, name, request._replace(body=body, headers=headers))
+    headers = tuple(line for line in without_proof(request.headers) if line[0] not in _CHANGED_HEADERS)
+    answering = _RawCall(api, name, request._replace(body=body, headers=headers))
     try:
         if document.get("stream") is True or _EVENTS in (request.header("accept") or ""):
             return await answer_with_events(request, answering.stream, api.form.event)
@@ -83,13 +74,7 @@ async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> Htt
 
 
 async def _read_document(body: bytes) -> dict[str, Any]:
-    """Return the members of a JSON object; none of any other body.
-
-    Raises:
-        InvalidField: the object exceeds a limit.
-
-    Cancellation: between slices of a large body.
-    """
+    """Return a JSON object body; an empty one for any other body."""
     if body[:1] not in b"{ \t\r\n":
         return {}
     try:
@@ -101,8 +86,7 @@ async def _read_document(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _document_of(body: bytes) -> dict[str, Any]:
-    """Give the members of a JSON object; none of any other body."""
+def _small_document(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body) if body[:1] in b"{ \t\r\n" else None
     except orjson.JSONDecodeError:
@@ -110,8 +94,8 @@ def _document_of(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _taker(plane: DataPlane, names: Sequence[Any]) -> str:
-    """Give the first name of a service that takes payloads, or may do so once it is loaded; empty if none does."""
+def _find_service(plane: DataPlane, names: Sequence[Any]) -> str:
+    """Return the first name of a service that accepts payloads or is still loading; empty if none."""
     for name in names:
         if not isinstance(name, str) or not name:
             continue
@@ -127,7 +111,7 @@ def _taker(plane: DataPlane, names: Sequence[Any]) -> str:
 
 
 def takes_payloads(plane: DataPlane, name: str) -> bool:
-    """Tell whether a service is loaded that takes requests over HTTP whole."""
+    """Return whether a loaded service accepts raw HTTP requests."""
     try:
         service = plane.registry.peek(name) if Takes.PAYLOADS in plane.registry.takes_of(name) else None
     except ServerError:
@@ -135,21 +119,13 @@ def takes_payloads(plane: DataPlane, name: str) -> bool:
     return service is not None and cast("PayloadService", service).takes_payloads
 
 
-class _Answering:
-    """Has a service answer one request."""
-
+class _RawCall:
     def __init__(self, api: OpenAIApi, name: str, request: HttpRequest) -> None:
         self._api = api
         self._name = name
         self._request = request
 
     async def _call(self, *, is_stream: bool) -> tuple[ObservedCall, PayloadService]:
-        """Lease the service.
-
-        Raises:
-            ServiceMissing: it takes no such requests.
-            ServerError: as ``DataPlane.call``.
-        """
         request = self._request
         method = "Stream" if is_stream else "Unary"
         sent_id, size = request.header("x-request-id") or "", len(request.body)
@@ -160,10 +136,9 @@ class _Answering:
         if Takes.PAYLOADS in call.takes and service.takes_payloads:
             return call, service
         with call:
-            raise ServiceMissing(f'"{self._name}" takes no requests over HTTP')
+            raise ServiceMissing(f'"{self._name}" does not accept HTTP requests')
 
     async def answer_whole(self) -> HttpAnswer:
-        """Answer with all that the service says."""
         deadline = deadline_of(self._request)
         call, service = await self._call(is_stream=False)
         with call:
@@ -175,12 +150,12 @@ class _Answering:
                     size += len(document.data)
                     if size > self._api.max_body_bytes:
                         raise PayloadTooLarge.of_outputs(size, self._api.max_body_bytes)
-            answer = _joined(found)
+            answer = _join_documents(found)
             call.event.sent = len(answer.content)
             return answer
 
     async def stream(self, events: EventSink) -> None:
-        """Send an event for each document, and the end that clients wait for where they asked for a text."""
+        """Send an event per document; text paths end with ``[DONE]``."""
         deadline = deadline_of(self._request)
         has_names = self._request.path.endswith(_NAMED)
         is_text = self._request.path.endswith((*_TEXTS, _NAMED))
@@ -197,18 +172,14 @@ class _Answering:
                 await events.send(DONE)
 
 
-def _joined(documents: Sequence[PayloadDocument]) -> HttpAnswer:
-    """Make one answer: of several documents of JSON a list, of other pieces what they are together.
-
-    Raises:
-        GraphFailure: they are of several types.
-    """
+def _join_documents(documents: Sequence[PayloadDocument]) -> HttpAnswer:
+    """Join documents: several JSON documents into a list, others by concatenation."""
     if not documents:
         return HttpAnswer(204)
     types = list(dict.fromkeys(document.media_type for document in documents))
     if len(types) > 1:
         raise GraphFailure(
-            f"the answer has documents of several types: {', '.join(types)}; they go to requests for a stream alone "
+            f"the response has documents of several types: {', '.join(types)}; request a stream instead "
             '("stream": true)'
         )
     if len(documents) == 1 or types[0] != _JSON:
@@ -219,10 +190,10 @@ def _joined(documents: Sequence[PayloadDocument]) -> HttpAnswer:
 
 
 def _event(document: PayloadDocument, *, has_name: bool) -> bytes:
-    """Write a document as an event, maybe named as its type is; bytes are taken for events that have been written."""
+    """Encode a document as an event, optionally named by its ``type``; binary data is an encoded event already."""
     if document.media_type != _JSON and not document.media_type.startswith("text/"):
         return document.data
     lines = document.data.splitlines() or [b""]
-    name = _document_of(document.data).get("type") if has_name else None
+    name = _small_document(document.data).get("type") if has_name else None
     head = b"event: %b\n" % name.encode() if isinstance(name, str) and name.isprintable() else b""
     return head + b"".join(b"data: %b\n" % line for line in lines) + b"\n"

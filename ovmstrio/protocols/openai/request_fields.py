@@ -1,4 +1,4 @@
-"""How tokens are to be chosen, as bodies of chat, completions and responses say it alike."""
+"""Fields common to the text endpoints: sampling, response format, tools, messages and stream options."""
 
 from __future__ import annotations
 
@@ -16,68 +16,52 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
 
 __all__ = [
-    "StreamOptions",
-    "Tools",
     "flattened",
     "make_request",
     "read_max_tokens",
     "read_messages",
-    "read_number_of_texts",
     "read_response_format",
-    "read_sampling",
-    "read_stop",
     "read_stream_options",
     "read_tools",
-    "refuse_unserved",
     "role_of",
 ]
 
-# ----------------------------------------------------------------------
-# How tokens are to be chosen, as bodies of chat, completions and responses say it alike
-# ----------------------------------------------------------------------
+# Sampling
 
-_MOST_STOPS: Final = 16
-_MAX_STOP_CHARACTERS: Final = 1024
-"""Of a text that ends an answer, with which each character of the answer is compared."""
-_MOST_PROPOSED: Final = 100
-"""Of tokens at a time, which are computed whether or not they are right."""
-_GREATEST: Final = 1e6
-"""Of penalties that have no bounds of their own."""
+_MAX_STOPS: Final = 16
+_MAX_STOP_CHARACTERS: Final = 1024  # Maximum length of a stop string, which is compared at every character
+_MAX_SPECULATIVE_TOKENS: Final = 100
+"""Maximum number of speculative tokens per step, which are computed even if rejected."""
+_MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
 
-_UNSERVED: Final[Mapping[str, str]] = {
-    "logit_bias": "the library chooses tokens without biases",
+_UNSUPPORTED: Final[Mapping[str, str]] = {
+    "logit_bias": "the generation library has no logit bias",
     "functions": "use tools",
     "function_call": "use tool_choice",
     "prompt_logprobs": "use echo and logprobs of /completions",
-    "audio": "this model makes text only",
-    "web_search_options": "this server searches nothing",
+    "audio": "this model generates text only",
+    "web_search_options": "this server has no web search",
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use response_format"),
     "use_beam_search": "use best_of",
     "no_repeat_ngram_size": "use repetition_penalty",
-    **dict.fromkeys(("bad_words", "allowed_token_ids"), "the library chooses among all tokens; use response_format"),
-    "chat_template": "the template is the model's own",
-    "truncate_prompt_tokens": "prompts are not cut; shorten it",
-    "store": "nothing is stored; leave it out or send false",
+    **dict.fromkeys(
+        ("bad_words", "allowed_token_ids"), "the generation library has no token filter; use response_format"
+    ),
+    "chat_template": "the server uses the model's template",
+    "truncate_prompt_tokens": "prompts are not truncated; shorten the prompt",
+    "store": "responses are not stored; omit it or send false",
 }
-"""Fields that would change the answer and cannot, with the reason; saying nothing by them is no fault."""
+"""Unsupported fields that would change the result, with a hint; null and false values are accepted."""
 
 
-def read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
-    """Read how tokens are chosen.
-
-    Args:
-        fields: of the body.
-        limits: of the model.
-        max_tokens: as it has been read.
-        is_stream: whether the answer is streamed, which beams cannot be.
-    """
+def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=_read_min_tokens(fields, max_tokens),
         frequency_penalty=fields.number("frequency_penalty", -2, 2, "frequency_penalty out of range(-2.0, 2.0)"),
         presence_penalty=fields.number("presence_penalty", -2, 2, "presence_penalty out of range(-2.0, 2.0)"),
-        repetition_penalty=_read_repetition_penalty(fields),
-        length_penalty=fields.number("length_penalty", -_GREATEST, _GREATEST),
+        repetition_penalty=_read_positive(fields, "repetition_penalty", _MAX_PENALTY, "is not a valid number"),
+        length_penalty=fields.number("length_penalty", -_MAX_PENALTY, _MAX_PENALTY),
         temperature=fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)"),
         top_p=fields.number("top_p", 0, 1, "top_p out of range(0.0, 1.0)"),
         top_k=_read_top_k(fields),
@@ -87,13 +71,13 @@ def read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int |
         best_of=_read_best_of(fields, limits, is_stream=is_stream),
         stop_token_ids=_read_stop_token_ids(fields, limits),
         num_assistant_tokens=_read_assistant_tokens(fields),
-        assistant_confidence_threshold=_read_confidence(fields),
-        max_ngram_size=_read_proposed(fields, "max_ngram_size"),
+        assistant_confidence_threshold=_read_positive(fields, "assistant_confidence_threshold", 1, "should be above 0"),
+        max_ngram_size=_read_speculative(fields, "max_ngram_size"),
     )
 
 
 def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, least: int = 1) -> int | None:
-    """Read how many tokens are made at most: of several names of it the last one that is there counts."""
+    """Return the maximum number of tokens; of several field names the last present one counts."""
     found = None
     for name in names:
         value = fields.unsigned(name, least=least, message=f"{name} value should be greater than 0")
@@ -104,8 +88,7 @@ def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, least
     return found
 
 
-def read_number_of_texts(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
-    """Read how many texts are made."""
+def _read_n(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
     n = fields.unsigned("n", least=1, message="n value should be greater than 0") or 1
     if n > limits.best_of_limit:
         fields.refuse("n", f"n exceeds limit provided in graph config: {limits.best_of_limit}", got=str(n))
@@ -114,8 +97,7 @@ def read_number_of_texts(fields: Fields, limits: GenerationLimits, best_of: int)
     return n
 
 
-def read_stop(fields: Fields) -> tuple[str, ...]:
-    """Read the texts that end an answer."""
+def _read_stop(fields: Fields) -> tuple[str, ...]:
     value = fields.get("stop")
     if value is None:
         return ()
@@ -123,8 +105,8 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
         fields.refuse("stop", "stop is not a string or array of strings")
         return ()
     texts = [value] if isinstance(value, str) else value
-    if len(texts) > _MOST_STOPS:
-        fields.refuse("stop", f"stop array must have no more than {_MOST_STOPS} strings", got=str(len(texts)))
+    if len(texts) > _MAX_STOPS:
+        fields.refuse("stop", f"stop array must have no more than {_MAX_STOPS} strings", got=str(len(texts)))
         return ()
     if not all(isinstance(text, str) for text in texts):
         fields.refuse("stop", "stop array contains non string element")
@@ -139,9 +121,8 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def refuse_unserved(fields: Fields) -> None:
-    """Refuse what would be passed over otherwise, and change the answer for those who count on it."""
-    for name, reason in _UNSERVED.items():
+def _refuse_unsupported(fields: Fields) -> None:
+    for name, reason in _UNSUPPORTED.items():
         if fields.get(name):
             fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
 
@@ -153,12 +134,12 @@ def _read_min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
     return least
 
 
-def _read_repetition_penalty(fields: Fields) -> float | None:
-    penalty = fields.number("repetition_penalty", 0, _GREATEST)
-    if penalty == 0:
-        fields.refuse("repetition_penalty", "repetition_penalty is not a valid number", got="0")
+def _read_positive(fields: Fields, name: str, high: float, message: str) -> float | None:
+    value = fields.number(name, 0, high)
+    if value == 0:
+        fields.refuse(name, f"{name} {message}", got="0")
         return None
-    return penalty
+    return value
 
 
 def _read_top_k(fields: Fields) -> int | None:
@@ -180,35 +161,29 @@ def _read_seed(fields: Fields) -> int | None:
 def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) -> int:
     best_of = fields.unsigned("best_of", least=1, message="best_of value should be greater than 0") or 1
     if best_of > limits.best_of_limit:
-        most = f"best_of exceeds limit provided in graph config: {limits.best_of_limit}"
-        fields.refuse("best_of", most, got=str(best_of))
+        message = f"best_of exceeds limit provided in graph config: {limits.best_of_limit}"
+        fields.refuse("best_of", message, got=str(best_of))
     elif best_of > 1 and is_stream:
         fields.refuse("best_of", "best_of cannot be used in streaming mode")
     return best_of
 
 
 def _read_assistant_tokens(fields: Fields) -> int | None:
-    number = _read_proposed(fields, "num_assistant_tokens")
+    number = _read_speculative(fields, "num_assistant_tokens")
     if number is not None and fields.get("assistant_confidence_threshold") is not None:
-        told = "num_assistant_tokens and assistant_confidence_threshold are mutually exclusive and cannot both be set"
-        fields.refuse("num_assistant_tokens", told)
+        message = (
+            "num_assistant_tokens and assistant_confidence_threshold are mutually exclusive and cannot both be set"
+        )
+        fields.refuse("num_assistant_tokens", message)
     return number
 
 
-def _read_proposed(fields: Fields, name: str) -> int | None:
+def _read_speculative(fields: Fields, name: str) -> int | None:
     number = fields.unsigned(name, least=1)
-    if number is not None and number > _MOST_PROPOSED:
-        fields.refuse(name, f"{name} value can't be greater than {_MOST_PROPOSED}", got=str(number))
+    if number is not None and number > _MAX_SPECULATIVE_TOKENS:
+        fields.refuse(name, f"{name} value can't be greater than {_MAX_SPECULATIVE_TOKENS}", got=str(number))
         return None
     return number
-
-
-def _read_confidence(fields: Fields) -> float | None:
-    threshold = fields.number("assistant_confidence_threshold", 0, 1)
-    if threshold == 0:
-        fields.refuse("assistant_confidence_threshold", "assistant_confidence_threshold should be above 0", got="0")
-        return None
-    return threshold
 
 
 def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
@@ -217,28 +192,23 @@ def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
         return ()
     most = limits.vocabulary_size or 2**31
     if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < most for each in ids):
-        fields.refuse("stop_token_ids", f"stop_token_ids: expected numbers of tokens from 0 to {most - 1}")
+        fields.refuse("stop_token_ids", f"stop_token_ids: expected token ids from 0 to {most - 1}")
         return ()
     return tuple(ids)
 
 
-# ----------------------------------------------------------------------
-# The form that an answer has to have, as bodies write it
-# ----------------------------------------------------------------------
+# Response format
 
-_WRITTEN: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
+_TEXT_GRAMMARS: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
     "regex": (GrammarKind.REGEX, ("regex", "pattern")),
     "grammar": (GrammarKind.EBNF, ("grammar",)),
 }
-"""Forms that are texts, with the names that clients have for them."""
+"""Text grammars, with the field names that clients use."""
 _KINDS: Final = ("text", "json_object", "json_schema", "regex", "grammar", "structural_tag")
 
 
 def read_response_format(fields: Fields, name: str = "response_format") -> Grammar | None:
-    """Read the form of an answer; None for any text.
-
-    A schema lies below ``json_schema``, or, as the Responses API has it, beside the type.
-    """
+    """Return the output grammar, or None; the Responses API has the schema next to the type."""
     form = fields.within(name)
     if form is None:
         return None
@@ -257,7 +227,7 @@ def read_response_format(fields: Fields, name: str = "response_format") -> Gramm
     if kind == "structural_tag":
         tag: dict[str, Any] | None = fields.mapping(name)
         return None if tag is None else Grammar(GrammarKind.STRUCTURAL_TAG, orjson.dumps(tag).decode())
-    return _read_written(form, kind)
+    return _read_text_grammar(form, kind)
 
 
 def _read_schema(form: Fields) -> Grammar | None:
@@ -274,69 +244,62 @@ def _read_schema(form: Fields) -> Grammar | None:
     return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(schema).decode())
 
 
-def _read_written(form: Fields, kind: str) -> Grammar | None:
-    made, names = _WRITTEN[kind]
+def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
+    grammar_kind, names = _TEXT_GRAMMARS[kind]
     for name in names:
         text = form.text(name)
         if text:
-            return Grammar(made, text)
+            return Grammar(grammar_kind, text)
         if form.get(name) is not None:
             return None
     form.refuse(names[0], f"{form.path(names[0])} is missing")
     return None
 
 
-# ----------------------------------------------------------------------
-# Tools that a model may call, and which of them it has to
-# ----------------------------------------------------------------------
+# Tools
 
-_CHOICES: Final = frozenset({"none", "auto", "required"})
+_TOOL_CHOICES: Final = frozenset({"none", "auto", "required"})
 _FUNCTION: Final = "function"
 _ALLOWED: Final = "allowed_tools"
 
 
-class Tools(NamedTuple):
-    """Tools and the choice among them, as ``Conversation`` has them."""
+class _Tools(NamedTuple):
+    """Tools and tool choice, as in ``Conversation``."""
 
     tools: tuple[Mapping[str, Any], ...]
     choice: str
     name: str
 
 
-def read_tools(fields: Fields) -> Tools:
-    """Read tools, of which none are left where none may be called."""
+def read_tools(fields: Fields) -> _Tools:
+    """Return the tools; none if the choice forbids calls."""
     choice, name, allowed = _read_choice(fields)
     tools = tuple(
         _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
     )
     if allowed is not None:
-        tools = _only(tools, allowed, fields)
+        for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
+            problem = "tool_choice allows a function that is not among the tools"
+            fields.refuse("tool_choice", problem, got=shown(unknown))
+        tools = tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
     if choice == "none":
-        return Tools((), choice, "")
+        return _Tools((), choice, "")
     if not tools and choice in {"required", _FUNCTION}:
         fields.refuse("tool_choice", "tool_choice is only allowed when tools are specified")
     elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
         fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
-    return Tools(tools, choice, name)
-
-
-def _only(tools: tuple[Mapping[str, Any], ...], allowed: set[str], fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """Leave those that may be called, as if there were no others."""
-    for name in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
-        fields.refuse("tool_choice", "tool_choice allows a function that is not among the tools", got=shown(name))
-    return tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
+    return _Tools(tools, choice, name)
 
 
 def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
-    """Give the choice, the one function that it may name, and those that it allows, None for all."""
+    """Return the choice, the named function, and the allowed functions (None for all)."""
     value = fields.word("tool_choice")
     if value is None:
         return "auto", "", None
     if isinstance(value, str):
-        if value in _CHOICES:
+        if value in _TOOL_CHOICES:
             return value, "", None
-        said = "tool_choice should be either 'none' or 'auto' or 'required'"
-        fields.refuse("tool_choice", said, got=shown(value))
+        fields.refuse("tool_choice", "tool_choice should be either 'none' or 'auto' or 'required'", got=shown(value))
         return "auto", "", None
     chosen = fields.within("tool_choice", "tool_choice is not a valid JSON object or string")
     if chosen is None:
@@ -347,7 +310,6 @@ def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
 
 
 def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
-    """Read a choice among some of the tools, which chat has in an object of its own."""
     holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
     if holder is None:
         return "auto", "", set()
@@ -360,8 +322,7 @@ def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
 
 
 def _read_named(chosen: Fields) -> tuple[str, str]:
-    """Read the one function that is to be called."""
-    # The Responses API has the name where chat has an object with it.
+    # The Responses API has the name directly, chat nests the name in an object.
     is_flat = chosen.get(_FUNCTION) is None and chosen.get("type") == _FUNCTION
     named = chosen if is_flat else chosen.within(_FUNCTION, "tool_choice.function is not a valid JSON object")
     if named is None:
@@ -376,7 +337,7 @@ def _read_named(chosen: Fields) -> tuple[str, str]:
 
 
 def _read_tool(fields: Fields) -> Mapping[str, Any]:
-    """Read a tool in the form of chat, or of the Responses API, which has everything on one level."""
+    """Return a tool, in chat's nested or the Responses API's flat form."""
     kind = fields.name_text("type")
     if kind not in {None, _FUNCTION}:
         fields.refuse("type", "Only function tools are supported", got=shown(kind), code="unsupported_parameter")
@@ -399,7 +360,7 @@ def _read_function(fields: Fields) -> Mapping[str, Any]:
     description = fields.prompt_text("description")
     if description is not None:
         function["description"] = description
-    # Templates ask for them without looking whether they are there.
+    # Chat templates access the parameters unconditionally.
     function["parameters"] = fields.mapping("parameters", is_prompt=True) or {"type": "object", "properties": {}}
     strict = fields.flag("strict")
     if strict is not None:
@@ -407,36 +368,34 @@ def _read_function(fields: Fields) -> Mapping[str, Any]:
     return function
 
 
-# ----------------------------------------------------------------------
-# Messages of a conversation, read so that any chat template can be given them
-# ----------------------------------------------------------------------
+# Messages
 
-_TEXTS: Final[Mapping[str, str]] = {
+_TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
 }
-"""Where parts of a content have their text, by their types."""
-_MEDIA: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
-_PASSED: Final = ("name", "tool_call_id", "reasoning_content")
-_INSTEAD: Final[Mapping[str, str]] = {"developer": "system"}
-"""Roles that templates do not know, with those that stand for them."""
+"""Text fields of content parts, by part type."""
+_MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
+_PASSED_FIELDS: Final = ("name", "tool_call_id", "reasoning_content")
+_ROLE_ALIASES: Final[Mapping[str, str]] = {"developer": "system"}
+"""Roles that chat templates do not know, with replacements."""
 
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """Read the messages of a chat: role and one text each, and what else templates know."""
+    """Return the messages of a chat, in the form that chat templates expect."""
     if fields.get("messages") is None:
         fields.refuse("messages", "Messages missing in request", code="missing_required_parameter")
         return ()
     if fields.get("messages") == []:
         fields.refuse("messages", "Messages array cannot be empty")
     objects = fields.objects("messages", "Messages are not an array", "Message is not a JSON object")
-    return tuple(_read_message(each) for each in objects)
+    return tuple(_read_chat_message(each) for each in objects)
 
 
 def role_of(fields: Fields) -> str:
-    """Read whose a message is, as templates know it."""
+    """Return the role, in the names that chat templates know."""
     role = fields.word("role")
     if role is None or role == "":
         fields.refuse("role", "Every message must have 'role' field")
@@ -444,22 +403,22 @@ def role_of(fields: Fields) -> str:
     if not isinstance(role, str) or len(role) > MAX_NAME_CHARACTERS:
         fields.refuse("role", "Invalid message structure", got=shown(role))
         return ""
-    return _INSTEAD.get(role, role)
+    return _ROLE_ALIASES.get(role, role)
 
 
-def _read_message(fields: Fields) -> dict[str, Any]:
+def _read_chat_message(fields: Fields) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role_of(fields), "content": flattened(fields, "content")}
-    for name in _PASSED:
+    for name in _PASSED_FIELDS:
         text = fields.prompt_text(name, "Invalid message structure")
         if text is not None:
             message[name] = text
-    calls = [_read_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
+    calls = [_read_tool_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
     if calls:
         message["tool_calls"] = calls
     return message
 
 
-def _read_call(fields: Fields) -> dict[str, Any]:
+def _read_tool_call(fields: Fields) -> dict[str, Any]:
     function = fields.within("function", "Each tool_call must have a 'function' object")
     if function is None:
         if fields.get("function") is None:
@@ -476,7 +435,7 @@ def _read_call(fields: Fields) -> dict[str, Any]:
 
 
 def _read_arguments(function: Fields) -> str:
-    """Give arguments as the text that OpenAI has for them; some clients send the object."""
+    """Return tool call arguments as JSON text; some clients send an object."""
     value = function.get("arguments")
     if not isinstance(value, dict):
         return function.prompt_text("arguments") or "{}"
@@ -485,7 +444,7 @@ def _read_arguments(function: Fields) -> str:
 
 
 def flattened(fields: Fields, name: str) -> str:
-    """Read a content, a text or a list of parts, as one text; nothing is an empty one."""
+    """Return the content, a string or a list of parts, as a string."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
         fields.prompt.add(len(value or ""))
@@ -498,47 +457,45 @@ def flattened(fields: Fields, name: str) -> str:
         kind = part.word("type")
         if not isinstance(kind, str):
             part.refuse("type", "Invalid message structure - content object type missing")
-        elif kind in _TEXTS:
-            text = part.prompt_text(_TEXTS[kind], "Invalid message structure - content text missing")
-            if part.get(_TEXTS[kind]) is None:
-                part.refuse(_TEXTS[kind], "Invalid message structure - content text missing")
+        elif kind in _TEXT_PARTS:
+            text = part.prompt_text(_TEXT_PARTS[kind], "Invalid message structure - content text missing")
+            if part.get(_TEXT_PARTS[kind]) is None:
+                part.refuse(_TEXT_PARTS[kind], "Invalid message structure - content text missing")
             texts.append(text or "")
         else:
-            known = "this model reads text only" if kind in _MEDIA else "expected text"
+            known = "this model accepts text only" if kind in _MEDIA_PARTS else "expected text"
             part.refuse("type", "Unsupported content type", got=f"{shown(kind)}, and {known}")
     return "\n".join(texts)
 
 
-# ----------------------------------------------------------------------
-# The fields that bodies of chat and completions have in common
-# ----------------------------------------------------------------------
+# Common request
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """What a stream tells beside its text: an account of tokens behind it, or with each piece."""
+class _StreamOptions:
+    """Usage reporting of a stream: at the end (``tells_usage``) or in every chunk (``counts_on``)."""
 
     tells_usage: bool = False
     counts_on: bool = False
 
 
-def read_stream_options(fields: Fields, *, is_stream: bool) -> StreamOptions:
-    """Read what a stream tells; other servers' ``continuous_usage_stats`` is known."""
+def read_stream_options(fields: Fields, *, is_stream: bool) -> _StreamOptions:
+    """Return the stream options, including vLLM's ``continuous_usage_stats``."""
     if fields.get("stream_options") is None:
-        return StreamOptions()
+        return _StreamOptions()
     if not is_stream:
         fields.refuse("stream_options", "stream_options provided, but stream not set to true")
-        return StreamOptions()
+        return _StreamOptions()
     options = fields.within("stream_options")
     if options is None:
-        return StreamOptions()
+        return _StreamOptions()
     known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
     unknown = sorted(options.names() - known)
     if unknown:
-        told = "Found unexpected stream options. Properties accepted in stream_options: include_usage"
-        fields.refuse("stream_options", told, got=", ".join(name[:40] for name in unknown[:4]))
+        message = "Found unexpected stream options. Properties accepted in stream_options: include_usage"
+        fields.refuse("stream_options", message, got=", ".join(name[:40] for name in unknown[:4]))
     tells_usage = options.flag("include_usage", "stream_options.include_usage is not a boolean")
-    return StreamOptions(bool(tells_usage), bool(tells_usage and options.flag("continuous_usage_stats")))
+    return _StreamOptions(bool(tells_usage), bool(tells_usage and options.flag("continuous_usage_stats")))
 
 
 def make_request(
@@ -552,23 +509,23 @@ def make_request(
     echo: bool = False,
     deadline: float,
 ) -> GenerationRequest:
-    """Make the request for one prompt of the fields that all bodies have; what is wrong with them is noted."""
-    sampling = read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
+    """Return the request for one prompt, from the fields common to all endpoints."""
+    sampling = _read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
     keeps_special = fields.flag("skip_special_tokens") is False
     request = GenerationRequest(
         prompt,
         sampling,
-        stop=read_stop(fields),
+        stop=_read_stop(fields),
         keeps_stop=bool(fields.flag("include_stop_str_in_output")),
-        n=read_number_of_texts(fields, limits, sampling.best_of),
+        n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,
         echo=echo,
         grammar=read_response_format(fields),
         skips_special_tokens=not keeps_special,
-        # Without the marks of special tokens there is nothing to find calls and reasoning by.
+        # Text with special tokens is returned raw, without parsing tool calls and reasoning.
         parses=not keeps_special,
         deadline=deadline,
     )
-    refuse_unserved(fields)
+    _refuse_unsupported(fields)
     check_passed_over(fields)
     return request

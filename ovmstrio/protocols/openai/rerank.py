@@ -1,4 +1,4 @@
-"""``/rerank``: which documents answer a query best, in the form that Cohere's clients know."""
+"""Endpoint ``/rerank``: relevance of documents to a query, in Cohere's API."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["rerank_rules"]
 
-_MOST_DOCUMENTS: Final = 500
-_VERSION: Final = "2"
-"""Of Cohere's API, whose form this is."""
+_MAX_DOCUMENTS: Final = 500
+_VERSION: Final = "2"  # Version of Cohere's API
 
 
-class _Asked(NamedTuple):
-    """A query, documents, how many are answered (None for all), and whether with their texts."""
+class _RerankRequest(NamedTuple):
+    """Parsed request; ``top_n`` None returns all documents."""
 
     query: str
     documents: Sequence[str]
@@ -45,32 +44,27 @@ class _Asked(NamedTuple):
 
 
 def rerank_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
+    """Return the routes."""
 
     async def rerank(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        asked = await read_apart(partial(_read, body.document), body)
+        parsed = await read_apart(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.RERANK) as call:
-            scores, tokens = await cast("Reranker", call.service).rerank(asked.query, asked.documents)
+            scores, tokens = await cast("Reranker", call.service).rerank(parsed.query, parsed.documents)
             charge_caller(tokens)
-            write = partial(_write, body.model, asked, scores, tokens)
-            returned = sum(map(len, asked.documents)) if asked.returns_documents else 0
+            write = partial(_write, body.model, parsed, scores, tokens)
+            returned = sum(map(len, parsed.documents)) if parsed.returns_documents else 0
             content = write() if returned <= AT_ONCE else await trio.to_thread.run_sync(write)
             call.event.sent = len(content)
         return HttpAnswer(200, JSON_TYPE, content)
 
-    # Cohere's clients put the version of their API behind the address that they are given.
+    # Cohere's clients append the API version to the configured URL.
     return [*api.rules("/rerank", "POST", rerank), *api.rules("/v2/rerank", "POST", rerank, prefixes=("", *PREFIXES))]
 
 
-def _read(document: Mapping[str, Any]) -> _Asked:
-    """Read a body.
-
-    Raises:
-        InvalidField: it is not what it should be; of several things that are wrong all are told.
-    """
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+def _read(document: Mapping[str, Any]) -> _RerankRequest:
+    errors = Gathered()
+    fields = Fields(document, errors)
     query = fields.text("query", "query is not a string")
     if document.get("query") is None:
         fields.refuse("query", "query is missing in request", code="missing_required_parameter")
@@ -79,11 +73,9 @@ def _read(document: Mapping[str, Any]) -> _Asked:
     returns = fields.flag("return_documents")
     for unknown in ("rank_fields", "max_chunks_per_doc", "max_tokens_per_doc"):
         if fields.get(unknown) is not None:
-            fields.refuse(
-                unknown, f"{unknown} is not supported: documents are read as a whole", code="unsupported_parameter"
-            )
-    wrong.tell()
-    return _Asked(query or "", documents, top_n, bool(returns))
+            fields.refuse(unknown, f"{unknown} is not supported: documents are not split", code="unsupported_parameter")
+    errors.tell()
+    return _RerankRequest(query or "", documents, top_n, bool(returns))
 
 
 def _read_documents(fields: Fields) -> list[str]:
@@ -92,12 +84,12 @@ def _read_documents(fields: Fields) -> list[str]:
         fields.refuse("documents", "documents is missing in request", code="missing_required_parameter")
     if given is None:
         return []
-    if not 1 <= len(given) <= _MOST_DOCUMENTS:
-        fields.refuse("documents", f"documents should be 1 to {_MOST_DOCUMENTS}", got=str(len(given)))
+    if not 1 <= len(given) <= _MAX_DOCUMENTS:
+        fields.refuse("documents", f"documents should be 1 to {_MAX_DOCUMENTS}", got=str(len(given)))
         return []
     texts = []
     for at, each in enumerate(given):
-        # Earlier forms of Cohere's API have a document as an object with its text.
+        # Earlier versions of Cohere's API sent documents as objects.
         text = each.get("text") if isinstance(each, dict) else each
         if not isinstance(text, str):
             fields.refuse(
@@ -108,15 +100,15 @@ def _read_documents(fields: Fields) -> list[str]:
     return texts
 
 
-def _write(model: str, asked: _Asked, scores: Sequence[float], tokens: int) -> bytes:
-    """Write the answer, best documents first, equal ones in their order."""
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+def _write(model: str, request: _RerankRequest, scores: Sequence[float], tokens: int) -> bytes:
+    """Encode the response, best documents first, ties in input order."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     pieces = [b'{"id":%b,"model":%b,"results":[' % (orjson.dumps(str(uuid4())), orjson.dumps(model))]
     for place, index in enumerate(order):
         head = b"," if place else b""
         pieces.append(head + b'{"index":%d,"relevance_score":%b' % (index, orjson.dumps(scores[index])))
-        if asked.returns_documents:
-            pieces += (b',"document":{"text":', *text_pieces(asked.documents[index]), b"}")
+        if request.returns_documents:
+            pieces += (b',"document":{"text":', *text_pieces(request.documents[index]), b"}")
         pieces.append(b"}")
     account = {
         "meta": {

@@ -1,4 +1,4 @@
-"""``/responses``: an answer to a conversation, of items."""
+"""OpenAI endpoint ``/responses`` (Responses API)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 
 from ovmstrio.core.errors import Gathered, ServerError
 from ovmstrio.core.generation import Conversation, Finish
-from ovmstrio.protocols.openai.deltas import DONE
+from ovmstrio.protocols.openai.deltas import DONE, logprob_document
 from ovmstrio.protocols.openai.fields import Fields, PromptSize, check_passed_over_of_responses, shown
 from ovmstrio.protocols.openai.request_fields import (
     flattened,
@@ -22,28 +22,25 @@ from ovmstrio.protocols.openai.request_fields import (
     read_tools,
     role_of,
 )
-from ovmstrio.protocols.openai.text_endpoint import Asked, text_rules
+from ovmstrio.protocols.openai.text_endpoint import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ovmstrio.core.generation import GenerationLimits, Piece, TokenLogprob
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
-    from ovmstrio.transport.http.router import Rule
 
-__all__ = ["Event", "OutputItems", "ResponseEvents", "Responses", "WholeResponse", "read_input", "response_rules"]
+__all__ = ["Responses"]
 
-# ----------------------------------------------------------------------
-# Items of a body's input as the messages of a conversation
-# ----------------------------------------------------------------------
+# Input items
 
-_PASSED_OVER: Final = frozenset({"reasoning"})
-"""What a model has thought is not said to it again."""
+_IGNORED_ITEMS: Final = frozenset({"reasoning"})
+"""Input items that are ignored: earlier reasoning is not sent to the model again."""
 
 
-def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """Read instructions and input as messages; a call of a tool belongs to the assistant's message before it."""
+def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """Return instructions and input items as messages; tool calls join the preceding assistant message."""
     messages: list[dict[str, Any]] = []
     instructions = fields.prompt_text("instructions")
     if instructions:
@@ -57,8 +54,7 @@ def read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     else:
         if given == []:
             fields.refuse("input", "Messages array cannot be empty")
-        told = "input is not a string or array"
-        for item in fields.objects("input", told, "Input item is not a JSON object"):
+        for item in fields.objects("input", "input is not a string or array", "Input item is not a JSON object"):
             _add_item(messages, item)
     return tuple(messages)
 
@@ -68,15 +64,15 @@ def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
     if kind is None or kind == "message":
         messages.append({"role": role_of(item), "content": flattened(item, "content")})
     elif kind == "function_call":
-        _add_call(messages, item)
+        _add_tool_call(messages, item)
     elif kind == "function_call_output":
-        called = item.prompt_text("call_id") or ""
-        messages.append({"role": "tool", "tool_call_id": called, "content": flattened(item, "output")})
-    elif not isinstance(kind, str) or kind not in _PASSED_OVER:
+        call_id = item.prompt_text("call_id") or ""
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": flattened(item, "output")})
+    elif not isinstance(kind, str) or kind not in _IGNORED_ITEMS:
         item.refuse("type", "Unsupported input item type", got=shown(kind))
 
 
-def _add_call(messages: list[dict[str, Any]], item: Fields) -> None:
+def _add_tool_call(messages: list[dict[str, Any]], item: Fields) -> None:
     name, arguments = item.prompt_text("name"), item.prompt_text("arguments")
     if not name:
         item.refuse("name", f"{item.path('name')} is missing")
@@ -90,21 +86,17 @@ def _add_call(messages: list[dict[str, Any]], item: Fields) -> None:
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
-# ----------------------------------------------------------------------
-# Items of an answer, which grow piece by piece, and the events that tell how
-# ----------------------------------------------------------------------
+# Output items
 
 
-class Event(NamedTuple):
-    """One event: its type behind ``response.``, and what it has beside the number of its place."""
+class _Event(NamedTuple):
+    """Event: type without the prefix ``response.``, and data without the sequence number."""
 
     kind: str
     data: Mapping[str, Any]
 
 
 class _Item(ABC):
-    """An item that is being written."""
-
     def __init__(self, prefix: str, place: int) -> None:
         self.id = f"{prefix}_{uuid4().hex}"
         self.place = place
@@ -112,123 +104,99 @@ class _Item(ABC):
 
     @property
     def text(self) -> str:
-        """All that has come of it."""
         return "".join(self.parts)
 
     @property
     def at(self) -> dict[str, Any]:
-        """Say which item an event is about."""
         return {"item_id": self.id, "output_index": self.place}
 
-    def begin(self) -> Iterator[Event]:
-        """Tell that it is there."""
-        yield Event("output_item.added", {"output_index": self.place, "item": self.document("in_progress")})
+    def begin(self) -> Iterator[_Event]:
+        yield _Event("output_item.added", {"output_index": self.place, "item": self.document("in_progress")})
         yield from self.begin_part()
 
-    def end(self, status: str) -> Iterator[Event]:
-        """Tell that it is whole."""
+    def end(self, status: str) -> Iterator[_Event]:
         yield from self.end_part()
-        yield Event("output_item.done", {"output_index": self.place, "item": self.document(status)})
+        yield _Event("output_item.done", {"output_index": self.place, "item": self.document(status)})
 
-    def begin_part(self) -> Iterator[Event]:
-        """Tell that its text begins."""
+    def begin_part(self) -> Iterator[_Event]:
         return iter(())
 
     @abstractmethod
-    def grow(self, text: str) -> Event:
-        """Tell more of its text."""
+    def grow(self, text: str) -> _Event:
+        """Append text; return the delta event."""
 
     @abstractmethod
-    def end_part(self) -> Iterator[Event]:
-        """Tell that its text is whole."""
+    def end_part(self) -> Iterator[_Event]:
+        """Return the events that complete the text."""
 
     @abstractmethod
     def document(self, status: str) -> Mapping[str, Any]:
-        """Give it as it is now."""
+        """Return the item's current document."""
 
 
 class _Reasoning(_Item):
-    """What a model thinks before it answers."""
-
     def __init__(self, place: int) -> None:
         super().__init__("rs", place)
-
-    @property
-    def _in_summary(self) -> dict[str, Any]:
-        return {**self.at, "summary_index": 0}
 
     def _part(self) -> Mapping[str, Any]:
         return {"type": "summary_text", "text": self.text}
 
-    def begin_part(self) -> Iterator[Event]:
-        yield Event("reasoning_summary_part.added", {**self._in_summary, "part": self._part()})
+    def begin_part(self) -> Iterator[_Event]:
+        yield _Event("reasoning_summary_part.added", {**self.at, "summary_index": 0, "part": self._part()})
 
-    def grow(self, text: str) -> Event:
+    def grow(self, text: str) -> _Event:
         self.parts.append(text)
-        return Event("reasoning_summary_text.delta", {**self._in_summary, "delta": text})
+        return _Event("reasoning_summary_text.delta", {**self.at, "summary_index": 0, "delta": text})
 
-    def end_part(self) -> Iterator[Event]:
-        yield Event("reasoning_summary_text.done", {**self._in_summary, "text": self.text})
-        yield Event("reasoning_summary_part.done", {**self._in_summary, "part": self._part()})
+    def end_part(self) -> Iterator[_Event]:
+        yield _Event("reasoning_summary_text.done", {**self.at, "summary_index": 0, "text": self.text})
+        yield _Event("reasoning_summary_part.done", {**self.at, "summary_index": 0, "part": self._part()})
 
     def document(self, status: str) -> Mapping[str, Any]:
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [self._part()] if self.parts else [],
-        }
+        return {"id": self.id, "type": "reasoning", "status": status, "summary": [self._part()] if self.parts else []}
 
 
 class _Message(_Item):
-    """What a model says."""
-
     def __init__(self, place: int) -> None:
         super().__init__("msg", place)
         self.logprobs: list[Mapping[str, Any]] = []
-        self._has_begun = False
-
-    @property
-    def _in_content(self) -> dict[str, Any]:
-        return {**self.at, "content_index": 0}
+        self._is_started = False
 
     def _part(self) -> Mapping[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
-    def begin_part(self) -> Iterator[Event]:
-        self._has_begun = True
-        yield Event("content_part.added", {**self._in_content, "part": self._part()})
+    def begin_part(self) -> Iterator[_Event]:
+        self._is_started = True
+        yield _Event("content_part.added", {**self.at, "content_index": 0, "part": self._part()})
 
-    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Event:
+    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> _Event:
         self.parts.append(text)
-        told = [_logprob(token) for token in logprobs]
-        self.logprobs += told
-        return Event("output_text.delta", {**self._in_content, "delta": text, "logprobs": told})
+        added = [logprob_document(token) for token in logprobs]
+        self.logprobs += added
+        return _Event("output_text.delta", {**self.at, "content_index": 0, "delta": text, "logprobs": added})
 
-    def end_part(self) -> Iterator[Event]:
-        yield Event("output_text.done", {**self._in_content, "text": self.text, "logprobs": self.logprobs})
-        yield Event("content_part.done", {**self._in_content, "part": self._part()})
+    def end_part(self) -> Iterator[_Event]:
+        yield _Event("output_text.done", {**self.at, "content_index": 0, "text": self.text, "logprobs": self.logprobs})
+        yield _Event("content_part.done", {**self.at, "content_index": 0, "part": self._part()})
 
     def document(self, status: str) -> Mapping[str, Any]:
-        content = [self._part()] if self._has_begun else []
+        content = [self._part()] if self._is_started else []
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-class _Call(_Item):
-    """A call of a tool."""
-
+class _ToolCall(_Item):
     def __init__(self, place: int, index: int, call_id: str, name: str) -> None:
         super().__init__("fc", place)
         self.index = index
         self._call_id = call_id or f"call_{uuid4().hex}"
         self._name = name
 
-    def grow(self, text: str) -> Event:
+    def grow(self, text: str) -> _Event:
         self.parts.append(text)
-        return Event("function_call_arguments.delta", {**self.at, "delta": text})
+        return _Event("function_call_arguments.delta", {**self.at, "delta": text})
 
-    def end_part(self) -> Iterator[Event]:
-        yield Event("function_call_arguments.done", {**self.at, "name": self._name, "arguments": self.text})
+    def end_part(self) -> Iterator[_Event]:
+        yield _Event("function_call_arguments.done", {**self.at, "name": self._name, "arguments": self.text})
 
     def document(self, status: str) -> Mapping[str, Any]:
         return {
@@ -241,80 +209,67 @@ class _Call(_Item):
         }
 
 
-class OutputItems:
-    """The items of one answer, of which at most the last one is open."""
+class _OutputItems:
+    """Output items of a response; at most the last one is open."""
 
     def __init__(self) -> None:
         self._ended: list[Mapping[str, Any]] = []
         self._open: _Item | None = None
 
     def documents(self, status: str = "in_progress") -> list[Mapping[str, Any]]:
-        """Give them as they are now, the last one as in this state if it is open."""
+        """Return all documents; ``status`` applies to an open last item."""
         return [*self._ended, *([] if self._open is None else [self._open.document(status)])]
 
-    def take(self, piece: Piece) -> Iterator[Event]:
-        """Take one more piece, and tell what has become of it."""
+    def take(self, piece: Piece) -> Iterator[_Event]:
+        """Append a delta and yield its events."""
         if piece.reasoning:
             if not isinstance(self._open, _Reasoning):
-                yield from self._turn_to(_Reasoning(self._next_place))
-            yield self._grown(piece.reasoning)
+                yield from self._open_item(_Reasoning(self._next_place))
+            yield self._delta(piece.reasoning)
         if piece.text or (piece.logprobs and not piece.calls and not piece.reasoning):
             if not isinstance(self._open, _Message):
-                yield from self._turn_to(_Message(self._next_place))
+                yield from self._open_item(_Message(self._next_place))
             message = self._open
-            assert isinstance(message, _Message)  # noqa: S101 - it was opened here
+            assert isinstance(message, _Message)  # noqa: S101 - opened above
             yield message.grow(piece.text, piece.logprobs)
         for delta in piece.calls:
-            if not isinstance(self._open, _Call) or self._open.index != delta.index:
-                yield from self._turn_to(_Call(self._next_place, delta.index, delta.id, delta.name))
+            if not isinstance(self._open, _ToolCall) or self._open.index != delta.index:
+                yield from self._open_item(_ToolCall(self._next_place, delta.index, delta.id, delta.name))
             if delta.arguments:
-                yield self._grown(delta.arguments)
+                yield self._delta(delta.arguments)
 
-    def end(self, status: str) -> Iterator[Event]:
-        """Tell that there is no more; an answer of nothing is an empty message."""
+    def end(self, status: str) -> Iterator[_Event]:
+        """Close the last item and yield its events; an empty response has an empty message."""
         if self._open is None and not self._ended:
-            yield from self._turn_to(_Message(0))
-        yield from self._end_open(status)
+            yield from self._open_item(_Message(0))
+        yield from self._close_item(status)
 
     @property
     def _next_place(self) -> int:
         return len(self._ended) + (self._open is not None)
 
-    def _grown(self, text: str) -> Event:
-        assert self._open is not None  # noqa: S101 - it was opened by the caller
+    def _delta(self, text: str) -> _Event:
+        assert self._open is not None  # noqa: S101 - opened by the caller
         return self._open.grow(text)
 
-    def _turn_to(self, item: _Item) -> Iterator[Event]:
-        yield from self._end_open("completed")
+    def _open_item(self, item: _Item) -> Iterator[_Event]:
+        yield from self._close_item("completed")
         self._open = item
         yield from item.begin()
 
-    def _end_open(self, status: str) -> Iterator[Event]:
+    def _close_item(self, status: str) -> Iterator[_Event]:
         item, self._open = self._open, None
         if item is not None:
             yield from item.end(status)
             self._ended.append(item.document(status))
 
 
-def _logprob(token: TokenLogprob) -> Mapping[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": token.logprob if token.logprob is not None else 0.0,
-        "bytes": list(token.text.encode(errors="replace")),
-        "top_logprobs": [],
-    }
-
-
-# ----------------------------------------------------------------------
-# Answers of the Responses API, whole and as events
-# ----------------------------------------------------------------------
+# Responses
 
 
 class _Response:
-    """What is told of an answer beside its items: who gave it, and what it was asked with."""
-
-    def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
-        request = asked.requests[0]
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+        request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
         self._head = {
             "id": f"resp_{uuid4().hex}",
@@ -340,74 +295,60 @@ class _Response:
     def document(
         self, status: str, items: Iterable[Mapping[str, Any]], usage: Usage | None, error: Exception | None = None
     ) -> dict[str, Any]:
-        """Give it in a state."""
-        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self._head,
             "status": status,
             "error": None if error is None else _error(error),
-            "incomplete_details": why,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": list(items),
             "usage": None if usage is None else _usage(usage),
         }
 
 
-class WholeResponse:
-    """An answer that is given at once."""
-
-    def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
-        self._response = _Response(model, document, asked)
-        self._items = OutputItems()
+class _ResponseBuilder:
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+        self._response = _Response(model, document, parsed)
+        self._items = _OutputItems()
         self._status = "completed"
 
     def take(self, index: int, piece: Piece) -> None:
-        """Take one more piece."""
         del index
         for _ in self._items.take(piece):
             pass
         self._status = _status(piece, self._status)
 
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Give the answer."""
         for _ in self._items.end(self._status):
             pass
         return self._response.document(self._status, self._items.documents(), usage)
 
 
-class ResponseEvents:
-    """An answer as events, each with its type and number."""
-
-    def __init__(self, model: str, document: Mapping[str, Any], asked: Asked) -> None:
-        self._response = _Response(model, document, asked)
-        self._items = OutputItems()
+class _ResponseStream:
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+        self._response = _Response(model, document, parsed)
+        self._items = _OutputItems()
         self._status = "completed"
         self._number = 0
-        self._has_begun = False
 
     def begin(self) -> bytes:
-        """Tell that the answer is under way."""
-        self._has_begun = True
         document = {"response": self._response.document("in_progress", (), None)}
-        return self._written((Event("created", document), Event("in_progress", document)))
+        return self._encode((_Event("created", document), _Event("in_progress", document)))
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Write one more piece."""
         del index, usage
         self._status = _status(piece, self._status)
-        return self._written(self._items.take(piece))
+        return self._encode(self._items.take(piece))
 
     def end(self, usage: Usage) -> bytes:
-        """Write the end of what is open, and of all."""
-        ended = self._written(self._items.end(self._status))
-        whole = self._response.document(self._status, self._items.documents(), usage)
-        return ended + self._written((Event(self._status, {"response": whole}),)) + DONE
+        ended = self._encode(self._items.end(self._status))
+        document = self._response.document(self._status, self._items.documents(), usage)
+        return ended + self._encode((_Event(self._status, {"response": document}),)) + DONE
 
     def fail(self, error: Exception) -> bytes:
-        """Write a failure, with what there is of the answer."""
         document = self._response.document("failed", self._items.documents("incomplete"), None, error)
-        return self._written((Event("failed", {"response": document}),)) + DONE
+        return self._encode((_Event("failed", {"response": document}),)) + DONE
 
-    def _written(self, events: Iterable[Event]) -> bytes:
+    def _encode(self, events: Iterable[_Event]) -> bytes:
         written = []
         for kind, data in events:
             document = {"type": f"response.{kind}", "sequence_number": self._number, **data}
@@ -431,8 +372,8 @@ def _usage(usage: Usage) -> Mapping[str, Any]:
 
 
 def _error(error: Exception) -> Mapping[str, Any]:
-    told = error.message if isinstance(error, ServerError) else "internal error; the server's log has the details"
-    return {"code": "server_error", "message": told}
+    message = error.message if isinstance(error, ServerError) else "internal error; the server's log has the details"
+    return {"code": "server_error", "message": message}
 
 
 def _choice(prompt: Conversation) -> Any:
@@ -440,32 +381,29 @@ def _choice(prompt: Conversation) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give a tool as this API has it, on one level."""
     return {"type": "function", "description": None, "strict": False, **tool["function"]}
 
 
-# ----------------------------------------------------------------------
-# ``/responses``: an answer to a conversation, of items
-# ----------------------------------------------------------------------
+# Endpoint
 
-_UNSERVED: Final[Mapping[str, str]] = {
-    "previous_response_id": "nothing is stored; send the conversation as input",
-    "conversation": "nothing is stored; send the conversation as input",
-    "background": "the answer is given to who waits for it",
-    "prompt": "this server has no templates of prompts; send input",
+_UNSUPPORTED: Final[Mapping[str, str]] = {
+    "previous_response_id": "responses are not stored; send the conversation as input",
+    "conversation": "responses are not stored; send the conversation as input",
+    "background": "responses are not stored; wait for the response",
+    "prompt": "this server has no prompt templates; send input",
 }
 _LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Responses:
-    """The endpoint."""
+    """Endpoint."""
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
-        """Read a body: input and instructions, tools, and how tokens are chosen."""
-        wrong = Gathered()
-        fields = Fields(document, wrong, prompt=PromptSize(limits, "input"))
+        """Parse a body: instructions, input, tools and sampling parameters."""
+        errors = Gathered()
+        fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
-        messages = read_input(fields)
+        messages = _read_input(fields)
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
@@ -479,36 +417,31 @@ class Responses:
             logprobs=_LOGPROBS in (fields.items("include") or ()),
             deadline=deadline,
         )
-        written = fields.within("text")
-        grammar = None if written is None else read_response_format(written, "format")
+        text = fields.within("text")
+        grammar = None if text is None else read_response_format(text, "format")
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
-        for name, reason in _UNSERVED.items():
+        for name, reason in _UNSUPPORTED.items():
             if fields.get(name):
                 fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
         check_passed_over_of_responses(fields)
-        # It is told again with the answer.
+        # The response repeats this object, so check its size.
         fields.mapping("text")
-        wrong.tell()
+        errors.tell()
         return Asked((replace(request, grammar=grammar or request.grammar),))
 
-    def whole(self, body: Body, asked: Asked) -> WholeResponse:
-        """Make what gathers an answer."""
-        return WholeResponse(body.model, body.document, asked)
+    def whole(self, body: Body, parsed: Asked) -> _ResponseBuilder:
+        """Create a response builder."""
+        return _ResponseBuilder(body.model, body.document, parsed)
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> ResponseEvents:
-        """Make what writes events; failures have an event of their own here."""
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+        """Create an event writer, which encodes failures itself."""
         del write_error
-        return ResponseEvents(body.model, body.document, asked)
-
-
-def response_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
-    return text_rules(api, "/responses", Responses())
+        return _ResponseStream(body.model, body.document, parsed)
 
 
 def _read_template_options(fields: Fields) -> Mapping[str, Any]:
-    """Read variables of the template; any effort to reason has the model think, but none."""
+    """Return chat template variables; any reasoning effort except ``none`` enables thinking."""
     options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
     reasoning = fields.within("reasoning")
     if reasoning is None:

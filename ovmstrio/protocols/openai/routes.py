@@ -1,10 +1,10 @@
-"""The one list of endpoints of OpenAI's API, each a module of its own.
+"""Routes of the OpenAI API.
 
 ::
 
     path ─> endpoint ─> body (JSON or multipart) ─> service by its model ─> answer, or events
 
-An endpoint is a function that makes its rules over an :class:`OpenAIApi`.
+An endpoint is a function that returns its routes over an :class:`OpenAIApi`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import OpenAIApi
-from ovmstrio.protocols.openai.chat import chat_rules
-from ovmstrio.protocols.openai.completions import completion_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.errors import FORMS
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_payload
 from ovmstrio.protocols.openai.rerank import rerank_rules
-from ovmstrio.protocols.openai.responses import response_rules
 from ovmstrio.protocols.openai.speech import speech_rules
+from ovmstrio.protocols.openai.text_documents import TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
 from ovmstrio.transport.http.responses import json_answer
@@ -36,15 +35,13 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["media_rules", "openai_health_rules", "openai_rules", "unknown_path_rules"]
+__all__ = ["openai_rules"]
 
-# ----------------------------------------------------------------------
-# ``/health``: whether the server is ready, where programs that measure or balance vLLM and llama.cpp look for it
-# ----------------------------------------------------------------------
+# Health
 
 
-def openai_health_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rule, which asks nobody for a key."""
+def _health_rules(api: OpenAIApi) -> list[Rule]:
+    """Return the unauthenticated ``/health`` route, which benchmarks and balancers of vLLM and llama.cpp use."""
 
     async def health(_: HttpRequest) -> HttpAnswer:
         readiness = api.plane.readiness()
@@ -55,80 +52,64 @@ def openai_health_rules(api: OpenAIApi) -> list[Rule]:
     return [rule("/health", "GET", health, is_hot=True, need=Need.NOTHING)]
 
 
-# ----------------------------------------------------------------------
-# Paths of OpenAI's API that nothing answers, as those of images, and what is no path of the API at all
-# ----------------------------------------------------------------------
+# Unsupported and unknown paths
 
-_NO_IMAGES: Final = "this server makes no images"
-_REFUSED: Final = {
-    "/images/generations": _NO_IMAGES,
-    "/images/edits": _NO_IMAGES,
-    "/images/variations": _NO_IMAGES,
-}
+_NO_IMAGES: Final = "this server does not generate images"
+_UNSUPPORTED: Final = {"/images/generations": _NO_IMAGES, "/images/edits": _NO_IMAGES, "/images/variations": _NO_IMAGES}
 
 
-def media_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules of images, which no models make; a graph that takes whole requests may."""
+def _image_rules(api: OpenAIApi) -> list[Rule]:
+    """Return the image routes, which only graphs that accept raw requests may answer."""
 
     async def refuse(request: HttpRequest) -> HttpAnswer:
-        path = next(path for path in _REFUSED if request.path.endswith(path))
+        path = next(path for path in _UNSUPPORTED if request.path.endswith(path))
         answered = await answer_payload(api, request, path.removeprefix("/"))
         if answered is not None:
             return answered
-        raise InvalidField(f"{request.path}: {_REFUSED[path]}", code="unsupported")
+        raise InvalidField(f"{request.path}: {_UNSUPPORTED[path]}", code="unsupported")
 
-    return [rule for path in _REFUSED for rule in api.rules(path, "POST", refuse, has_tasks=True)]
+    return [rule for path in _UNSUPPORTED for rule in api.rules(path, "POST", refuse, has_tasks=True)]
 
 
-def unknown_path_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
-    """Make the rules of all other paths below ``/v3``, which services may answer.
-
-    Those below ``/v1`` are other APIs' as well.
-
-    ``known`` are the rules that come before.
-    """
+def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
+    """Return the routes of all other paths below ``/v3``, which services may answer; ``/v1`` has other APIs too."""
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
-        asked = f"{request.method} {request.path}"
+        target = f"{request.method} {request.path}"
         methods = {method for rule in known if rule.pattern.fullmatch(request.path) for method in rule.methods}
         if methods:
-            raise MethodNotAllowed(f"{asked}: use {' or '.join(sorted(methods - {'HEAD'}))}")
+            raise MethodNotAllowed(f"{target}: use {' or '.join(sorted(methods - {'HEAD'}))}")
         answered = await answer_payload(api, request, path.removeprefix("v1/"))
         if answered is not None:
             return answered
-        raise NotFound(f"{asked}: there is no {path!r:.80} in this API; /openapi.json has all paths")
+        raise NotFound(f"{target}: unknown path {path!r:.80}; see /openapi.json")
 
-    made = partial(api.rules, "/<path:path>", view=answer, has_tasks=True, prefixes=("/v3",))
-    return [rule for method in ("GET", "POST") for rule in made(method=method)]
+    create = partial(api.rules, "/<path:path>", view=answer, has_tasks=True, prefixes=("/v3",))
+    return [rule for method in ("GET", "POST") for rule in create(method=method)]
 
 
-# ----------------------------------------------------------------------
-# The one list of endpoints of OpenAI's API, each a module of its own
-# ----------------------------------------------------------------------
+# All endpoints
+
+
+def _text_rules(api: OpenAIApi) -> list[Rule]:
+    return [rule for path, endpoint in TEXT_ENDPOINTS.items() for rule in text_rules(api, path, endpoint)]
+
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
-    chat_rules,
-    completion_rules,
+    _text_rules,
     embedding_rules,
     rerank_rules,
     tokenize_rules,
     model_rules,
-    openai_health_rules,
-    response_rules,
+    _health_rules,
     transcription_rules,
     speech_rules,
-    media_rules,
+    _image_rules,
 )
 
 
 def openai_rules(plane: DataPlane, max_body_bytes: int, errors: str = "openai") -> list[Rule]:
-    """Make the rules over one data plane.
-
-    Args:
-        plane: what is served.
-        max_body_bytes: of what a body may have once its encoding is undone.
-        errors: the form of errors, a key of ``FORMS``.
-    """
+    """Return the routes over one data plane; ``errors`` is a key of ``FORMS``."""
     api = OpenAIApi(plane, max_body_bytes, FORMS[errors])
-    rules = [rule for make in _ENDPOINTS for rule in make(api)]
-    return [*rules, *unknown_path_rules(api, rules)]
+    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
+    return [*rules, *_catch_all_rules(api, rules)]

@@ -1,4 +1,4 @@
-"""``/audio/speech``: texts that are spoken, as one file, as a file that is sent while it is made, or as events."""
+"""OpenAI endpoint ``/audio/speech``: a complete file, a streamed file, or events."""
 
 from __future__ import annotations
 
@@ -36,54 +36,54 @@ _TYPES: Final[Mapping[SoundForm, str]] = {
     SoundForm.MP3: "audio/mpeg",
     SoundForm.OPUS: "audio/ogg",
 }
-_WHOLE: Final = frozenset({SoundForm.WAV, SoundForm.FLAC})
-"""Files whose heads tell their lengths, which come whole unless a stream is asked for."""
+_LENGTH_IN_HEADER: Final = frozenset({SoundForm.WAV, SoundForm.FLAC})
+"""Formats whose header has the length; sent complete unless a stream is requested."""
 
 _AUDIO, _EVENTS = "audio", "sse"
-_MOST_WHOLE: Final = 4096
-_MOST_STREAMED: Final = 100_000
-"""Characters; of what is streamed nobody holds more than a few sentences."""
+_MAX_COMPLETE_CHARACTERS: Final = 4096
+_MAX_STREAMED_CHARACTERS: Final = 100_000
+"""Maximum characters of a streamed text, of which only a few sentences are in memory."""
 
 
-class _Asked(NamedTuple):
-    """What is asked of the model, and whether it is answered with events."""
+class _ParsedRequest(NamedTuple):
+    """Parsed request; ``has_events`` selects server-sent events."""
 
     request: SpeechRequest
     has_events: bool
 
 
 def speech_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules; a graph that takes whole requests may answer them, too."""
+    """Return the routes; a graph that accepts raw requests may answer instead."""
 
     async def speak(request: HttpRequest) -> HttpAnswer:
         answered = await answer_payload(api, request, _PATH.removeprefix("/"))
         if answered is not None:
             return answered
         body = await api.body(request)
-        asked = _read(body.document, deadline_of(request))
-        stream = partial(_stream, api, request, body, asked)
-        if asked.has_events:
+        parsed = _read(body.document, deadline_of(request))
+        stream = partial(_stream, api, request, body, parsed)
+        if parsed.has_events:
             return await answer_with_events(request, stream, api.form.event)
-        headers: Headers = (("content-type", _TYPES[asked.request.form]),)
-        if asked.request.is_streamed:
+        headers: Headers = (("content-type", _TYPES[parsed.request.form]),)
+        if parsed.request.is_streamed:
             return await answer_with_events(request, stream, None, (*headers, UNBUFFERED))
-        return await _answer_whole(api, request, body, asked.request, headers)
+        return await _answer_complete(api, request, body, parsed.request, headers)
 
     return api.rules(_PATH, "POST", speak, has_tasks=True)
 
 
-async def _answer_whole(
-    api: OpenAIApi, request: HttpRequest, body: Body, asked: SpeechRequest, headers: Headers
+async def _answer_complete(
+    api: OpenAIApi, request: HttpRequest, body: Body, parsed: SpeechRequest, headers: Headers
 ) -> HttpAnswer:
     with await api.call(request, body.model, Task.TEXT_TO_SPEECH) as call:
-        async with open_speech(call, asked) as speech:
+        async with open_speech(call, parsed) as speech:
             sound = b"".join([part.audio async for part in speech])
         call.event.sent = len(sound)
         return HttpAnswer(200, headers, sound)
 
 
-async def _stream(api: OpenAIApi, request: HttpRequest, body: Body, asked: _Asked, sink: EventSink) -> None:
-    """Send the sound of each sentence when it has been spoken, as it is or within an event."""
+async def _stream(api: OpenAIApi, request: HttpRequest, body: Body, parsed: _ParsedRequest, sink: EventSink) -> None:
+    """Send each sentence when it has been synthesised, raw or as an event."""
     seconds = 0.0
     with await api.call(request, body.model, Task.TEXT_TO_SPEECH, is_stream=True) as call:
 
@@ -91,12 +91,12 @@ async def _stream(api: OpenAIApi, request: HttpRequest, body: Body, asked: _Aske
             call.event.sent += len(data)
             await sink.send(data)
 
-        async with open_speech(call, asked.request) as speech:
+        async with open_speech(call, parsed.request) as speech:
             async for part in speech:
                 seconds += part.seconds
                 if part.audio:
-                    await send(_delta(part.audio) if asked.has_events else part.audio)
-        if asked.has_events:
+                    await send(_delta(part.audio) if parsed.has_events else part.audio)
+        if parsed.has_events:
             usage = {"type": "duration", "seconds": math.ceil(seconds)}
             await send(write_event({"type": "speech.audio.done", "usage": usage}))
 
@@ -105,42 +105,36 @@ def _delta(audio: bytes) -> bytes:
     return write_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
 
 
-def _read(document: Mapping[str, Any], deadline: float) -> _Asked:
-    """Read a body.
-
-    Raises:
-        InvalidField: it is not what it should be; of several things that are wrong all are told.
-    """
-    wrong = Gathered()
-    fields = Fields(document, wrong)
-    stream = _choice(fields, "stream_format", (_AUDIO, _EVENTS))
-    form = SoundForm(_choice(fields, "response_format", tuple(each.value for each in SoundForm)) or SoundForm.WAV)
-    is_streamed = stream is not None or form not in _WHOLE
+def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
+    errors = Gathered()
+    fields = Fields(document, errors)
+    stream = fields.choice("stream_format", (_AUDIO, _EVENTS), "stream_format field is not a string")
+    forms = tuple(each.value for each in SoundForm)
+    form = SoundForm(fields.choice("response_format", forms, "response_format field is not a string") or SoundForm.WAV)
+    is_streamed = stream is not None or form not in _LENGTH_IN_HEADER
     text = _read_text(fields, is_streamed=is_streamed)
     voice = fields.name_text("voice", "voice field is not a string")
     language = fields.name_text("language", "language field is not a string")
     speed = _read_speed(fields)
     if fields.text("instructions", "instructions field is not a string"):
-        message = "instructions are not supported: how a voice speaks is its own"
-        fields.refuse("instructions", message, code="unsupported_parameter")
-    wrong.tell()
+        fields.refuse("instructions", "instructions are not supported", code="unsupported_parameter")
+    errors.tell()
     request = SpeechRequest(text, voice or "", language or "", speed, form, is_streamed, deadline)
-    return _Asked(request, stream == _EVENTS)
+    return _ParsedRequest(request, stream == _EVENTS)
 
 
 def _read_text(fields: Fields, *, is_streamed: bool) -> str:
     text = fields.text("input", "input field is not a string")
     if text is None:
         if fields.get("input") is None:
-            message = "input field is missing in JSON body"
-            fields.refuse("input", message, code="missing_required_parameter")
+            fields.refuse("input", "input field is missing in JSON body", code="missing_required_parameter")
         return ""
-    most = _MOST_STREAMED if is_streamed else _MOST_WHOLE
+    most = _MAX_STREAMED_CHARACTERS if is_streamed else _MAX_COMPLETE_CHARACTERS
     if len(text) > most:
-        more = "" if is_streamed else f", or {_MOST_STREAMED} where stream_format is {_AUDIO}"
-        fields.refuse("input", f"input may have {most} characters{more}", got=str(len(text)))
+        more = "" if is_streamed else f", or {_MAX_STREAMED_CHARACTERS} with stream_format {_AUDIO}"
+        fields.refuse("input", f"input: expected at most {most} characters{more}", got=str(len(text)))
     elif not text.strip():
-        fields.refuse("input", "input field is empty: there is nothing to speak")
+        fields.refuse("input", "input field is empty")
     return text
 
 
@@ -151,13 +145,5 @@ def _read_speed(fields: Fields) -> float:
     if isinstance(speed, bool) or not isinstance(speed, int | float):
         fields.refuse("speed", "speed field is not a number", got=shown(speed))
         return 1.0
-    # The model says how fast it may be; whole numbers may be larger than any other.
+    # The model checks the range; clamp because huge integers do not convert to float.
     return float(max(-1e9, min(1e9, speed)))
-
-
-def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
-    value = fields.name_text(name, f"{name} field is not a string")
-    if value is not None and value not in values:
-        fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
-        return None
-    return value

@@ -1,9 +1,9 @@
-"""What a request over HTTP asks of a model inside a graph, and its answer as documents that the graph's nodes take on.
+"""OpenAI text endpoints for models inside graphs, with responses as documents that graph nodes pass on.
 
 ::
 
     path, body ─> endpoint ─> generate ─┬─> one document
-                                        └─> a document an event, without the frame and the end of events
+                                        └─> one document per event, without event framing and end marker
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.protocols.openai.text_endpoint import Asked, TextEndpoint
 
-__all__ = ["OpenAITexts"]
+__all__ = ["TEXT_ENDPOINTS", "OpenAITexts"]
 
 _JSON: Final = "application/json"
 _DATA: Final = b"data: "
 _END: Final = b"[DONE]"
-_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
+TEXT_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
     "/chat/completions": Chat(),
     "/completions": Completions(),
     "/responses": Responses(),
@@ -43,25 +43,12 @@ _ENDPOINTS: Final[dict[str, TextEndpoint]] = {
 
 
 class OpenAITexts:
-    """Endpoints that make text, for nodes of graphs; see :class:`ovmstrio.core.service.TextApi`."""
+    """Text endpoints for graph nodes; see :class:`ovmstrio.core.service.TextApi`."""
 
     async def answer(
-        self,
-        model: TextGenerator,
-        name: str,
-        request: HttpRequest,
-        send: Callable[[PayloadDocument], Awaitable[None]],
+        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
     ) -> None:
-        """Have a model answer a request, whose path says how; the caller is charged for its tokens.
-
-        Raises:
-            NotSupported: the path is none of those.
-            InvalidRequest: the body cannot be read.
-            CallerLimited: the caller has used up its tokens.
-            ServerError: as ``TextGenerator.generate``, and as ``send``.
-
-        Cancellation: anywhere.
-        """
+        """Answer a request with a model; the path selects the endpoint.  The caller is charged for the tokens."""
         endpoint = _endpoint_of(request.path)
         document = await read_document(request.body)
         body = Body(document, model_of({"model": name, **document}), len(request.body))
@@ -70,48 +57,43 @@ class OpenAITexts:
             allowance.check_tokens()
         streams, deadline = is_stream(body), deadline_of(request)
         read = partial(endpoint.read, document, model.limits, is_stream=streams, deadline=deadline)
-        asked = await read_apart(read, body)
-        answer = _stream if streams else _answer_whole
-        await answer(endpoint, model, body, asked, send)
+        parsed = await read_apart(read, body)
+        answer = _stream if streams else _answer_complete
+        await answer(endpoint, model, body, parsed, send)
 
 
 def _endpoint_of(path: str) -> TextEndpoint:
-    """Find what a path asks for, below whichever prefix.
-
-    Raises:
-        NotSupported: nothing that makes text.
-    """
-    # The longer one of two that end alike comes first.
-    for known, endpoint in _ENDPOINTS.items():
+    # Of two paths with a common ending the longer one is listed first.
+    for known, endpoint in TEXT_ENDPOINTS.items():
         if path.endswith(known):
             return endpoint
-    raise NotSupported(f"a node that makes text answers {', '.join(_ENDPOINTS)} below /v3 or /v1; got {path:.80}")
+    raise NotSupported(f"expected {', '.join(TEXT_ENDPOINTS)} below /v3 or /v1, got {path:.80}")
 
 
-async def _answer_whole(
+async def _answer_complete(
     endpoint: TextEndpoint,
     model: TextGenerator,
     body: Body,
-    asked: Asked,
+    parsed: Asked,
     send: Callable[[PayloadDocument], Awaitable[None]],
 ) -> None:
-    whole, usage = endpoint.whole(body, asked), Usage()
+    builder, usage = endpoint.whole(body, parsed), Usage()
 
     async def take(index: int, piece: Piece) -> None:
-        whole.take(index, piece)
+        builder.take(index, piece)
 
-    await generate_all(model, asked.requests, usage, take)
-    await send(PayloadDocument(json_answer(whole.document(usage)).content, _JSON))
+    await generate_all(model, parsed.requests, usage, take)
+    await send(PayloadDocument(json_answer(builder.document(usage)).content, _JSON))
 
 
 async def _stream(
     endpoint: TextEndpoint,
     model: TextGenerator,
     body: Body,
-    asked: Asked,
+    parsed: Asked,
     send: Callable[[PayloadDocument], Awaitable[None]],
 ) -> None:
-    streamed, usage = endpoint.streamed(body, asked, OpenAIErrors().event), Usage()
+    streamed, usage = endpoint.streamed(body, parsed, OpenAIErrors().event), Usage()
 
     async def send_all(events: bytes) -> None:
         for data in _data_of(events):
@@ -120,12 +102,12 @@ async def _stream(
     async def take(index: int, piece: Piece) -> None:
         await send_all(streamed.write(index, piece, usage))
 
-    await generate_all(model, asked.requests, usage, take, lambda: send_all(streamed.begin()))
+    await generate_all(model, parsed.requests, usage, take, lambda: send_all(streamed.begin()))
     await send_all(streamed.end(usage))
 
 
 def _data_of(events: bytes) -> Iterator[bytes]:
-    """Give the documents of events as they are written, whose data is one line each; the last of all is none."""
+    """Yield the documents of encoded events, one line each, without the end marker."""
     for line in events.split(b"\n"):
         if line.startswith(_DATA) and not line.endswith(_END, len(_DATA)):
             yield line[len(_DATA) :]

@@ -1,9 +1,9 @@
-"""What chat, completions and responses have in common: a body is read, texts are generated, and they are written.
+"""Base of chat, completions and responses: parse a body, generate text, encode the response.
 
 ::
 
-    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> Whole ─> one document
-                                                    └─> Streamed ─> events, as pieces come
+    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> _ResponseBuilder ─> one document
+                                                    └─> _ResponseStream ─> events, as deltas arrive
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Asked",
     "EventsOfTexts",
-    "Streamed",
     "TextEndpoint",
     "Usage",
-    "Whole",
     "WholeTexts",
     "answer_head",
     "generate_all",
@@ -51,23 +49,14 @@ __all__ = [
     "text_rules",
 ]
 
-# ----------------------------------------------------------------------
-# What chat, completions and responses have in common: a body is read, texts are generated, and they are written
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
 
-_AT_ONCE_BYTES: Final = 2**18
-"""Of a body that is read on the event loop."""
-_AT_ONCE: Final = 32
-"""How many prompts of one body are given to the service at a time."""
+_MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the event loop
+_MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of one body
 
 
 class Asked(NamedTuple):
-    """What one body asks for: a request a prompt, and what is told of them while they are answered.
-
-    ``tells_usage`` asks for an account behind the last event, ``counts_on`` for one in each.
-    """
+    """Parsed body: a request per prompt; usage at the end (``tells_usage``) or in every chunk (``counts_on``)."""
 
     requests: tuple[GenerationRequest, ...]
     tells_usage: bool = False
@@ -76,7 +65,7 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """How many tokens were read, found in a cache among them, made, and for reasoning among these."""
+    """Token counts: prompt, cached prompt, completion, and reasoning (part of the completion)."""
 
     prompt: int = 0
     cached: int = 0
@@ -84,7 +73,7 @@ class Usage:
     reasoning: int = 0
 
     def document(self) -> dict[str, Any]:
-        """Tell it as chat and completions do."""
+        """Return the usage in the form of chat and completions."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -94,60 +83,46 @@ class Usage:
         }
 
 
-class Whole(Protocol):
-    """Takes the pieces of an answer that is given at once; ``index`` counts the texts of all prompts."""
+class _ResponseBuilder(Protocol):
+    """Builder of a complete response; ``index`` counts the choices of all prompts."""
 
-    def take(self, index: int, piece: Piece) -> None:
-        """Take one more piece."""
-        ...
+    def take(self, index: int, piece: Piece) -> None: ...
 
-    def document(self, usage: Usage) -> Mapping[str, Any]:
-        """Give the answer."""
-        ...
+    def document(self, usage: Usage) -> Mapping[str, Any]: ...
 
 
-class Streamed(Protocol):
-    """Writes pieces as events, when they come."""
+class _ResponseStream(Protocol):
+    """Encoder of deltas as events."""
 
     def begin(self) -> bytes:
-        """Write what comes first, once a prompt has been accepted; nothing leaves errors a status of their own."""
+        """Encode the first events, once a prompt is accepted; if empty, errors still have an HTTP status."""
         ...
 
-    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Write one more piece; nothing where there is nothing to tell."""
-        ...
+    def write(self, index: int, piece: Piece, usage: Usage) -> bytes: ...
 
-    def end(self, usage: Usage) -> bytes:
-        """Write the end."""
-        ...
+    def end(self, usage: Usage) -> bytes: ...
 
-    def fail(self, error: Exception) -> bytes:
-        """Write a failure, which is the end."""
-        ...
+    def fail(self, error: Exception) -> bytes: ...
 
 
 class TextEndpoint(Protocol):
-    """A path that makes text, with the form of its bodies and answers."""
+    """Text generation endpoint: format of bodies and responses."""
 
     def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
-        """Read a body.
-
-        Raises:
-            InvalidField: it cannot be served; all that is wrong is told.
-        """
+        """Parse a body; raise ``InvalidField`` with all problems."""
         ...
 
-    def whole(self, body: Body, asked: Asked) -> Whole:
-        """Make what gathers an answer."""
+    def whole(self, body: Body, parsed: Asked) -> _ResponseBuilder:
+        """Create a response builder."""
         ...
 
-    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> Streamed:
-        """Make what writes events; ``write_error`` does in the form of the server's choice."""
+    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+        """Create an event encoder; ``write_error`` encodes errors in the configured format."""
         ...
 
 
 def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
-    """Make the rules of one such path."""
+    """Return the routes of an endpoint."""
 
     async def answer(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
@@ -156,63 +131,55 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
             if answered is not None:
                 return answered
         if is_stream(body):
-            answering = _Answering(api, endpoint, request, body)
-            return await answer_with_events(request, answering.stream, answering.fail)
-        return await _answer_whole(api, endpoint, request, body)
+            stream = _EventStream(api, endpoint, request, body)
+            return await answer_with_events(request, stream.stream, stream.fail)
+        return await _answer_complete(api, endpoint, request, body)
 
     return api.rules(path, "POST", answer, has_tasks=True)
 
 
 def is_stream(body: Body) -> bool:
-    """Tell whether a body asks for events.
-
-    Raises:
-        InvalidField: it says something else than yes or no.
-    """
+    """Return whether a body requests events; raise ``InvalidField`` unless it is a boolean."""
     stream = body.document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidField("stream field is not a boolean", field="stream", got=type_of(stream))
     return bool(stream)
 
 
-async def _answer_whole(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
+async def _answer_complete(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
     deadline = deadline_of(request)
     with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
         read = partial(endpoint.read, body.document, _model(call).limits, is_stream=False, deadline=deadline)
-        asked = await read_apart(read, body)
-        whole, usage = endpoint.whole(body, asked), Usage()
+        parsed = await read_apart(read, body)
+        builder, usage = endpoint.whole(body, parsed), Usage()
 
         async def take(index: int, piece: Piece) -> None:
-            whole.take(index, piece)
+            builder.take(index, piece)
 
-        await generate_all(_model(call), asked.requests, usage, take)
-        answer = json_answer(whole.document(usage))
+        await generate_all(_model(call), parsed.requests, usage, take)
+        answer = json_answer(builder.document(usage))
         call.event.sent = len(answer.content)
         return answer
 
 
-class _Answering:
-    """Makes the events of one request."""
-
+class _EventStream:
     def __init__(self, api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> None:
         self._api = api
         self._endpoint = endpoint
         self._request = request
         self._body = body
-        self._streamed: Streamed | None = None
+        self._streamed: _ResponseStream | None = None
 
     def fail(self, error: Exception) -> bytes:
-        """Write what has ended them."""
         return self._api.form.event(error) if self._streamed is None else self._streamed.fail(error)
 
     async def stream(self, events: EventSink) -> None:
-        """Send them."""
         deadline = deadline_of(self._request)
         with await self._api.call(self._request, self._body.model, Task.TEXT_GENERATION, is_stream=True) as call:
             limits = _model(call).limits
             read = partial(self._endpoint.read, self._body.document, limits, is_stream=True, deadline=deadline)
-            asked = await read_apart(read, self._body)
-            streamed = self._endpoint.streamed(self._body, asked, self._api.form.event)
+            parsed = await read_apart(read, self._body)
+            streamed = self._endpoint.streamed(self._body, parsed, self._api.form.event)
             self._streamed = streamed
             usage = Usage()
 
@@ -224,19 +191,13 @@ class _Answering:
             async def take(index: int, piece: Piece) -> None:
                 await send(streamed.write(index, piece, usage))
 
-            await generate_all(_model(call), asked.requests, usage, take, lambda: send(streamed.begin()))
+            await generate_all(_model(call), parsed.requests, usage, take, lambda: send(streamed.begin()))
             await send(streamed.end(usage))
 
 
 async def read_apart(read: Callable[[], _T], body: Body) -> _T:
-    """Read a body; a large one in a thread, so that others have their turn meanwhile.
-
-    Raises:
-        InvalidField: as ``read``.
-
-    Cancellation: not while a thread reads, which is bounded by the size of the body.
-    """
-    if body.size <= _AT_ONCE_BYTES:
+    """Parse a body, a large one in a worker thread, which cannot be cancelled."""
+    if body.size <= _MAX_INLINE_BYTES:
         return read()
     return await trio.to_thread.run_sync(read)
 
@@ -252,16 +213,10 @@ async def generate_all(
     take: Callable[[int, Piece], Awaitable[None]],
     begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> None:
-    """Give the pieces of all requests to ``take``, and count them in ``usage``.
+    """Pass the deltas of all requests to ``take`` and count tokens; the first failure cancels the other requests."""
 
-    Raises:
-        ServerError: the first failure; the other requests are cancelled.
-
-    Cancellation: all requests are.
-    """
-
-    async def run(position: int, asked: GenerationRequest) -> None:
-        async with open_generation(model, asked) as generation:
+    async def run(position: int, request: GenerationRequest) -> None:
+        async with open_generation(model, request) as generation:
             prompt, cached = generation.prompt_tokens, generation.cached_tokens
             usage.prompt += prompt
             usage.cached += cached
@@ -269,56 +224,47 @@ async def generate_all(
             async for piece in generation:
                 usage.completion += piece.tokens
                 usage.reasoning += piece.reasoning_tokens
-                await take(position * asked.n + piece.index, piece)
-            # Code of users tells at its end what it has read.
+                await take(position * request.n + piece.index, piece)
+            # User code reports its prompt tokens at the end.
             usage.prompt += generation.prompt_tokens - prompt
             usage.cached += generation.cached_tokens - cached
 
     if len(requests) == 1:
         await run(0, requests[0])
         return
-    left = iter(enumerate(requests))
+    pending = iter(enumerate(requests))
 
     async def run_some() -> None:
-        for position, asked in left:
-            await run(position, asked)
+        for position, request in pending:
+            await run(position, request)
 
-    failed = None
+    failure = None
     try:
         async with trio.open_nursery() as nursery:
-            for _ in range(min(_AT_ONCE, len(requests))):
+            for _ in range(min(_MAX_CONCURRENT_PROMPTS, len(requests))):
                 nursery.start_soon(run_some)
     except* ServerError as group:
-        failed = _first(group)
-    if failed is not None:
-        raise failed
+        failure = _first_error(group)
+    if failure is not None:
+        raise failure
 
 
-def _first(error: BaseException) -> BaseException:
-    """Give the first of what went wrong side by side."""
+def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error.with_traceback(None)
 
 
-# ----------------------------------------------------------------------
-# What answers of chat and of completions have in common: their heads, and the frames of their events
-# ----------------------------------------------------------------------
+# Common parts of chat and completions
 
 
 def answer_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """Begin an answer: a new name, when it was made (seconds since 1970), and the model as the body names it."""
+    """Return the common fields of a response: new id, creation time, and the model name in the body."""
     return {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
 class WholeTexts:
-    """Texts that are given at once.
-
-    Args:
-        model: as the body names it.
-        texts: how many there are, of all prompts.
-        has_logprobs: whether tokens come with their probabilities.
-    """
+    """Base of response builders."""
 
     def __init__(self, model: str, texts: int, *, has_logprobs: bool) -> None:
         self._model = model
@@ -326,41 +272,35 @@ class WholeTexts:
         self._has_logprobs = has_logprobs
 
     def take(self, index: int, piece: Piece) -> None:
-        """Take one more piece."""
+        """Append a delta."""
         self._texts[index].take(piece)
 
 
 class EventsOfTexts:
-    """An answer as events, each with what has come of one text.
+    """Base of event encoders; ``head`` has the fields common to all events."""
 
-    Args:
-        head: what every event says.
-        asked: what the body asks for.
-        write_error: writes a failure.
-    """
-
-    def __init__(self, head: Mapping[str, Any], asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
+    def __init__(self, head: Mapping[str, Any], parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
         self._head = head
-        self._asked = asked
-        self._has_logprobs = asked.requests[0].logprobs
+        self._parsed = parsed
+        self._has_logprobs = parsed.requests[0].logprobs
         self._write_error = write_error
 
     def begin(self) -> bytes:
-        """Write nothing: a failure before the first token has a status."""
+        """Return nothing: an error before the first token has an HTTP status."""
         return b""
 
     def end(self, usage: Usage) -> bytes:
-        """Write the account, if it is asked for, and the end."""
-        if not self._asked.tells_usage:
+        """Encode the usage, if requested, and the end marker."""
+        if not self._parsed.tells_usage:
             return DONE
         return write_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
 
     def fail(self, error: Exception) -> bytes:
-        """Write a failure; what follows is the end of the stream."""
+        """Encode a failure, which ends the stream."""
         return self._write_error(error)
 
     def _event(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> bytes:
         document: dict[str, Any] = {**self._head, "choices": choices}
-        if self._asked.tells_usage:
-            document["usage"] = usage.document() if self._asked.counts_on else None
+        if self._parsed.tells_usage:
+            document["usage"] = usage.document() if self._parsed.counts_on else None
         return write_event(document)

@@ -1,4 +1,4 @@
-"""``/tokenize``: the numbers of a text's tokens, as OVMS's clients ask for them."""
+"""Endpoint ``/tokenize``: token ids of a text, in OVMS's API."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["tokenize_rules"]
 
-_MANY: Final = 50_000
-"""Tokens that are written within a few milliseconds."""
+_MAX_INLINE_TOKENS: Final = 50_000  # Token count that is encoded within a few milliseconds
 
 
-class _Asked(NamedTuple):
-    """Texts, whether they came as a list, and how they are tokenized."""
-
+class _ParsedRequest(NamedTuple):
     texts: Sequence[str]
     is_list: bool
     add_special_tokens: bool
@@ -41,23 +38,23 @@ class _Asked(NamedTuple):
 
 
 def tokenize_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules."""
+    """Return the routes."""
 
     async def tokenize(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        asked = _read(body.document)
+        parsed = _read(body.document)
         with await api.call(request, body.model, None) as call:
             service = call.service
             if not isinstance(service, Tokenizer):
-                raise NotSupported(f'the service "{body.model[:80]}" has no tokenizer that could be asked')
+                raise NotSupported(f'the service "{body.model[:80]}" has no tokenizer')
             rows = await service.tokenize(
-                asked.texts,
-                add_special_tokens=asked.add_special_tokens,
-                max_length=asked.max_length,
-                padding=asked.padding,
+                parsed.texts,
+                add_special_tokens=parsed.add_special_tokens,
+                max_length=parsed.max_length,
+                padding=parsed.padding,
             )
-            write = partial(_write, rows, is_list=asked.is_list)
-            is_large = sum(map(len, rows)) > _MANY
+            write = partial(_write, rows, is_list=parsed.is_list)
+            is_large = sum(map(len, rows)) > _MAX_INLINE_TOKENS
             content = await trio.to_thread.run_sync(write) if is_large else write()
             call.event.sent = len(content)
         return HttpAnswer(200, JSON_TYPE, content)
@@ -66,7 +63,7 @@ def tokenize_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def _write(rows: Sequence[TokenRow], *, is_list: bool) -> bytes:
-    """Write the answer; of many tokens without a call that takes long."""
+    """Encode the response; many tokens are encoded in several short calls."""
     pieces = [b'{"tokens":[' if is_list else b'{"tokens":']
     for number, row in enumerate(rows):
         pieces.append(b"," if number else b"")
@@ -75,14 +72,9 @@ def _write(rows: Sequence[TokenRow], *, is_list: bool) -> bytes:
     return b"".join(pieces)
 
 
-def _read(document: Mapping[str, Any]) -> _Asked:
-    """Read a body.
-
-    Raises:
-        InvalidField: it is not what it should be; of several things that are wrong all are told.
-    """
-    wrong = Gathered()
-    fields = Fields(document, wrong)
+def _read(document: Mapping[str, Any]) -> _ParsedRequest:
+    errors = Gathered()
+    fields = Fields(document, errors)
     given = fields.get("text")
     texts = _read_texts(fields, given)
     adds = fields.flag("add_special_tokens")
@@ -92,11 +84,11 @@ def _read(document: Mapping[str, Any]) -> _Asked:
     if side is not None and side not in {each.value for each in Padding}:
         fields.refuse("padding_side", "padding_side should be either left or right", got=shown(side))
     if pads and max_length is not None and max_length * len(texts) > MAX_TOKENIZED_CHARACTERS:
-        message = f"max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens in one request with the padding"
+        message = f"max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens per request, including padding"
         fields.refuse("max_length", message, got=str(max_length * len(texts)))
-    wrong.tell()
+    errors.tell()
     padding = Padding(side or Padding.RIGHT.value) if pads else None
-    return _Asked(texts, isinstance(given, list), adds is not False, max_length, padding)
+    return _ParsedRequest(texts, isinstance(given, list), adds is not False, max_length, padding)
 
 
 def _read_texts(fields: Fields, given: Any) -> list[str]:
@@ -110,7 +102,7 @@ def _read_texts(fields: Fields, given: Any) -> list[str]:
     elif not all(isinstance(each, str) for each in texts):
         fields.refuse("text", "text should be string or array of strings", got=shown(given))
     elif (size := sum(map(weight_of, texts))) > MAX_TOKENIZED_CHARACTERS:
-        message = f"text: expected at most {MAX_TOKENIZED_CHARACTERS} bytes in one request"
+        message = f"text: expected at most {MAX_TOKENIZED_CHARACTERS} bytes per request"
         fields.refuse("text", message, got=f"{size}; send several requests")
     else:
         return texts

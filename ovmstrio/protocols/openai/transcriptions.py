@@ -1,4 +1,4 @@
-"""``/audio/transcriptions`` and ``/audio/translations``: what is said in a recording, whole or as events."""
+"""OpenAI endpoints ``/audio/transcriptions`` and ``/audio/translations``: complete, or as events."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["RecordingForm", "WrittenDown", "read_form", "read_request", "transcription_rules"]
+__all__ = ["transcription_rules"]
 
-# ----------------------------------------------------------------------
-# Forms with a recording that is to be written down, as ``multipart/form-data``
-# ----------------------------------------------------------------------
+# Request form
 
 _MULTIPART: Final = "multipart/form-data"
-_MOST_PARTS: Final = 64
-_AT_ONCE_BYTES: Final = 2**18
+_MAX_PARTS: Final = 64
+_MAX_INLINE_BYTES: Final = 2**18
 _FILE: Final = "file"
 _LISTS: Final = ("timestamp_granularities", "include")
 _NUMBERS: Final = ("temperature",)
@@ -49,22 +47,19 @@ _FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
 _STREAMED: Final = ("json", "text")
 _TIMED: Final = ("json", "verbose_json")
 _GRANULARITIES: Final = ("segment", "word")
-_MOST_PROMPT: Final = 20_000
+_MAX_PROMPT_CHARACTERS: Final = 20_000
 
 
-class RecordingForm(NamedTuple):
-    """The fields of a form as a document of JSON would have them, the file, and the model that is named."""
+class _RecordingForm(NamedTuple):
+    """Parsed form: fields as a JSON document, audio file, and model."""
 
     document: Mapping[str, Any]
     audio: bytes
     model: str
 
 
-class AskedTranscript(NamedTuple):
-    """What is asked of the model, and how it is answered.
-
-    ``granularities`` are those that the caller has named.
-    """
+class _ParsedRequest(NamedTuple):
+    """Parsed request; ``granularities`` are the requested ones."""
 
     request: TranscriptionRequest
     form: str
@@ -72,36 +67,27 @@ class AskedTranscript(NamedTuple):
     is_stream: bool
 
 
-async def read_form(api: OpenAIApi, request: HttpRequest) -> RecordingForm:
-    """Read a form.
-
-    Raises:
-        InvalidField: it has no file or no model.
-        InvalidRequest: it is no such form.
-        PayloadTooLarge: it is too large once its encoding is undone.
-
-    Cancellation: while its encoding is undone; not while a thread reads a large one.
-    """
+async def _read_form(api: OpenAIApi, request: HttpRequest) -> _RecordingForm:
     kind = request.header("content-type") or ""
     if not kind.lower().startswith(_MULTIPART):
-        message = f"a recording is sent as the part {_FILE!r} of {_MULTIPART}"
+        message = f"expected the recording as part {_FILE!r} of {_MULTIPART}"
         raise InvalidField(message, field="content-type", got=repr(kind[:80]))
     body = await inflated_body(request, api.max_body_bytes)
     read = partial(_read_parts, kind, body)
-    document, files = read() if len(body) <= _AT_ONCE_BYTES else await trio.to_thread.run_sync(read)
+    document, files = read() if len(body) <= _MAX_INLINE_BYTES else await trio.to_thread.run_sync(read)
     model = model_of(document)
     if _FILE not in files:
-        message = f"{_FILE} is missing in request: the recording is sent as a part of this name, with a filename"
+        message = f"{_FILE} is missing in request: send the recording as a part of this name, with a filename"
         raise InvalidField(message, field=_FILE, code="missing_required_parameter")
-    return RecordingForm(document, files[_FILE], model)
+    return _RecordingForm(document, files[_FILE], model)
 
 
 def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    from ovmstrio.encoding.multipart import form_parts  # noqa: PLC0415 - a framework, for the first who sends a form
+    from ovmstrio.encoding.multipart import form_parts  # noqa: PLC0415 - loads a framework, only for forms
 
     document: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for part in form_parts(kind, body, most=_MOST_PARTS):
+    for part in form_parts(kind, body, most=_MAX_PARTS):
         name = part.name.removesuffix("[]")
         if part.filename is not None:
             files[name] = part.content
@@ -113,8 +99,8 @@ def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes
 
 
 def _value(name: str, text: str) -> Any:
-    """Give a field as a document of JSON would have it; what cannot be read so stays a text, which is refused later."""
-    if len(text) > _MOST_PROMPT:
+    """Return a form field as a JSON value; invalid text is kept and refused later."""
+    if len(text) > _MAX_PROMPT_CHARACTERS:
         return text
     if name in _NUMBERS:
         try:
@@ -124,30 +110,31 @@ def _value(name: str, text: str) -> Any:
     return _FLAGS.get(text.lower(), text) if name == "stream" else text
 
 
-def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> AskedTranscript:
-    """Read what is asked of the model.
-
-    Raises:
-        InvalidField: fields are not what they should be; all of them are told.
-    """
-    wrong = Gathered()
-    fields = Fields(form.document, wrong)
+def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) -> _ParsedRequest:
+    errors = Gathered()
+    fields = Fields(form.document, errors)
     is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
-    answer = _choice(fields, "response_format", _FORMATS) or "json"
+    answer = fields.choice("response_format", _FORMATS) or "json"
     granularities = _granularities(fields, answer)
     prompt = fields.text("prompt") or ""
-    if len(prompt) > _MOST_PROMPT:
-        fields.refuse("prompt", f"prompt may have {_MOST_PROMPT} characters", got=str(len(prompt)))
+    if len(prompt) > _MAX_PROMPT_CHARACTERS:
+        fields.refuse("prompt", f"prompt: expected at most {_MAX_PROMPT_CHARACTERS} characters", got=str(len(prompt)))
     temperature = fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)")
     if is_stream and answer not in _STREAMED:
-        fields.refuse("response_format", f"a stream has text alone: {' or '.join(_STREAMED)}", got=repr(answer))
+        fields.refuse(
+            "response_format", f"response_format of a stream should be {' or '.join(_STREAMED)}", got=repr(answer)
+        )
     if fields.get("include"):
-        fields.refuse("include", "include is not supported: tokens are not told", code="unsupported_parameter")
+        fields.refuse(
+            "include", "include is not supported: token probabilities are unknown", code="unsupported_parameter"
+        )
     if fields.word("chunking_strategy") not in (None, "auto"):
-        fields.refuse("chunking_strategy", "chunking_strategy is auto here", got=shown(fields.get("chunking_strategy")))
+        fields.refuse(
+            "chunking_strategy", "chunking_strategy should be auto", got=shown(fields.get("chunking_strategy"))
+        )
     language = fields.name_text("language") or ""
-    wrong.tell()
-    asked = TranscriptionRequest(
+    errors.tell()
+    request = TranscriptionRequest(
         audio=form.audio,
         translates=translates,
         language=language.lower(),
@@ -157,15 +144,7 @@ def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> A
         wants_words="word" in granularities,
         deadline=deadline,
     )
-    return AskedTranscript(asked, answer, granularities, is_stream)
-
-
-def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:
-    value = fields.name_text(name)
-    if value is not None and value not in values:
-        fields.refuse(name, f"{name} should be one of {', '.join(values)}", got=shown(value))
-        return None
-    return value
+    return _ParsedRequest(request, answer, granularities, is_stream)
 
 
 def _granularities(fields: Fields, answer: str) -> frozenset[str]:
@@ -175,21 +154,17 @@ def _granularities(fields: Fields, answer: str) -> frozenset[str]:
         if each not in _GRANULARITIES:
             fields.refuse(name, f"{name} should be {' or '.join(_GRANULARITIES)}", got=shown(each))
     if given and answer not in _TIMED:
-        fields.refuse(name, f"{name} are told where response_format is {' or '.join(_TIMED)}", got=repr(answer))
+        fields.refuse(name, f"{name} requires response_format {' or '.join(_TIMED)}", got=repr(answer))
     return frozenset(given)
 
 
-# ----------------------------------------------------------------------
-# What was understood of a recording, as JSON, text, or the subtitles of a film
-# ----------------------------------------------------------------------
+# Response formats
 
 _TYPES: Final = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 
 
 @dataclass(slots=True)
-class WrittenDown:
-    """All that has come."""
-
+class _CompleteTranscript:
     text: str = ""
     segments: list[SpokenSpan] = field(default_factory=list)
     words: list[SpokenSpan] = field(default_factory=list)
@@ -197,7 +172,7 @@ class WrittenDown:
     seconds: float = 0.0
 
     def take(self, part: TranscriptPart) -> str:
-        """Take one more part, and give its text as it belongs behind what has come before."""
+        """Append a part; return its text as it follows the text so far."""
         text = part.text if self.text else part.text.lstrip()
         self.text += text
         self.segments += part.segments
@@ -205,16 +180,14 @@ class WrittenDown:
         return text
 
     def finish(self, transcript: Transcript) -> None:
-        """Take what is known at the end."""
         self.language, self.seconds = transcript.language, transcript.seconds
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tell what is paid for elsewhere: the seconds, rounded up."""
+        """Duration in seconds, rounded up."""
         return {"type": "duration", "seconds": int(-(-self.seconds // 1))}
 
     def answer(self, form: str, granularities: frozenset[str], *, translates: bool, temperature: float) -> HttpAnswer:
-        """Give all of it in the form that was asked for."""
         if form in _TYPES:
             return HttpAnswer(200, (("content-type", f"{_TYPES[form]}; charset=utf-8"),), self._plain(form).encode())
         document: dict[str, Any] = {"text": self.text.strip()}
@@ -236,7 +209,7 @@ class WrittenDown:
 
 
 def _segment(number: int, span: SpokenSpan, temperature: float) -> dict[str, Any]:
-    """Tell of a segment; the library gives no probabilities, so that these say nothing against it."""
+    """Return a segment; the library has no probabilities, so neutral values are returned."""
     raw = span.text.encode()
     return {
         "id": number,
@@ -253,41 +226,38 @@ def _segment(number: int, span: SpokenSpan, temperature: float) -> dict[str, Any
 
 
 def _subtitles(segments: Sequence[SpokenSpan], *, is_web: bool) -> str:
-    """Write segments as WebVTT, or as SubRip's, which numbers them."""
     mark = "." if is_web else ","
     blocks = ["WEBVTT\n\n"] if is_web else []
     for number, each in enumerate(segments, start=1):
         head = "" if is_web else f"{number}\n"
-        # A line that is empty, or an arrow, would end or begin something.
+        # An empty line or an arrow would be read as subtitle syntax.
         text = " ".join(each.text.split()).replace("-->", "->")
         blocks.append(f"{head}{_time(each.start, mark)} --> {_time(each.end, mark)}\n{text}\n\n")
     return "".join(blocks)
 
 
 def _time(seconds: float, mark: str) -> str:
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    minutes, second = divmod(whole, 60)
+    total_seconds, milliseconds = divmod(round(seconds * 1000), 1000)
+    minutes, second = divmod(total_seconds, 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour:02}:{minute:02}:{second:02}{mark}{milliseconds:03}"
 
 
-# ----------------------------------------------------------------------
-# ``/audio/transcriptions`` and ``/audio/translations``: what is said in a recording, whole or as events
-# ----------------------------------------------------------------------
+# Routes
 
 
 def transcription_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules of both paths; a graph that takes whole requests may answer them, too."""
+    """Return the routes; a graph that accepts raw requests may answer instead."""
 
     async def answer(request: HttpRequest, *, path: str, translates: bool) -> HttpAnswer:
         answered = await answer_payload(api, request, path.removeprefix("/"))
         if answered is not None:
             return answered
-        form = await read_form(api, request)
-        asked = read_request(form, translates=translates, deadline=deadline_of(request))
-        if asked.is_stream:
-            return await answer_with_events(request, partial(_stream, api, request, form, asked), api.form.event)
-        return await _answer_whole(api, request, form, asked)
+        form = await _read_form(api, request)
+        parsed = _read_request(form, translates=translates, deadline=deadline_of(request))
+        if parsed.is_stream:
+            return await answer_with_events(request, partial(_stream, api, request, form, parsed), api.form.event)
+        return await _answer_complete(api, request, form, parsed)
 
     async def transcribe(request: HttpRequest) -> HttpAnswer:
         return await answer(request, path="/audio/transcriptions", translates=False)
@@ -301,40 +271,39 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-async def _answer_whole(
-    api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: AskedTranscript
+async def _answer_complete(
+    api: OpenAIApi, request: HttpRequest, form: _RecordingForm, parsed: _ParsedRequest
 ) -> HttpAnswer:
-    written = WrittenDown()
+    complete = _CompleteTranscript()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT) as call:
-        async with open_transcript(call, asked.request) as transcript:
+        async with open_transcript(call, parsed.request) as transcript:
             async for part in transcript:
-                written.take(part)
-            written.finish(transcript)
-        answer = written.answer(
-            asked.form,
-            asked.granularities,
-            translates=asked.request.translates,
-            temperature=asked.request.temperature,
+                complete.take(part)
+            complete.finish(transcript)
+        answer = complete.answer(
+            parsed.form,
+            parsed.granularities,
+            translates=parsed.request.translates,
+            temperature=parsed.request.temperature,
         )
         call.event.sent = len(answer.content)
         return answer
 
 
 async def _stream(
-    api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: AskedTranscript, events: EventSink
+    api: OpenAIApi, request: HttpRequest, form: _RecordingForm, parsed: _ParsedRequest, events: EventSink
 ) -> None:
-    """Send an event for each part, and one with all of it."""
-    written = WrittenDown()
+    complete = _CompleteTranscript()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT, is_stream=True) as call:
 
         async def send(data: bytes) -> None:
             call.event.sent += len(data)
             await events.send(data)
 
-        async with open_transcript(call, asked.request) as transcript:
+        async with open_transcript(call, parsed.request) as transcript:
             async for part in transcript:
-                if text := written.take(part):
+                if text := complete.take(part):
                     await send(write_event({"type": "transcript.text.delta", "delta": text}))
-            written.finish(transcript)
-        done = {"type": "transcript.text.done", "text": written.text.strip(), "usage": written.usage}
+            complete.finish(transcript)
+        done = {"type": "transcript.text.done", "text": complete.text.strip(), "usage": complete.usage}
         await send(write_event(done))

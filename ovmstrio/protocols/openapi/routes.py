@@ -1,30 +1,267 @@
-"""``/``, ``/openapi.json`` and ``/v2/docs``: what is here, and how it is called."""
+"""API documentation: OpenAPI 3.1 document of the loaded services, and its routes."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from urllib.parse import quote
 
+from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
 from ovmstrio.core.callers import Need
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.tensor import INVALID
 from ovmstrio.protocols.kserve.documents import server_version
-from ovmstrio.protocols.openapi.document import openapi_document
+from ovmstrio.serving.kind import Takes
 from ovmstrio.transport.http.responses import json_answer
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.request import ServableMetadata
+    from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
 __all__ = ["describing_rules"]
 
+# Examples
+
+_MAX_ELEMENTS: Final = 1024  # Maximum elements of an example
+_VALUES: Final[dict[str, Any]] = {"BOOL": False, "BYTES": "text", "INVALID": "text"}
+_FLOATS: Final = ("FP", "BF")
+
+
+_SEQUENCE: Final[dict[str, Any]] = {"sequence_start": True, "sequence_end": True}
+"""Single-request sequence, whose id the server chooses."""
+_SEQUENCE_NOTE: Final = (
+    "a sequence of one request; without sequence_end the sequence continues with the returned sequence_id"
+)
+
+
+def _infer_example(known: ServableMetadata) -> dict[str, Any]:
+    """Return a body for KServe's ``infer``: zeros of the smallest valid shape; large inputs have a single value."""
+    parameters = {"parameters": _SEQUENCE} if known.has_sequences else {}
+    return {**parameters, "inputs": [_input(spec) for spec in known.inputs]}
+
+
+def _generate_example(known: ServableMetadata) -> dict[str, Any]:
+    return {spec.name: _nested(spec) for spec in known.inputs} | (_SEQUENCE if known.has_sequences else {})
+
+
+def _input_notes(known: ServableMetadata) -> list[str]:
+    return [_note(spec) for spec in known.inputs] + ([_SEQUENCE_NOTE] if known.has_sequences else [])
+
+
+def _note(spec: TensorSpec) -> str:
+    if spec.datatype is INVALID:
+        return f"{spec.name}: type and shape as the graph node expects"
+    count = prod(_sizes(spec))
+    filled = f"; fill in {count} values" if count > _MAX_ELEMENTS else ""
+    return f"{spec.name}: {spec.datatype.name} {spec.reported_shape}{filled}"
+
+
+def _input(spec: TensorSpec) -> dict[str, Any]:
+    sizes = _sizes(spec)
+    count = prod(sizes)
+    datatype = "BYTES" if spec.datatype is INVALID else spec.datatype.name
+    data = [_value(spec)] * (count if count <= _MAX_ELEMENTS else 1)
+    return {"name": spec.name, "shape": sizes, "datatype": datatype, "data": data}
+
+
+def _nested(spec: TensorSpec) -> Any:
+    """Return nested lists of the input's shape, or one value if the shape is too large."""
+    value, sizes = _value(spec), _sizes(spec)
+    if spec.datatype is INVALID or prod(sizes) > _MAX_ELEMENTS:
+        return value
+    for size in reversed(sizes):
+        value = [value] * size
+    return value
+
+
+def _sizes(spec: TensorSpec) -> list[int]:
+    return [1] if spec.datatype is INVALID else [dim.low if dim.is_fixed else max(dim.low, 1) for dim in spec.shape]
+
+
+def _value(spec: TensorSpec) -> Any:
+    name = spec.datatype.name
+    return _VALUES.get(name, 0.0 if name.startswith(_FLOATS) else 0)
+
+
+# OpenAI paths
+
+_HELLO: Final = "Say hello."
+_EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
+    Task.TEXT_GENERATION: {
+        "/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], "max_tokens": 16},
+        "/completions": {"prompt": _HELLO, "max_tokens": 16},
+        "/responses": {"input": _HELLO, "max_output_tokens": 16},
+    },
+    Task.EMBEDDINGS: {"/embeddings": {"input": [_HELLO]}},
+    Task.TEXT_TO_SPEECH: {"/audio/speech": {"input": _HELLO}},
+    Task.RERANK: {"/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
+}
+
+
+class _GenerationPath(NamedTuple):
+    path: str
+    models: tuple[str, ...]
+    example: Mapping[str, Any]
+
+
+def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> Iterator[_GenerationPath]:
+    """Yield the OpenAI paths of services that only generate; whether a graph supports chat, only a call shows."""
+    named: dict[Task, list[str]] = {}
+    for name, service in loaded:
+        takes = plane.registry.takes_of(name)
+        if Takes.GENERATION in takes and Takes.TENSORS not in takes:
+            for task in cast("GenerativeService", service).tasks:
+                named.setdefault(task, []).append(name)
+    for task, names in named.items():
+        for path, example in _EXAMPLES.get(task, {}).items():
+            yield _GenerationPath(f"/v3{path}", tuple(names), {"model": names[0], **example})
+
+
+# Document
+
+_OPENAPI: Final = "3.1.0"
+_ERROR: Final = {"type": "object", "properties": {"error": {"type": "string"}}}
+_TENSOR: Final = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "datatype": {"type": "string"},
+        "data": {"type": "array"},
+        "parameters": {"type": "object"},
+    },
+}
+_INFER: Final = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": {"type": "object"}},
+        "parameters": {"type": "object"},
+    },
+}
+_HANDLE: Final = "handle_"
+_OBJECT: Final = {"type": "object"}
+_SERVER_PATHS: Final = (
+    ("/v2/health/live", "Liveness"),
+    ("/v2/health/ready", "Readiness, with the reason if not ready"),
+    ("/v2", "Server name and version"),
+    ("/v1/config", "State of all versions of all services"),
+    ("/metrics", "Metrics"),
+)
+
+
+def _openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
+    """Return the document: the server's paths, and every callable service with an example."""
+    paths: dict[str, Any] = {path: {"get": _get_operation(summary, "server")} for path, summary in _SERVER_PATHS}
+    for path, names, example in _generation_paths(_loaded(plane), plane):
+        paths["/v3/models"] = {"get": _get_operation("Models", "server")}
+        paths[path] = {"post": _post_operation("OpenAI API", names[0], _OBJECT, example, f"models: {', '.join(names)}")}
+    for name, service in _loaded(plane):
+        paths |= _paths_of(name, service, plane)
+    return {
+        "openapi": _OPENAPI,
+        "info": {"title": plane.server_name, "version": version, "summary": "Loaded services and their calls"},
+        "paths": paths,
+    }
+
+
+def _loaded(plane: DataPlane) -> Iterator[tuple[str, Any]]:
+    # Names with a slash have no path.
+    for name in (each for each in plane.statuses() if "/" not in each):
+        try:
+            yield name, plane.registry.peek(name, "")
+        except ServerError:
+            continue
+
+
+def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
+    known: ServableMetadata = service.metadata
+    kind = plane.registry.kind_of(name)
+    takes = plane.registry.kinds[kind].takes
+    quoted = quote(name, safe="")
+    base = f"/v2/models/{quoted}"
+    paths: dict[str, Any] = {base: {"get": _get_operation(f"{kind} {name}: inputs and outputs", name)}}
+    if kind == OpPipelineSpec.kind:
+        example = {"key": ["x"], "value": ["text"]}
+        paths[f"/{quoted}/prediction"] = {
+            "post": _post_operation(f"{kind} {name}: text by key", name, _OBJECT, example)
+        }
+    elif kind == HandlerSpec.kind:
+        paths |= _handler_paths(name, f"/{quoted}", service)
+    elif Takes.GENERATION in takes and Takes.TENSORS not in takes:
+        return paths
+    elif Takes.TENSORS not in takes:
+        paths[f"/{quoted}"] = {"post": _post_operation(f"{kind} {name}: body defined by the service", name, {}, {})}
+    else:
+        notes = "; ".join(_input_notes(known))
+        example = _infer_example(known)
+        paths[f"{base}/infer"] = {"post": _post_operation(f"{kind} {name}: KServe infer", name, _INFER, example, notes)}
+        simple = _generate_example(known)
+        summary = f"{kind} {name}: flat JSON"
+        paths[f"{base}/generate"] = {"post": _post_operation(summary, name, _OBJECT, simple, notes)}
+        if Takes.STREAMS in takes:
+            streamed = _post_operation(f"{kind} {name}: server-sent events", name, _OBJECT, simple, notes)
+            paths[f"{base}/generate_stream"] = {"post": streamed}
+    return paths
+
+
+def _handler_paths(name: str, path: str, service: Any) -> dict[str, Any]:
+    """Return the path of a handler with the HTTP methods that it implements; none for gRPC handlers."""
+    if service.grpc is not None:
+        return {}
+    verbs = [each.removeprefix(_HANDLE) for each in service.handler.methods if each.startswith(_HANDLE)]
+    summary = f"{HandlerSpec.kind} {name}: body defined by the handler"
+    return {
+        path: {
+            verb: _get_operation(summary, name) if verb == "get" else _post_operation(summary, name, {}, {})
+            for verb in verbs
+        }
+    }
+
+
+def _get_operation(summary: str, tag: str) -> dict[str, Any]:
+    return {"summary": summary, "tags": [tag], "responses": _responses()}
+
+
+def _post_operation(
+    summary: str, tag: str, schema: Mapping[str, Any], example: Mapping[str, Any], description: str = ""
+) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {
+        "summary": summary,
+        "description": description,
+        "tags": [tag],
+        "requestBody": {"required": True, "content": content},
+        "responses": _responses(),
+    }
+
+
+def _responses() -> dict[str, Any]:
+    error = {"description": "error", "content": {"application/json": {"schema": _ERROR}}}
+    return {"200": {"description": "response"}, "default": error}
+
+
+# Routes
+
 _DOCUMENT: Final = "/openapi.json"
 _PAGE: Final = "/v2/docs"
 _PAGE_HEADERS: Final[Headers] = (
     ("content-type", "text/html; charset=utf-8"),
-    # What the page needs is in it: nothing comes from other hosts.
+    # The page is self-contained: nothing is loaded from other hosts.
     (
         "content-security-policy",
         (
@@ -37,10 +274,10 @@ _PAGE_HEADERS: Final[Headers] = (
 
 
 def describing_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
-    """Make the rules; ``has_root`` tells that a service has the root of the port, and ``/`` with it."""
+    """Return the routes; with ``has_root`` a service owns ``/``."""
 
     async def document(_: HttpRequest) -> HttpAnswer:
-        return json_answer(openapi_document(plane, server_version()))
+        return json_answer(_openapi_document(plane, server_version()))
 
     async def page(_: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, _PAGE_HEADERS, _page())

@@ -1,7 +1,6 @@
-"""``tensorflow.serving.PredictionService``: inference and metadata over the data plane.
+"""``tensorflow.serving.PredictionService`` and ``ModelService`` over the data plane.
 
-``Predict`` works on the domain's values, which the codec reads and writes; ``GetModelMetadata`` on betterproto2's
-messages.
+``Predict`` uses core values, which the codec reads and writes; the other methods use betterproto2 messages.
 """
 
 from __future__ import annotations
@@ -41,35 +40,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelService", "PredictRequest", "PredictionService", "decode_predict", "encode_predict"]
 
-# ----------------------------------------------------------------------
-# ``PredictRequest`` to :class:`InferRequest`, and :class:`InferResponse` to the bytes of a ``PredictResponse``
-# ----------------------------------------------------------------------
+# Messages
 
 _NAME: Final = "tensorflow.serving.PredictRequest"
 _Request: Final = message_class(_NAME)
 _DATA_TYPES: Final = POOL.FindEnumTypeByName("tensorflow.DataType").values_by_number
 
 _MAX_ENTRIES: Final = 1_024
-"""Inputs, filters and dimensions of a shape: each takes a few bytes on the wire and hundreds as an object."""
+"""Limit of inputs, filters and dimensions: each takes a few bytes on the wire and hundreds as an object."""
 
-_ONLY_AS_VALUES: Final = frozenset({"DT_STRING", "DT_HALF", "DT_UINT16"})
-"""Of these OVMS takes single values alone, and says how many of them are missing."""
+_VALUE_FIELD_TYPES: Final = frozenset({"DT_STRING", "DT_HALF", "DT_UINT16"})
+"""Types that OVMS accepts only in value fields; it reports how many values are missing."""
 
 _MAX_BITS: Final = 2**16 - 1
 
 
 class PredictRequest(InferRequest):
-    """A call that came as TensorFlow's message; the outputs that it asks for are those of ``output_filter``."""
+    """Request in TensorFlow's form; its outputs are those in ``output_filter``."""
 
     __slots__ = ()
 
 
 def decode_predict(data: bytes) -> PredictRequest:
-    """Read a ``PredictRequest``.
-
-    Raises:
-        InvalidRequest: the bytes are not such a message, or have more entries than any honest one.
-    """
+    """Parse a ``PredictRequest`` or raise ``InvalidRequest``."""
     try:
         message = _Request.FromString(data)
     except DecodeError:
@@ -78,27 +71,27 @@ def decode_predict(data: bytes) -> PredictRequest:
         ) from None
     spec = message.model_spec
     request = PredictRequest(spec.name, str(spec.version.value), received=len(data))
-    wrong = Gathered()
+    errors = Gathered()
     for name, tensor in _bounded(message.inputs, "inputs").items():
-        with wrong:
+        with errors:
             given, raw = _decode_tensor(name, tensor)
             request.inputs.append(given)
             request.raw_inputs.append(raw)
-    wrong.tell()
+    errors.tell()
     request.outputs = [RequestedOutput(name) for name in _bounded(message.output_filter, "names in output_filter")]
     return request
 
 
 def _decode_tensor(name: str, message: Any) -> tuple[InferInput, Buffer | None]:
-    """Read one tensor; the message is used up."""
+    """Parse a tensor; consumes the message."""
     shape = tuple(dim.size for dim in _bounded(message.tensor_shape.dim, "dimensions"))
     number = message.dtype
     row = BY_NUMBER.get(number)
     if row is None:
-        return InferInput(name, _show_type(number), shape), b""
+        return InferInput(name, _type_name(number), shape), b""
     datatype = row.datatype
     content = b"" if datatype is BYTES else message.tensor_content
-    if content or not (getattr(message, row.values_field) or row.name in _ONLY_AS_VALUES):
+    if content or not (getattr(message, row.values_field) or row.name in _VALUE_FIELD_TYPES):
         return InferInput(name, datatype.name, shape), content
     contents = Contents(datatype.contents_field, _decode_values(name, message, row), repeat_last=datatype is not BYTES)
     return InferInput(name, datatype.name, shape, contents), None
@@ -108,11 +101,11 @@ def _decode_values(name: str, message: Any, row: TensorFlowType) -> Sequence[Any
     if row.datatype is BYTES:
         return list(message.string_val)
     values = read_elements(message, row.values_field, row.values_dtype, packed=row.packed)
-    return _halves(name, values, row.datatype.numpy) if row.values_field == "half_val" else values
+    return _half_values(name, values, row.datatype.numpy) if row.values_field == "half_val" else values
 
 
-def _halves(name: str, values: Sequence[Any] | np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Make elements of the bits that ``half_val`` holds."""
+def _half_values(name: str, values: Sequence[Any] | np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Convert the bits in ``half_val`` to elements."""
     bits = np.asarray(values, "<i4")
     if bits.size and (bits.min() < 0 or bits.max() > _MAX_BITS):
         raise InvalidRequest(
@@ -122,8 +115,7 @@ def _halves(name: str, values: Sequence[Any] | np.ndarray[Any, Any], dtype: np.d
     return bits.astype("<u2").view(dtype)
 
 
-def _show_type(number: int) -> str:
-    """Name a type that no servable has."""
+def _type_name(number: int) -> str:
     known = _DATA_TYPES.get(number)
     return f"DataType {number}" if known is None else str(known.name)
 
@@ -145,11 +137,7 @@ _STRING_TAG: Final = b"\x42"
 
 
 def encode_predict(response: InferResponse) -> WrittenMessage:
-    """Write a ``PredictResponse``.
-
-    Raises:
-        NotSupported: an output has an element type that TensorFlow has not.
-    """
+    """Encode a ``PredictResponse``; raise ``NotSupported`` if TensorFlow lacks a datatype."""
     parts: list[Buffer] = []
     for tensor in response.outputs:
         key = b"".join(delimited(_KEY_TAG, tensor.name.encode()))
@@ -162,11 +150,11 @@ def encode_predict(response: InferResponse) -> WrittenMessage:
 
 
 def _tensor_parts(tensor: Tensor | RawTensor) -> list[Buffer]:
-    """Give the pieces of a ``TensorProto``; each is of bytes, so that its length is its size."""
+    """Return the pieces of a ``TensorProto``; all have byte elements, so ``len`` is the size in bytes."""
     name = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
     row = BY_DATATYPE.get(name)
     if row is None:
-        raise NotSupported(f"TensorFlow has no element type {name}, which the output {tensor.name!r} has; use KServe")
+        raise NotSupported(f"output {tensor.name!r}: TensorFlow has no element type {name}; use KServe")
     head = _encode_head(row.number, tensor.shape)
     if row.name == "DT_STRING":
         return [head, *(part for element in _strings(tensor) for part in delimited(_STRING_TAG, element))]
@@ -176,7 +164,7 @@ def _tensor_parts(tensor: Tensor | RawTensor) -> list[Buffer]:
 
 
 def _encode_uint64(tensor: Tensor | RawTensor, row: TensorFlowType) -> bytes:
-    """Write numbers one by one: that is where clients look for ``sequence_id``."""
+    """Encode numbers in ``uint64_val``, where clients look for ``sequence_id``."""
     values = np.frombuffer(raw_contents(tensor), row.datatype.numpy)
     serialised: bytes = _Tensor(uint64_val=values.tolist()).SerializeToString()
     return serialised
@@ -188,9 +176,7 @@ def _strings(tensor: Tensor | RawTensor) -> Sequence[bytes]:
         return list(flat)
     elements = split_elements(raw_contents(tensor))
     if elements is None:
-        raise NotSupported(
-            f"the bytes of the output {tensor.name!r} are no strings, each behind its length; use KServe for them"
-        )
+        raise NotSupported(f"output {tensor.name!r}: bytes are not length-prefixed strings; use KServe")
     return elements
 
 
@@ -208,38 +194,27 @@ def _encode_spec(name: str, version: str) -> bytes:
     return serialised
 
 
-# ----------------------------------------------------------------------
-# ``tensorflow.serving.PredictionService``: inference and metadata over the data plane
-# ----------------------------------------------------------------------
+# Services
 
 _PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
 _SIGNATURE_DEF: Final = "signature_def"
-"""An output that no filter takes away: without it a sequence could not be gone on with."""
 
 
 class PredictionService(pb.PredictionServiceBase):
-    """The service, hosted by a transport that maps the domain's errors to statuses."""
+    """Prediction service."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers by path."""
+        """Return the handlers by path."""
         predict = OrderedHandler(self._predict, Cardinality.UNARY_UNARY, bytes, bytes)
         return {**super().__mapping__(), _PREDICT: predict}
 
     async def _predict(self, call: Call) -> None:
-        """Answer one inference.
-
-        Raises:
-            ServerError: what the data plane raised.
-            NotSupported: an output has an element type that TensorFlow has not.
-
-        Cancellation: at any checkpoint; the data plane gives back what the call held.
-        """
         data: bytes = await call.recv_message()
         if self._plane.has_limits():
-            # The first field is the model's specification, whose first field is the name.
+            # The first field is the model spec, whose first field is the name.
             name = first_text(first_text(data))
             answer = partial(self._answer, call, data, name)
             await answer_admitted(self._plane, TENSORFLOW_GRPC, name, answer, arrival=call.arrival)
@@ -253,19 +228,13 @@ class PredictionService(pb.PredictionServiceBase):
         await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, _render))
 
     async def get_model_metadata(self, message: pb.GetModelMetadataRequest) -> pb.GetModelMetadataResponse:
-        """Tell the inputs and outputs of a version, or of the default one.  Does not block.
-
-        Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
-            InvalidRequest: no model is named, or something else than the signature is asked for.
-        """
+        """Return the signature of a version, or of the default version."""
         spec = message.model_spec
         if spec is None:
             raise InvalidRequest("model_spec missing in request")
         if message.metadata_field != [_SIGNATURE_DEF]:
             raise InvalidRequest(
-                f'Invalid signature name - metadata_field: expected "{_SIGNATURE_DEF}" and nothing else, '
+                f'Invalid signature name - metadata_field: expected only "{_SIGNATURE_DEF}", '
                 f"got {message.metadata_field}"
             )
         model = self._plane.model_metadata(spec.name, str(spec.version or 0), TENSORFLOW_GRPC)
@@ -276,30 +245,22 @@ class PredictionService(pb.PredictionServiceBase):
 
 
 class ModelService(pb.ModelServiceBase):
-    """The service, hosted by a transport that maps the domain's errors to statuses."""
+    """Model status service."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
 
     async def get_model_status(self, message: pb.GetModelStatusRequest) -> pb.GetModelStatusResponse:
-        """Tell the state of one version, or of every version ever seen.  Does not block.
-
-        Raises:
-            NotFound: the name or version is unknown.
-        """
+        """Return the state of one version, or of all versions."""
         spec = message.model_spec or pb.ModelSpec()
         statuses = self._plane.model_status(spec.name, spec.version or 0, TENSORFLOW_GRPC)
         return pb.GetModelStatusResponse([_describe(status) for status in statuses])
 
     async def handle_reload_config_request(self, _: pb.ReloadConfigRequest) -> pb.ReloadConfigResponse:
-        """Refuse settings, which this server takes from its configuration file alone.  Does not block.
-
-        Raises:
-            NotSupported: always.
-        """
+        """Raise ``NotSupported``: the configuration comes from the configuration file only."""
         raise NotSupported(
-            "settings are taken from the configuration file only; change it, and POST /v1/config/reload over REST "
-            "if the server does not watch it"
+            "the configuration comes from the configuration file only; change the file, "
+            "then POST /v1/config/reload over REST unless the server watches it"
         )
 
 

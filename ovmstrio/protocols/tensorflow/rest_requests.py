@@ -1,13 +1,13 @@
-"""The body of a predict call, by rows or by columns, read into an ``InferRequest``.
+"""Parser of TensorFlow Serving REST predict bodies, in row or column format.
 
 ::
 
     {"instances": [element, ...]}                by rows, for a model of one input
-    {"instances": [{name: value, ...}, ...]}     by rows, an object a row of the batch
+    {"instances": [{name: value, ...}, ...]}     by rows, one object per row of the batch
     {"inputs": value}                            by columns, for a model of one input
-    {"inputs": {name: value, ...}}               by columns, a tensor a name
+    {"inputs": {name: value, ...}}               by columns, one tensor per name
 
-The rules are OVMS's, as its documentation of the TensorFlow Serving REST API has them.
+The rules are OVMS's, per its documentation of the TensorFlow Serving REST API.
 """
 
 from __future__ import annotations
@@ -48,30 +48,22 @@ if TYPE_CHECKING:
     from ovmstrio.encoding.number_arrays import NumberKind
     from ovmstrio.protocols.kserve.large_document import LargeData
 
-__all__ = ["PredictBody", "read_arrays", "read_large_predict", "read_large_predict_body", "read_predict_body", "unnest"]
+__all__ = ["PredictBody", "read_large_predict", "read_large_predict_body", "read_predict_body", "unnest"]
 
-# ----------------------------------------------------------------------
-# Large predict calls whose numbers become arrays without ever being objects of Python
-# ----------------------------------------------------------------------
+# Large numeric bodies
 
-_MOST_LEVELS: Final = 32
-_BYTES_A_LIST: Final = 128
-"""Of a document whose lists are few enough to be looked at one by one: that costs as much as some numbers do."""
+_MAX_LEVELS: Final = 32
+_MIN_BYTES_PER_LIST: Final = 128  # Bytes per list from which on visiting every list is cheap compared to the numbers
 _ROWS: Final = "instances"
 _COLUMNS: Final = "inputs"
 
 
 def read_large_predict(body: bytes, inputs: Sequence[TensorSpec]) -> tuple[bool, list[InferInput]] | None:
-    """Read a whole body: whether it goes by rows, and the inputs; None for one that is not plain.
-
-    Args:
-        body: the JSON.
-        inputs: those of the model.
-    """
+    """Parse a large numeric body: whether it is in rows, and the inputs; None for any other body."""
     lists = count_lists(body)
-    if lists > len(body) // _BYTES_A_LIST:
+    if lists > len(body) // _MIN_BYTES_PER_LIST:
         return None
-    member = read_large_member(body, (_ROWS, _COLUMNS), _MOST_LEVELS)
+    member = read_large_member(body, (_ROWS, _COLUMNS), _MAX_LEVELS)
     if member is None:
         return None
     by_rows = member.name == _ROWS
@@ -99,12 +91,12 @@ def _read_all(given: Mapping[str, LargeData], datatypes: Mapping[str, Datatype],
             return None
         seen += nesting[1]
         inputs.append(read)
-    # There is a list among the numbers of one, or elsewhere in the document.
+    # Otherwise there are lists among the numbers, or elsewhere in the document.
     return inputs if seen == lists else None
 
 
-def read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
-    """Read an input from an array of numbers, or from the rows of a list that are all such arrays; None otherwise."""
+def _read_arrays(name: str, datatype: Datatype, value: Any) -> InferInput | None:
+    """Return an input of number arrays, or of rows that are number arrays; None otherwise."""
     kind = _kind_of(datatype)
     array = None if kind is None else read_numbers(value, kind)
     return None if array is None else _input(name, datatype, array.ravel(), array.shape)
@@ -127,31 +119,23 @@ def _input(name: str, datatype: Datatype, array: Array, shape: tuple[int, ...]) 
     return InferInput(name, datatype.name, shape, Contents(datatype.contents_field, array))
 
 
-# ----------------------------------------------------------------------
-# The body of a predict call, by rows or by columns, read into an ``InferRequest``
-# ----------------------------------------------------------------------
+# General reader
 
 MAX_RANK: Final = 98
-"""Lists that may lie in each other; the document and its object of inputs are the other two of a hundred levels."""
+"""Maximum nesting of a tensor's lists; the document and its inputs take two of a hundred levels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
-    """The elements of a value in their order, the Python types that they have, and the shape that the lists gave."""
+class _Nested:
+    """Elements of a nested value in order, their Python types, and the shape."""
 
     shape: tuple[int, ...]
     elements: list[Any]
     kinds: set[type]
 
 
-def unnest(value: Any) -> Nested | None:
-    """Take a value apart; one that is no list has no dimensions.
-
-    None where lists of one level differ in length, or have elements beside them.
-
-    Raises:
-        InvalidRequest: the lists lie too deep in each other.
-    """
+def unnest(value: Any) -> _Nested | None:
+    """Flatten a value; a scalar has rank 0.  None if ragged or mixed; raise ``InvalidRequest`` if too deep."""
     shape: list[int] = []
     level = [value]
     while list in (kinds := set(map(type, level))):
@@ -160,28 +144,28 @@ def unnest(value: Any) -> Nested | None:
             return None
         shape.append(sizes.pop())
         if len(shape) > MAX_RANK:
-            raise InvalidRequest(f"{TOO_DEEP} - at most {MAX_RANK} lists of a tensor may lie in each other")
+            raise InvalidRequest(f"{TOO_DEEP} - expected at most {MAX_RANK} nested lists")
         level = list(chain.from_iterable(level))
-    return Nested(tuple(shape), level, kinds)
+    return _Nested(tuple(shape), level, kinds)
 
 
 _NUMBERS: Final = frozenset({int, float})
 _TEXTS: Final = frozenset({str, dict})
-_TAKES_TEXT: Final = frozenset({"BYTES", "UINT8"})
-_NAMES: Final = {bool: "boolean", dict: "object", float: "number", int: "number", str: "text", type(None): "null"}
+_TEXT_DATATYPES: Final = frozenset({"BYTES", "UINT8"})
+_KIND_NAMES: Final = {bool: "boolean", dict: "object", float: "number", int: "number", str: "text", type(None): "null"}
 
 
-class Unreadable(ValueError):
-    """The elements are not those of the datatype; the text says why."""
+class _Unreadable(ValueError):
+    """Error: elements do not fit the datatype."""
 
 
-def is_binary(value: Any) -> bool:
-    """Tell whether a value is ``{"b64": text}``, which stands for one element of bytes."""
+def _is_binary(value: Any) -> bool:
+    """Return whether a value is ``{"b64": text}``, a single BYTES element."""
     return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
 
 
-def guess_datatype(nested: Nested) -> Datatype:
-    """Choose the datatype of an input that the model does not have; the model will refuse it."""
+def _guess_datatype(nested: _Nested) -> Datatype:
+    """Return a datatype for an unknown input, which the model refuses later."""
     if nested.kinds <= {int}:
         return BY_NAME["INT32"]
     if nested.kinds <= {bool}:
@@ -189,12 +173,8 @@ def guess_datatype(nested: Nested) -> Datatype:
     return BYTES if nested.kinds <= _TEXTS else BY_NAME["FP32"]
 
 
-def read_elements(nested: Nested, datatype: Datatype) -> tuple[Datatype, Contents]:
-    """Make the contents of an input: of its own datatype, or of BYTES where texts or encoded bytes were sent.
-
-    Raises:
-        Unreadable: the elements are of another kind, or of several kinds, or no value of the datatype.
-    """
+def read_elements(nested: _Nested, datatype: Datatype) -> tuple[Datatype, Contents]:
+    """Return the contents of an input, as BYTES if strings or encoded bytes were sent."""
     kinds = nested.kinds
     if not kinds:
         return datatype, Contents(datatype.contents_field, [])
@@ -204,28 +184,28 @@ def read_elements(nested: Nested, datatype: Datatype) -> tuple[Datatype, Content
         return datatype, Contents(datatype.contents_field, _numbers(nested, datatype))
     if kinds == {bool} and datatype.name == "BOOL":
         return datatype, Contents(datatype.contents_field, nested.elements)
-    found = ", ".join(sorted({_NAMES[kind] for kind in kinds}))
-    raise Unreadable(f"expected elements of {datatype.name}, got {found}")
+    found = ", ".join(sorted({_KIND_NAMES[kind] for kind in kinds}))
+    raise _Unreadable(f"expected elements of {datatype.name}, got {found}")
 
 
-def _texts(nested: Nested, datatype: Datatype) -> list[bytes]:
-    if str in nested.kinds and datatype.name not in _TAKES_TEXT:
-        raise Unreadable(f'expected elements of {datatype.name} or {{"b64": ...}}, got text')
+def _texts(nested: _Nested, datatype: Datatype) -> list[bytes]:
+    if str in nested.kinds and datatype.name not in _TEXT_DATATYPES:
+        raise _Unreadable(f'expected elements of {datatype.name} or {{"b64": ...}}, got text')
     return [_bytes(element) for element in nested.elements]
 
 
 def _bytes(element: str | dict[str, Any]) -> bytes:
     if isinstance(element, str):
         return utf8(element)
-    if not is_binary(element):
-        raise Unreadable('an object among the elements is not {"b64": text}')
+    if not _is_binary(element):
+        raise _Unreadable('expected {"b64": text}, got another object')
     try:
         return binascii.a2b_base64(element["b64"].encode(), strict_mode=True)
     except ValueError as error:
-        raise Unreadable(f"b64 cannot be decoded: {error}") from None
+        raise _Unreadable(f"b64 cannot be decoded: {error}") from None
 
 
-def _numbers(nested: Nested, datatype: Datatype) -> Any:
+def _numbers(nested: _Nested, datatype: Datatype) -> Any:
     if datatype.name == "BF16":
         return to_bf16(_floats(nested, np.dtype(np.float32)))
     if datatype.numpy.kind == "f":
@@ -235,51 +215,42 @@ def _numbers(nested: Nested, datatype: Datatype) -> Any:
     try:
         return list(map(int, nested.elements))
     except (OverflowError, ValueError) as error:
-        raise Unreadable(f"{datatype.name} has no such value: {error}") from None
+        raise _Unreadable(f"{datatype.name} has no such value: {error}") from None
 
 
-def _floats(nested: Nested, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _floats(nested: _Nested, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     with np.errstate(over="ignore"):
         try:
             return np.array(nested.elements, dtype)
         except OverflowError as error:
-            raise Unreadable(str(error)) from None
+            raise _Unreadable(str(error)) from None
 
 
-UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
-INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."
-INSTANCE_NO_OBJECT: Final = "Invalid JSON structure. One of named instances is not a JSON object."
-NO_INSTANCES: Final = "Invalid JSON structure. Missing instances in row format"
-NEITHER_NAMED_NOR_NONAMED: Final = "Could not detect neither named or nonamed format"
-INSTANCE_UNREADABLE: Final = "Could not parse instance content. Not valid ndarray detected"
-BATCH_SIZES_DIFFER: Final = "Invalid JSON structure. Request inputs have different batch sizes"
-INPUTS_NO_OBJECT: Final = "Invalid JSON structure. One of inputs is not a JSON object."
-NO_INPUTS: Final = "Invalid JSON structure. Missing inputs in column format"
-NO_SINGLE_INPUT: Final = "Inputs inside buffer do not match the expected format"
+_UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
+_INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."
+_INSTANCE_NO_OBJECT: Final = "Invalid JSON structure. One of named instances is not a JSON object."
+_NO_INSTANCES: Final = "Invalid JSON structure. Missing instances in row format"
+_NEITHER_NAMED_NOR_NONAMED: Final = "Could not detect neither named or nonamed format"
+_INSTANCE_UNREADABLE: Final = "Could not parse instance content. Not valid ndarray detected"
+_BATCH_SIZES_DIFFER: Final = "Invalid JSON structure. Request inputs have different batch sizes"
+_INPUTS_NO_OBJECT: Final = "Invalid JSON structure. One of inputs is not a JSON object."
+_NO_INPUTS: Final = "Invalid JSON structure. Missing inputs in column format"
+_NO_SINGLE_INPUT: Final = "Inputs inside buffer do not match the expected format"
 
 _ROW_RANK: Final = 2
-_SPECIAL: Final = {SEQUENCE_ID: BY_NAME["UINT64"], SEQUENCE_CONTROL: BY_NAME["UINT32"]}
+_SEQUENCE_INPUTS: Final = {SEQUENCE_ID: BY_NAME["UINT64"], SEQUENCE_CONTROL: BY_NAME["UINT32"]}
 
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
-    """The inputs of a call, and whether they came, and the answer will go, by rows."""
+    """Parsed inputs; ``by_rows`` is the format of request and response."""
 
     by_rows: bool
     inputs: list[InferInput]
 
 
 def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
-    """Read a whole body.
-
-    Args:
-        body: the JSON.
-        inputs: those of the model, whose datatypes the elements get.
-
-    Raises:
-        MalformedJson: the body is not JSON.
-        InvalidRequest: anything else that the body should not be.
-    """
+    """Parse a body; ``inputs`` of the model give the datatypes.  Raise ``MalformedJson`` or ``InvalidRequest``."""
     if len(body) > AT_ONCE_BYTES:
         return run_to_end(read_large_predict_body(body, inputs))
     large = read_large_predict(body, inputs) if len(body) >= LARGE_BYTES else None
@@ -289,7 +260,7 @@ def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
 
 
 def read_large_predict_body(body: Buffer, inputs: Sequence[TensorSpec]) -> Generator[None, None, PredictBody]:
-    """Read a body in slices, as :func:`read_predict_body`."""
+    """Parse a body in slices, as :func:`read_predict_body`."""
     arrays: list[NumberArray] = []
     document = yield from document_in_slices(body, arrays)
     read = _read_body(document, inputs)
@@ -301,7 +272,7 @@ def read_large_predict_body(body: Buffer, inputs: Sequence[TensorSpec]) -> Gener
 def _read_body(document: dict[str, Any], inputs: Sequence[TensorSpec]) -> PredictBody:
     by_rows = "instances" in document
     if by_rows == ("inputs" in document):
-        raise _refuse(UNKNOWN_ORDER, "expected either instances or inputs")
+        raise _refuse(_UNKNOWN_ORDER, "expected either instances or inputs")
     if by_rows:
         return PredictBody(by_rows, _rows(document["instances"], inputs))
     return PredictBody(by_rows, _columns(document["inputs"], inputs))
@@ -312,7 +283,7 @@ def _refuse(text: str, detail: str = "") -> InvalidRequest:
 
 
 def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
-    reader = _InputReader(inputs, INSTANCE_UNREADABLE, by_rows=True)
+    reader = _InputReader(inputs, _INSTANCE_UNREADABLE, by_rows=True)
     if isinstance(instances, NumberArray):
         shape = instances.shape()
         if shape is not None:
@@ -320,28 +291,28 @@ def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
             return [reader.read(_sole_name(inputs), instances)]
         instances = _as_lists(instances)
     if not isinstance(instances, list):
-        raise _refuse(INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
+        raise _refuse(_INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
     if not instances:
-        raise _refuse(NO_INSTANCES)
+        raise _refuse(_NO_INSTANCES)
     check_count("instances", instances)
     first = instances[0]
-    if isinstance(first, dict) and not is_binary(first):
+    if isinstance(first, dict) and not _is_binary(first):
         return reader.read_all(_named_rows(instances))
     if first is None or (isinstance(first, bool) and not _takes_booleans(inputs)):
-        raise _refuse(NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
+        raise _refuse(_NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
     return [reader.read(_sole_name(inputs), instances)]
 
 
 def _named_rows(instances: list[Any]) -> dict[str, list[Any]]:
-    """Give the values of each name, one of each row."""
+    """Return the rows' values by input name."""
     if set(map(type, instances)) != {dict}:
-        raise _refuse(INSTANCE_NO_OBJECT)
+        raise _refuse(_INSTANCE_NO_OBJECT)
     if not all(instances):
-        raise _refuse(INSTANCE_UNREADABLE, "an instance has no inputs")
+        raise _refuse(_INSTANCE_UNREADABLE, "an instance has no inputs")
     names = dict.fromkeys(chain.from_iterable(instances))
     if set(map(len, instances)) != {len(names)}:
         missing = next(name for name in names if not all(name in instance for instance in instances))
-        raise _refuse(BATCH_SIZES_DIFFER, f"not every instance has the input {missing[:80]}")
+        raise _refuse(_BATCH_SIZES_DIFFER, f"not every instance has the input {missing[:80]}")
     return {name: list(map(itemgetter(name), instances)) for name in names}
 
 
@@ -349,11 +320,11 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
     reader = _InputReader(inputs, INPUT_UNREADABLE, by_rows=False)
     if isinstance(given, dict):
         if not given:
-            raise _refuse(NO_INPUTS)
+            raise _refuse(_NO_INPUTS)
         return reader.read_all(given)
-    lone_number = type(given) in {int, float} and len(inputs) == 1
-    if not lone_number and not isinstance(given, list | NumberArray):
-        raise _refuse(INPUTS_NO_OBJECT, f"got {kind_of(given)}")
+    is_scalar = type(given) in {int, float} and len(inputs) == 1
+    if not is_scalar and not isinstance(given, list | NumberArray):
+        raise _refuse(_INPUTS_NO_OBJECT, f"got {kind_of(given)}")
     return [reader.read(_sole_name(inputs), given)]
 
 
@@ -365,7 +336,7 @@ def _as_lists(value: Any) -> Any:
 def _sole_name(inputs: Sequence[TensorSpec]) -> str:
     if len(inputs) != 1:
         names = ", ".join(spec.name for spec in inputs)
-        raise _refuse(NO_SINGLE_INPUT, f"the model has {len(inputs)} inputs; send values by name: {names}")
+        raise _refuse(_NO_SINGLE_INPUT, f"the model has {len(inputs)} inputs; send values by name: {names}")
     return inputs[0].name
 
 
@@ -375,7 +346,7 @@ def _takes_booleans(inputs: Sequence[TensorSpec]) -> bool:
 
 @dataclass(slots=True)
 class _InputReader:
-    """Reads the inputs of one call; ``refusal`` is what unreadable ones are refused with."""
+    """Parser of the inputs of one call; ``refusal`` is the prefix of error messages."""
 
     specs: Sequence[TensorSpec]
     refusal: str
@@ -386,46 +357,36 @@ class _InputReader:
         self._known = {spec.name: spec.datatype for spec in self.specs if spec.datatype is not INVALID}
 
     def read_all(self, values: Mapping[str, Any]) -> list[InferInput]:
-        """Read inputs by their names.
-
-        Raises:
-            InvalidRequest: some of them cannot be read, all of which are told.
-        """
-        wrong, inputs = Gathered(), []
+        errors, inputs = Gathered(), []
         for name, value in values.items():
-            with wrong:
+            with errors:
                 inputs.append(self.read(name, value))
-        wrong.tell()
+        errors.tell()
         return inputs
 
     def read(self, name: str, value: Any) -> InferInput:
-        """Read one input.
-
-        Raises:
-            InvalidRequest: it is no tensor of the datatype that the model's input has.
-        """
         datatype = self._known.get(name)
-        numbers = None if datatype is None else read_arrays(name, datatype, value)
+        numbers = None if datatype is None else _read_arrays(name, datatype, value)
         if numbers is not None:
             return numbers
         nested = unnest(_as_lists(value))
         if nested is None:
-            raise self._refuse(name, "lists of one level differ in length, or have elements beside them")
-        if datatype is None and name in _SPECIAL:
-            datatype = self._special(name, nested)
+            raise self._refuse(name, "ragged nested list, or lists mixed with elements")
+        if datatype is None and name in _SEQUENCE_INPUTS:
+            datatype = self._sequence_datatype(name, nested)
         try:
-            sent, contents = read_elements(nested, datatype or guess_datatype(nested))
-        except Unreadable as error:
+            sent, contents = read_elements(nested, datatype or _guess_datatype(nested))
+        except _Unreadable as error:
             raise self._refuse(name, str(error)) from None
         return InferInput(name, sent.name, nested.shape, contents)
 
-    def _special(self, name: str, nested: Nested) -> Datatype:
-        """Give the datatype of an input that says which sequence a call is for; it is a list of one whole number."""
+    def _sequence_datatype(self, name: str, nested: _Nested) -> Datatype:
+        """Return the datatype of a sequence control input, which has a single unsigned integer."""
         rank = len(nested.shape)
         flat = rank == _ROW_RANK if self.by_rows else rank < _ROW_RANK
         if not flat or nested.kinds - {int} or any(element < 0 for element in nested.elements):
-            raise self._refuse(name, "expected a list of one whole number, 0 or more")
-        return _SPECIAL[name]
+            raise self._refuse(name, "expected a list of one integer, 0 or more")
+        return _SEQUENCE_INPUTS[name]
 
     def _refuse(self, name: str, detail: str) -> InvalidRequest:
         return _refuse(self.refusal, f"input {name[:80]}: {detail}")

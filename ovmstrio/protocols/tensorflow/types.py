@@ -1,4 +1,4 @@
-"""TensorFlow's element types, and the fields of ``TensorProto`` that carry their elements one by one."""
+"""TensorFlow element types, their value fields in ``TensorProto``, and model signatures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype, TensorSpec
     from ovmstrio.serving.data_plane import ModelMetadata
 
-__all__ = ["BY_DATATYPE", "BY_NUMBER", "INVALID_NUMBER", "TensorFlowType", "describe_signature"]
+__all__ = ["BY_DATATYPE", "BY_NUMBER", "TensorFlowType", "describe_signature"]
 
 
 def describe_signature(model: ModelMetadata) -> pb.SignatureDefMap:
-    """Make the signature of a model."""
+    """Return the signature of a model."""
     signature = tf.SignatureDef(
         inputs={spec.name: _describe(spec) for spec in model.inputs},
         outputs={spec.name: _describe(spec) for spec in model.outputs},
@@ -34,26 +34,21 @@ def _describe(spec: TensorSpec) -> tf.TensorInfo:
     dims = [tf.TensorShapeProtoDim(size) for size in spec.reported_shape]
     return tf.TensorInfo(
         name=spec.name,
-        dtype=tf.DataType(INVALID_NUMBER if row is None else row.number),
+        dtype=tf.DataType(_INVALID_NUMBER if row is None else row.number),
         tensor_shape=tf.TensorShapeProto(dim=dims),
     )
 
 
-INVALID_NUMBER: Final = 0
-"""What ``DataType`` calls a type that it has not."""
+_INVALID_NUMBER: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowType:
-    """One element type of TensorFlow that a servable can have.
+    """TensorFlow element type, such as ``DT_FLOAT``.
 
-    Attributes:
-        name: TensorFlow's name, such as ``DT_FLOAT``.
-        number: its number in the enumeration ``DataType``.
-        datatype: the same type under KServe's name.
-        values_field: the field for its elements one by one.
-        values_dtype: what that field holds; for ``half_val`` these are the bits.
-        packed: protobuf packs the elements of that field as numpy does.
+    ``values_field`` of ``TensorProto`` has elements of ``values_dtype`` (``half_val``: the bits); ``packed`` if the
+    wire
+    format equals numpy's memory layout.
     """
 
     name: str

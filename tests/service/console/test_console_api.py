@@ -238,8 +238,8 @@ async def test_head_of_the_stream_is_answered_on_a_kept_connection(server: Servi
         ({"x-envoy-expected-rq-timeout-ms": "15000"}, "proxy"),
         ({"host": "console.example.org"}, "localhost"),
         ({"host": "[::1"}, "localhost"),
-        ({"origin": "https://example.org"}, "own page"),
-        ({"sec-fetch-site": "cross-site"}, "own page"),
+        ({"origin": "https://example.org"}, "cross-origin request"),
+        ({"sec-fetch-site": "cross-site"}, "cross-site request"),
     ],
 )
 async def test_proxies_other_names_and_origins_are_refused(

@@ -88,7 +88,7 @@ def test_a_model_has_facts_of_its_compilation(server: ServedInThread) -> None:
 
 def test_a_handler_has_the_number_of_its_threads(server: ServedInThread) -> None:
     assert server.ask("POST", "/handler", json=[1, 2]).json() == 3
-    assert _inside(server, "handler")["facts"]["threads of its own"] >= 1
+    assert _inside(server, "handler")["facts"]["dedicated threads"] >= 1
 
 
 def test_a_failed_request_has_the_node_that_failed(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ async def test_graphs_are_called_through_the_tensorflow_api(both: BothDoors) -> 
     status, text = await refusal(predict("custom"))
     assert (status, text) == (
         "UNIMPLEMENTED",
-        "TensorFlow has no element type words, which the output 'out' has; use KServe",
+        "output 'out': TensorFlow has no element type words; use KServe",
     )
     assert [each.version for each in both.plane.model_status("upper", 7, TENSORFLOW_GRPC)] == [1]
     assert both.plane.model_metadata("upper", "7", KSERVE_GRPC).serving == "1"

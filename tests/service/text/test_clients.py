@@ -146,7 +146,7 @@ def test_client_gets_speech_as_files_streams_and_events(tmp_path: Path) -> None:
                 make(model="voice", input="Hello", voice="dora", speed=8)
             with pytest.raises(BadRequestError, match="does no speech2text; it does text2speech"):
                 client.audio.transcriptions.create(model="voice", file=("a.wav", graph.content))
-            with pytest.raises(NotFoundError, match="there are: t5, voice"):
+            with pytest.raises(NotFoundError, match="available: t5, voice"):
                 make(model="tts-1", input="Hello", voice="dora")
             assert [each.id for each in client.models.list()] == ["t5", "voice"]
         raw = server.ask("POST", "/v1/audio/speech", json={"model": "voice", "input": "Fail."})

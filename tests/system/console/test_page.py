@@ -321,7 +321,7 @@ def test_a_picture_is_sent_to_a_model_and_its_answer_shown(server: ServedInThrea
         expect(page.locator(".output")).to_contain_text("FP32 [1, 10]")
         page.get_by_role("button", name="table").click()
         expect(page.locator("table.values td")).to_have_count(10)
-        page.get_by_text("This call for the shell").click()
+        page.get_by_text("Call from the shell").click()
         expect(page.locator(".snippets pre")).to_contain_text("/v2/models/classifier/infer")
         page.locator(".snippets").get_by_role("button", name="Python").click()
         expect(page.locator(".snippets pre")).to_contain_text("tritonclient")
@@ -355,7 +355,7 @@ def test_an_array_is_sent_and_errors_of_the_server_are_shown(server: ServedInThr
         expect(page.get_by_role("alert")).to_contain_text("Invalid input shape")
         page.locator("textarea").first.fill("one, two")
         page.get_by_role("button", name="Send").click()
-        expect(page.get_by_role("alert")).to_contain_text("not all of it is a number")
+        expect(page.get_by_role("alert")).to_contain_text("expected numbers only")
 
 
 def test_markup_in_a_stream_is_shown_as_text(server: ServedInThread, open_page: OpenPage) -> None:
@@ -375,7 +375,7 @@ def test_markup_in_a_name_is_shown_as_text_in_every_view(server: ServedInThread,
         expect(page.get_by_role("heading", level=1)).to_have_text(MARKUP_NAME)
         page.get_by_role("button", name="Send").click()
         expect(page.locator("table.values td")).to_have_count(10)
-        page.get_by_text("This call for the shell").click()
+        page.get_by_text("Call from the shell").click()
         expect(page.locator(".snippets pre")).to_contain_text("/v2/models/" + quote(MARKUP_NAME, safe=""))
         page.locator(".snippets").get_by_role("button", name="Python").click()
         expect(page.locator(".snippets pre")).to_contain_text(f'client.infer("{MARKUP_NAME}", inputs')
@@ -394,9 +394,9 @@ def test_a_service_is_shown_with_what_its_kind_has(server: ServedInThread, open_
         page.get_by_label("Body, JSON").fill("[20, 22]")
         page.get_by_role("button", name="Send").click()
         expect(page.locator(".result pre")).to_have_text("42")
-        expect(page.locator(".facts-list")).to_contain_text("threads of its own")
+        expect(page.locator(".facts-list")).to_contain_text("dedicated threads")
     with open_page(_url(server, "services/classifier")) as page:
-        page.get_by_role("button", name="Time its layers").click()
+        page.get_by_role("button", name="Time layers").click()
         expect(page.locator("table.layers tbody tr").first).to_contain_text("%")
     with open_page(_url(server, "services/totals")) as page:
         _calls(server, 2)
@@ -464,17 +464,17 @@ def test_levels_of_the_log_are_changed_and_kept(server: ServedInThread, open_pag
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     try:
         with open_page(_url(server, "log"), may_fail=True) as page:
-            level, parts = page.get_by_label("The server logs from level"), page.get_by_label("Levels of parts")
+            level, parts = page.get_by_label("Server log level"), page.get_by_label("Logger levels")
             expect(level).to_have_value("INFO")
             level.select_option("WARNING")
-            expect(page.locator("#notice")).to_contain_text("logs from WARNING on")
+            expect(page.locator("#notice")).to_contain_text("log level: WARNING")
             parts.fill("ovmstrio.graphs=loud")
             parts.press("Enter")
             expect(page.locator("#notice")).to_contain_text("expected one of TRACE")
             expect(parts).to_have_value("ovmstrio.graphs=loud")
             parts.fill("ovmstrio.graphs=debug")
             parts.press("Enter")
-            expect(page.locator("#notice")).to_contain_text("levels of their own: ovmstrio.graphs=debug")
+            expect(page.locator("#notice")).to_contain_text("Logger levels: ovmstrio.graphs=debug")
             expect(level).to_have_value("WARNING")
             page.reload()
             expect(parts).to_have_value("ovmstrio.graphs=debug")
@@ -567,9 +567,9 @@ def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: O
     ):
         field = page.get_by_label("Key or token with the scope read")
         field.fill("a-wrong-key")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Sign in").click()
         field.fill("secret-key")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Sign in").click()
         expect(page.locator("tr[data-name=dag]")).to_be_visible()
         page.get_by_role("link", name="Activity").click()
         expect(page.locator("figure.chart").first).to_be_visible()
@@ -577,7 +577,7 @@ def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: O
         refused = server.ask("POST", "/v2/models/dag/infer", json={}, headers={"x-api-key": "maker-key"})
         assert refused.status_code == 400
         expect(page.locator("table.failures")).to_contain_text("InvalidRequest")
-        expect(page.get_by_text("What was sent")).to_have_count(0)
+        expect(page.get_by_text("Request body")).to_have_count(0)
         keys.write_text(json.dumps({"callers": [entry | {"sha256": digest_of("another-key")}]}))
         expect(field).to_be_visible(timeout=60_000)
 
@@ -592,7 +592,7 @@ def test_a_thousand_services_are_listed_filtered_and_live(tmp_path: Path, open_p
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": entries}))
     with serving_in_thread(config_path=config) as server, open_page(_url(server)) as page:
-        expect(page.locator(".bar .quiet")).to_contain_text("1000 of 1000 ready; the first 200 of 1000 are shown")
+        expect(page.locator(".bar .quiet")).to_contain_text("1000 of 1000 ready; showing the first 200 of 1000")
         page.get_by_role("searchbox").fill("0999")
         expect(page.locator("tbody tr")).to_have_count(1)
         body = {"inputs": [{"name": "in", "shape": [1], "datatype": "FP32", "data": [1]}]}
@@ -612,7 +612,7 @@ def test_a_chat_shows_an_empty_answer(tmp_path: Path, open_page: OpenPage) -> No
         page.route("**/v3/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=events))
         page.get_by_label("Message").fill("Hello")
         page.keyboard.press("Enter")
-        expect(page.locator(".said.assistant")).to_have_text("ended without a word (stop)")
+        expect(page.locator(".said.assistant")).to_have_text("ended without text (stop)")
 
 
 @pytest.mark.slow
@@ -622,7 +622,7 @@ def test_a_text_model_has_a_chat_with_live_counts(tmp_path: Path, open_page: Ope
         serving_in_thread(model_name="tiny", model_path=folder, task="text_generation") as server,
         open_page(_url(server, "services/tiny")) as page,
     ):
-        page.get_by_label("Tokens at most").fill("8")
+        page.get_by_label("Maximum tokens").fill("8")
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("Message").fill("Hello <b>you</b>")
         page.keyboard.press("Enter")
@@ -630,6 +630,6 @@ def test_a_text_model_has_a_chat_with_live_counts(tmp_path: Path, open_page: Ope
         expect(page.locator(".said.assistant")).to_have_text(re.compile("."))
         made = page.locator(".facts-list div", has_text="tokens made").locator("dd")
         expect(made).to_have_text(re.compile("[1-9]"))
-        page.get_by_text("This call for the shell").click()
+        page.get_by_text("Call from the shell").click()
         page.locator(".snippets").get_by_role("button", name="Python").click()
         expect(page.locator(".snippets pre")).to_contain_text("from openai import OpenAI")

@@ -150,7 +150,7 @@ async def test_invalid_body_of_a_node_is_refused(tmp_path: Path) -> None:
             await _documents(graph, _request(user="a"))
         assert caught.value.field == "temperature"
         with pytest.raises(
-            NotSupported, match="/chat/completions, /completions, /responses below /v3 or /v1; got /v3/x"
+            NotSupported, match="/chat/completions, /completions, /responses below /v3 or /v1, got /v3/x"
         ):
             await _documents(graph, _request("/v3/x", user="b"))
 

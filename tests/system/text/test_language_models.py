@@ -78,7 +78,7 @@ def test_completions_take_texts_and_tokens(client: openai.OpenAI) -> None:
 
 
 def test_errors_have_the_classes_of_the_client(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="The model `nothing` does not exist; there are: chat") as missing:
+    with pytest.raises(openai.NotFoundError, match="The model `nothing` does not exist; available: chat") as missing:
         client.chat.completions.create(model="nothing", messages=MESSAGES)
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError, match="temperature out of range") as wrong:

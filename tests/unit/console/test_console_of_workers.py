@@ -243,7 +243,7 @@ async def test_spans_of_a_trace_of_several_workers_are_one_tree(tmp_path: Path) 
         assert (second["name"], second["spans"], second["milliseconds"]) == ("span 1000000", 2, 8.0)
         trace = await one.gathering.trace(second["trace_id"])
         assert [span["name"] for span in trace["tree"]] == ["span 1000000", "span 2000000"]
-        with pytest.raises(NotFound, match="no trace"):
+        with pytest.raises(NotFound, match="not found"):
             await one.gathering.trace("ff")
 
 

@@ -50,7 +50,7 @@ async def _post(folder: Path, path: str, headers: dict[str, str], **options: Any
 async def test_pages_of_other_origins_are_refused(tmp_path: Path, path: str, headers: dict[str, str]) -> None:
     answer = await _post(tmp_path, path, headers)
     assert answer.status == 403, answer.content
-    assert b"no page of another origin" in answer.content
+    assert b"cross-origin change refused" in answer.content
     assert b"--allowed_origins" in answer.content
 
 

@@ -25,7 +25,7 @@ from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.encoding.raw_contents import gather_buffers, join_buffers
 from ovmstrio.protocols.kserve import rest_responses as infer_answer
 from ovmstrio.protocols.kserve.rest_responses import render_infer_answer
-from ovmstrio.protocols.tensorflow.rest_responses import render_predict_answer
+from ovmstrio.protocols.tensorflow.rest_routes import render_predict_answer
 from ovmstrio.serving import ovms_errors as refusals
 from ovmstrio.serving.ovms_errors import inflated_body
 from tests.support.kept_by_errors import bytes_kept_by
@@ -125,7 +125,7 @@ def test_kserve_answers_in_pieces_equal_answers_in_one_piece(
     outputs = [RequestedOutput(name, {"binary_data": name in binary}) for name in ("numbers", "halves", "words")]
     request = InferRequest("m", outputs=outputs)
     in_pieces = render_infer_answer(request, _response())
-    monkeypatch.setattr(infer_answer, "_PRINTED_AT_ONCE", 2**30)
+    monkeypatch.setattr(infer_answer, "_MAX_ONE_CALL_BYTES", 2**30)
     at_once = render_infer_answer(request, _response())
     assert (in_pieces.headers, in_pieces.content) == (at_once.headers, at_once.content)
 

@@ -346,7 +346,7 @@ def test_at_most_1024_regions_are_registered(tmp_path: Path) -> None:
 async def test_other_machines_register_only_with_remote_administration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool, expected: str
 ) -> None:
-    monkeypatch.setattr("ovmstrio.protocols.admin.request_origin.is_local", lambda _: False)
+    monkeypatch.setattr("ovmstrio.protocols.admin.changes.is_local", lambda _: False)
 
     def work(client: Any, _: Any) -> str:
         return refusal(lambda: client.register_system_shared_memory("in", "/nothing", 8))

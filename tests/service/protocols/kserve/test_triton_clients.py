@@ -90,7 +90,7 @@ async def test_traces_can_be_turned_off_but_not_on(serving: BothDoors, door: str
             client.get_trace_settings(**options),
             client.update_trace_settings(model_name="plain", settings={"trace_level": ["OFF"]}, **options),
         ]
-        refusal = r"traces in Triton's form are not written.*/v2/models/stats and /metrics"
+        refusal = r"Triton traces are not supported.*/v2/models/stats, /metrics"
         for settings in ({"trace_level": ["TIMESTAMPS"]}, {"trace_rate": "1"}):
             with pytest.raises(InferenceServerException, match=refusal):
                 client.update_trace_settings(settings=settings)
@@ -203,12 +203,12 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"log_file": "/tmp/elsewhere.log"}, "--log_path chooses it at the start"),
-        ({"log_format": "default"}, "--log_format chooses it at the start"),
+        ({"log_file": "/tmp/elsewhere.log"}, "fixed at start by --log_path"),
+        ({"log_format": "default"}, "fixed at start by --log_format"),
         ({"log_warning": False, "log_info": True}, "log_warning cannot be off while log_info is on"),
         ({"log_infos": True}, "log_infos not known, expected some of log_file, log_info"),
         ({"log_info": None}, "log_info: expected true or false, got None"),
-        ({"log_verbose_level": None}, "log_verbose_level: expected a whole number, 0 for none, got None"),
+        ({"log_verbose_level": None}, "log_verbose_level: expected an integer, 0 for none, got None"),
     ],
 )
 async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
@@ -224,7 +224,7 @@ async def test_the_log_of_an_embedding_program_is_not_changed(
     empty: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ovmstrio.protocols.kserve.trace_log_settings.LOG_LEVEL", LogLevel())
-    with pytest.raises(InferenceServerException, match="up to the program that the server runs in"):
+    with pytest.raises(InferenceServerException, match="belong to the embedding program"):
         await _change(empty, door, {"log_info": False})
 
 

@@ -47,7 +47,7 @@ async def test_an_unknown_model_is_refused_with_the_known_ones(serving: Serving,
     assert answer.status_code == 404
     assert answer.json() == {
         "error": {
-            "message": f"The model `{name}` does not exist; there are: chat, ears, echo, voice, words",
+            "message": f"The model `{name}` does not exist; available: chat, ears, echo, voice, words",
             "type": "invalid_request_error",
             "param": "model",
             "code": "model_not_found",
@@ -65,11 +65,11 @@ async def test_an_unknown_model_is_refused_in_the_form_of_ovms_on_request(ovms_s
     ("path", "status", "message"),
     [
         *(
-            (f"{prefix}{path}", 400, f"{prefix}{path}: this server makes no images")
+            (f"{prefix}{path}", 400, f"{prefix}{path}: this server does not generate images")
             for prefix in PREFIXES
             for path in ("/images/generations", "/images/edits")
         ),
-        ("/v3/chat/completion", 404, "there is no 'chat/completion' in this API"),
+        ("/v3/chat/completion", 404, "unknown path 'chat/completion'"),
         ("/v3/models", 405, "POST /v3/models: use GET"),
     ],
 )

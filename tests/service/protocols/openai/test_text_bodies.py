@@ -212,7 +212,7 @@ RESPONSE_PARTS: list[dict[str, Any]] = [
     {"type": "input_file", "file_data": DATA},
     {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
 ]
-NO_TEXT = "Unsupported content type; got '{}', and this model reads text only"
+NO_TEXT = "Unsupported content type; got '{}', and this model accepts text only"
 
 
 def _with_parts(*parts: Any) -> list[Any]:
@@ -267,7 +267,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ),
         ({"assistant_confidence_threshold": 0}, "should be above 0", "assistant_confidence_threshold"),
         ({"top_logprobs": 2}, "top_logprobs above 0 is not supported", "top_logprobs"),
-        ({"store": True}, "store is not supported: nothing is stored", "store"),
+        ({"store": True}, "store is not supported: responses are not stored", "store"),
         ({"tools": [_F], "tool_choice": {"type": "x"}}, "is not a valid JSON object", "tool_choice.function"),
         (_allowed(mode="must", tools=[_F]), "should be either 'auto' or 'required'", "tool_choice.mode"),
         (_allowed(mode="auto", tools=[_F]), "a function that is not among the tools", "tool_choice"),
@@ -287,12 +287,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"prompt": None}, "prompt is missing", "prompt"),
         ({"prompt": ""}, "prompt is missing", "prompt"),
         ({"prompt": 7}, "prompt is not a string", "prompt"),
-        ({"prompt": []}, "expected 1 to 1024 texts; got 0", "prompt"),
-        ({"prompt": ["a"] * 1025}, "expected 1 to 1024 texts; got 1025", "prompt"),
-        ({"prompt": ["a", ""]}, "prompt[1] is neither a text nor a list of tokens; got an empty text", "prompt[1]"),
-        ({"prompt": [1, "a"]}, "expected at least one number of a token, from 0 to 299", "prompt"),
-        ({"prompt": [[300]]}, "expected at least one number of a token, from 0 to 299", "prompt[0]"),
-        ({"prompt": [True]}, "expected at least one number of a token", "prompt"),
+        ({"prompt": []}, "expected 1 to 1024 prompts; got 0", "prompt"),
+        ({"prompt": ["a"] * 1025}, "expected 1 to 1024 prompts; got 1025", "prompt"),
+        (
+            {"prompt": ["a", ""]},
+            "prompt[1] is neither a string nor an array of token ids; got an empty string",
+            "prompt[1]",
+        ),
+        ({"prompt": [1, "a"]}, "expected at least one token id, from 0 to 299", "prompt"),
+        ({"prompt": [[300]]}, "expected at least one token id, from 0 to 299", "prompt[0]"),
+        ({"prompt": [True]}, "expected at least one token id", "prompt"),
         ({"prompt": [1] * 1001}, "Number of prompt tokens: 1001 exceeds model max length: 1000", "prompt"),
         ({"logprobs": 2}, "accepted logprobs value is currently 1 only", "logprobs"),
         ({"logprobs": "1"}, "logprobs accepts integer values", "logprobs"),
@@ -306,9 +310,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"input": []}, "Messages array cannot be empty", "input"),
         ({"input": [{"type": "item_reference"}]}, "Unsupported input item type", "input[0].type"),
         ({"input": [{"content": "x"}]}, "Every message must have 'role' field", "input[0].role"),
-        ({"previous_response_id": "resp_1"}, "nothing is stored", "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "responses are not stored", "previous_response_id"),
         ({"background": True}, "background is not supported", "background"),
-        ({"store": True}, "nothing is stored", "store"),
+        ({"store": True}, "responses are not stored", "store"),
         ({"max_output_tokens": 0}, "max_output_tokens value should be greater than 0", "max_output_tokens"),
         ({"n": 2}, "n greater than 1 is not supported", "n"),
         ({"text": {"format": {"type": "x"}}}, "text.format.type is none of", "text.format.type"),
@@ -565,7 +569,7 @@ async def test_texts_of_a_conversation_are_counted_together(serving: Serving) ->
 MANY = MAX_ITEMS + 1
 MANY_MEMBERS = dict.fromkeys(map(str, range(MANY)), 1)
 MEMBERS = "JSON body: expected at most 16384 objects and members of objects, got more"
-MOST_BYTES = "text: expected at most 4194304 bytes in one request"
+MOST_BYTES = "text: expected at most 4194304 bytes per request"
 UNCHECKED = "the rest of the request was not checked"
 EMBEDDINGS, TOKENIZE, RERANK, SPEECH = "/v3/embeddings", "/v3/tokenize", "/v3/rerank", "/v3/audio/speech"
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 2**18]}}}
@@ -573,7 +577,7 @@ TOO_MANY: dict[str, list[tuple[dict[str, Any], str]]] = {
     CHATS: [
         ({"messages": [USER] * MANY}, MEMBERS),
         ({"messages": [3] * MAX_ITEMS}, UNCHECKED),
-        ({"messages": [3] * 100_001}, "a body may have 16384 objects in its lists"),
+        ({"messages": [3] * 100_001}, "expected at most 16384 objects in all lists"),
         ({"messages": [{}] * 500_001}, "at most 16384 objects and members"),
         ({"messages": _with_parts(*[{}] * 30_001)}, "at most 16384 objects and members"),
         ({"messages": [{"role": "a" * 257, "content": "a"}]}, "Invalid message structure"),
@@ -608,11 +612,11 @@ TOO_MANY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"text": "\u4e2d" * (2**22 // 3 + 1)}, MOST_BYTES),
         (
             {"text": ["a"] * 1025, "max_length": 4096, "pad_to_max_length": True},
-            "max_length: expected at most 4194304 tokens in one request with the padding; got 4198400",
+            "max_length: expected at most 4194304 tokens per request, including padding; got 4198400",
         ),
     ],
     SPEECH: [
-        ({"input": " " * 200_000}, "input may have 4096 characters"),
+        ({"input": " " * 200_000}, "input: expected at most 4096 characters"),
         ({"input": "a", "voice": "a" * 257}, "voice: expected at most 256 characters"),
     ],
 }

@@ -32,7 +32,7 @@ X = content("DT_FLOAT", np.ones((1, 2), "f4"))
 MISSING = "Missing input with specific name - Required input: b"
 EXTRA = "Unexpected input - c; the inputs are: b"
 TWO_ROWS = content("DT_FLOAT", np.ones((2, 10), "f4"))
-SIGNATURE = 'Invalid signature name - metadata_field: expected "signature_def" and nothing else, got'
+SIGNATURE = 'Invalid signature name - metadata_field: expected only "signature_def", got'
 
 
 class Server:

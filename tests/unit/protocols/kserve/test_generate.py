@@ -101,8 +101,8 @@ def test_inputs_may_be_named_as_keys_of_the_body() -> None:
     ("document", "inputs", "text"),
     [
         ({"text": []}, GRAPH, "input text: expected at least one element"),
-        ({"text": [[1], [2, 3]]}, GRAPH, "input text: expected lists of one length"),
-        ({"text": [1, [2]]}, GRAPH, "input text: expected lists of one length"),
+        ({"text": [[1], [2, 3]]}, GRAPH, "input text: ragged nested list"),
+        ({"text": [1, [2]]}, GRAPH, "input text: ragged nested list"),
         ({"text": json.loads("[" * 40 + "]" * 40)}, GRAPH, "input text: expected lists of at most 32 levels"),
         ({"text": None}, GRAPH, "input text: expected texts, numbers or booleans, got null"),
         ({"text": {"a": 1}}, GRAPH, "input text: expected texts, numbers or booleans, got an object"),

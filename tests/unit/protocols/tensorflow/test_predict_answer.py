@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
-from ovmstrio.protocols.tensorflow.rest_responses import render_predict_answer
+from ovmstrio.protocols.tensorflow.rest_routes import render_predict_answer
 
 NUMBERS = [name for name in BY_NAME if name not in {"BYTES", "BF16"}]
 

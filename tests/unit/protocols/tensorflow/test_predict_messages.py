@@ -245,8 +245,8 @@ def test_raw_outputs_are_written_by_their_type() -> None:
 @pytest.mark.parametrize(
     ("output", "text"),
     [
-        (RawTensor("x", "MY_TYPE", (1,), b"1"), "TensorFlow has no element type MY_TYPE, which the output 'x' has"),
-        (RawTensor("x", "BYTES", (1,), b"12345"), "the bytes of the output 'x' are no strings"),
+        (RawTensor("x", "MY_TYPE", (1,), b"1"), "output 'x': TensorFlow has no element type MY_TYPE"),
+        (RawTensor("x", "BYTES", (1,), b"12345"), "output 'x': bytes are not length-prefixed strings"),
     ],
 )
 def test_outputs_without_a_tensorflow_type_are_refused_by_name(output: RawTensor, text: str) -> None:

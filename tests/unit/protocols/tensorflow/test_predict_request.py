@@ -326,7 +326,7 @@ def test_all_errors_are_reported_in_one_message(body: dict[str, Any], fixed: str
     document = json.loads(json.dumps(body, default=lambda _: values))
     assert _refused(document, X, Y).split(". Also: ") == [
         f'{fixed} - input x: expected elements of FP32 or {{"b64": ...}}, got text',
-        f"{fixed} - input y: lists of one level differ in length, or have elements beside them",
+        f"{fixed} - input y: ragged nested list, or lists mixed with elements",
     ]
 
 

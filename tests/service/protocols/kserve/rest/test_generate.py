@@ -104,7 +104,7 @@ async def test_early_errors_have_a_status(
         ("graph/generate", b"{", 412, "not valid json"),
         ("graph/generate_stream", b"[]", 400, "Request body should be JSON object"),
         ("graph/versions/x/generate_stream", b"{}", 400, "must be an integer"),
-        ("echo/generate_stream", b"{}", 404, '"echo" is a model, and only graphs have streams'),
+        ("echo/generate_stream", b"{}", 404, '"echo" does not stream, only graphs do'),
         ("graph/generate", b'{"x":[]}', 400, "input x: expected at least one element"),
     ],
 )
