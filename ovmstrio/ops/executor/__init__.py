@@ -1,9 +1,9 @@
-"""Runs a graph of Ops.
+"""Op pipeline executor.
 
 ::
 
-    infer() ──> Admission ──> RequestRun ──> OpRunner: Channel ──> Batcher ──> WorkerPool ──> Worker
-                worker_num    one a request  one an Op: channel_size  batch_size  concurrency   its own copy of the Op
+    infer() ──> PipelineAdmission ──> RequestRun ──> OpRunner: Channel ──> Batcher ──> WorkerPool ──> Worker
+                worker_num            per request    per Op: channel_size  batch_size  concurrency    copy of the Op
 """
 
 from ovmstrio.ops.executor.executor import Executor

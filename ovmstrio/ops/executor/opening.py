@@ -1,4 +1,4 @@
-"""Opens a pipeline: starts the workers of its Ops, and ends them."""
+"""Start and stop of a pipeline's executor and workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["GRACE_SECONDS", "kept_by_preprocess", "open_executor", "refuse_unpre
 
 
 def kept_by_preprocess(op: Op) -> list[str]:
-    """Give the names of the attributes that an Op's ``preprocess`` sets, as far as its own code shows."""
+    """Return the names of the attributes that an Op's ``preprocess`` assigns, from its bytecode."""
     method: Any = inspect.unwrap(type(op).preprocess)
     code = getattr(method, "__code__", None)
     if code is None or not code.co_argcount:
@@ -48,16 +48,15 @@ def kept_by_preprocess(op: Op) -> list[str]:
 
 
 def _loaded(instruction: dis.Instruction) -> str:
-    """Tell which variable an instruction leaves on top of the stack; empty for none."""
     if "LOAD_FAST" not in instruction.opname:
         return ""
-    # One instruction may load or store two of them.
+    # One instruction may load or store two variables.
     value = instruction.argval
     return str(value[-1] if isinstance(value, tuple) else value)
 
 
 GRACE_SECONDS = 5.0
-"""How long requests may go on when the pipeline is closed."""
+"""Time for open requests to finish when the pipeline is closed."""
 
 _LAST_NUMBER = 10**18
 
@@ -65,19 +64,13 @@ log = structlog.get_logger(__name__)
 
 
 class _Startable(Worker, Protocol):
-    async def start(self) -> None:
-        """Start it."""
-        ...
+    async def start(self) -> None: ...
 
-    async def aclose(self) -> None:
-        """End it."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Opening:
-    """What workers are made with, those that have been made, and why some could not be started."""
-
     graph: OpGraph
     settings: PipelineSettings
     make_predictor: MakePredictor | None
@@ -90,27 +83,15 @@ class _Opening:
     problems: list[Problem] = field(default_factory=list)
 
     async def runners(self) -> dict[str, OpRunner]:
-        """Start the workers of every Op; those that could not be started are in ``problems``.
-
-        Ownership: the caller must close ``workers``, whatever comes of it.
-
-        Cancellation: at once.
-        """
         resolved = {name: settings_of(op, self.settings) for name, op in self.graph.ops.items()}
         runners = {name: self._runner(self.graph.ops[name], one) for name, one in resolved.items()}
         await self._start_ends()
         async with trio.open_nursery() as starting:
             for worker in self.workers:
-                starting.start_soon(self._attempt, worker.start)
+                starting.start_soon(self._start_recorded, worker.start)
         return runners
 
     async def executor(self, runners: dict[str, OpRunner], numbers: Iterable[int]) -> Executor:
-        """Have Ops run whose workers have been started.
-
-        Ownership: the caller must close the executor.
-
-        Cancellation: at any checkpoint.
-        """
         for runner in runners.values():
             await self.nursery.start(runner.serve)
         self.nursery.start_soon(self.stall_detector.watch)
@@ -121,14 +102,14 @@ class _Opening:
         )  # fmt: skip
         await executor.start()
         self.hooks.opened(list(self.graph.ops), executor.channels)
-        log.info("pipeline is open", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
+        log.info("pipeline opened", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
         return executor
 
     def _runner(self, op: Op, settings: OpSettings) -> OpRunner:
         make = self._thread_worker if self.settings.dag.is_thread_op else self._process_worker
         if settings.batch_size > 1 and (kept := kept_by_preprocess(op)):
-            what = "preprocess keeps what is one sample's, and there are several in a batch: set batch_size to 1"
-            log.warning(what, op=op.name, attributes=kept, batch_size=settings.batch_size)
+            event = "preprocess stores sample state on self, batches share it: set batch_size to 1"
+            log.warning(event, op=op.name, attributes=kept, batch_size=settings.batch_size)
         workers = [make(op, settings, index) for index in range(settings.concurrency)]
         self.workers += workers
         pool = self.pools[op.name] = WorkerPool(op.name, workers, self.nursery, self.hooks)
@@ -142,7 +123,7 @@ class _Opening:
 
     def _process_worker(self, op: Op, _settings: OpSettings, index: int) -> _Startable:
         if self.source is None:
-            raise AssertionError("a pipeline of processes was opened without its source")
+            raise AssertionError("pipeline with worker processes has no source")
 
         def died(why: str) -> None:
             self.hooks.worker_died(op.name, index, why)
@@ -155,25 +136,18 @@ class _Opening:
     async def _start_ends(self) -> None:
         for end in (self.graph.request, self.graph.response):
             if is_async(end.init_op):
-                await self._attempt(partial(_init_end, end))
+                await self._start_recorded(partial(_init_end, end))
 
-    async def _attempt(self, start: Callable[[], Awaitable[None]]) -> None:
+    async def _start_recorded(self, start: Callable[[], Awaitable[None]]) -> None:
         try:
             await start()
         except ConfigError as error:
             self.problems += error.problems
         except OSError as error:
-            self.problems.append(Problem(f"a worker cannot be started: {error}", suggestion="see what it lacks"))
+            self.problems.append(Problem(f"worker cannot be started: {error}"))
 
 
 async def _init_end(end: Op) -> None:
-    """Run the ``init_op`` of an end of a pipeline on the loop.
-
-    Raises:
-        ConfigError: it raised.
-
-    Cancellation: where it waits.
-    """
     try:
         await call_on_loop(end.init_op, names=names_of_code(end.name))
     except UserCodeRaisedError as raised:
@@ -191,26 +165,22 @@ async def open_executor(
     numbers: Iterable[int] = range(_LAST_NUMBER),
     grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Executor]:
-    """Start the workers of a pipeline's Ops and run them; leaving the block ends them.
+    """Start the workers of a pipeline's Ops and run them; leaving the block stops them.
 
     Args:
         graph: the Ops.
-        settings: what holds for them.
-        make_predictor: makes what runs their models; not called for Ops without one.
-        hooks: are told of what goes on.
-        source: how worker processes make the pipeline, needed with ``is_thread_op: false``.
-        numbers: the numbers that requests get, in turn.
-        grace_seconds: how long requests may go on when the block is left; those that go on get 3001.
+        settings: settings of the pipeline.
+        make_predictor: creates the predictors of models; not called for Ops without a model.
+        hooks: receive events.
+        source: lets worker processes load the pipeline; required with ``is_thread_op: false``.
+        numbers: data ids of requests.
+        grace_seconds: time for open requests to finish when the block is left; the rest fail with 3001.
 
     Raises:
-        ConfigError: an Op cannot be started, such as because ``init_op`` raised; every problem is listed.
-
-    Ownership: the executor is the block's; threads of hooks that have not ended are left to themselves.
-
-    Cancellation: at any checkpoint; requests get the same time to end.
+        ConfigError: an Op cannot be started, for example because ``init_op`` raised; all problems are listed.
     """
     refuse_unpredictable(graph, settings)
-    _refuse_unmade(graph, settings, source)
+    _require_source(graph, settings, source)
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:
         stall_detector = StallDetector(settings.worker_num)
@@ -232,32 +202,23 @@ async def open_executor(
 
 
 async def _close_all(workers: Sequence[_Startable]) -> None:
-    """Close workers at the same time.
-
-    Cancellation: shielded, for each is bounded.
-    """
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
             for worker in workers:
                 nursery.start_soon(worker.aclose)
 
 
-def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
-    """Refuse processes of which it is not said how they make their Ops.
-
-    Raises:
-        ConfigError: the settings ask for that.
-    """
+def _require_source(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
     if source is None and not settings.dag.is_thread_op:
-        message = f"{', '.join(graph.ops)} cannot have processes, for it is not said how they make the pipeline"
-        raise ConfigError([Problem(message, suggestion="give the pipeline's source, or set `is_thread_op: true`")])
+        message = f"worker processes of {', '.join(graph.ops)} have no pipeline source"
+        raise ConfigError([Problem(message, suggestion="pass `source`, or set `is_thread_op: true`")])
 
 
 def refuse_unpredictable(graph: OpGraph, settings: PipelineSettings) -> None:
-    """Refuse loops where an Op takes the first of its inputs, which may be one of the round before.
+    """Reject loops with an Op that takes its first input, because the input may belong to the previous round.
 
     Raises:
-        ConfigError: the settings ask for that.
+        ConfigError: the settings combine both.
     """
     joins = [name for name, inputs in graph.inputs.items() if len(inputs) > 1]
     if settings.dag.channel_recv_frist_arrive and graph.jumps and joins:
