@@ -1,4 +1,4 @@
-"""A service that a script has prepared: its configuration, its models and how worker processes make it anew."""
+"""PreparedService: a script's service with its configuration, its models, and its loader for worker processes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _main_script() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class PreparedService:
-    """A service, and where it comes from.
+    """Service and its origin.
 
     Attributes:
-        service: what the script has prepared.
-        config: a file that takes the place of the one that the script names; a dictionary of the script stays.
-        script: what worker processes run; the main script if none is given.
-        folder: for a service beside others, the one from which its paths lead on, and in which its log files are;
-            None for one that is alone, for which it is the current one.
+        service: the service that the script prepared.
+        config: configuration file in place of the script's file; a dictionary of the script is kept.
+        script: script that worker processes run; default is the main script.
+        folder: base of relative paths and parent of the log directory; None for a service that has the process to
+            itself, whose base is the current directory.
     """
 
     service: WebService
@@ -60,47 +60,46 @@ class PreparedService:
         """Read the configuration; blocking.
 
         Raises:
-            ConfigError: it cannot be used.
+            ConfigError: the configuration is invalid.
         """
         if self.folder is None:
-            return read_pipeline_config(**self._where())
-        where = self._where()
-        ports = _ports_of(where)
+            return read_pipeline_config(**self._config_arguments())
+        config_arguments = self._config_arguments()
+        ports = _ports_of(config_arguments)
         if not any(port in _PORTS for port in ports):
-            # The server's ports are its own, and a configuration needs none beside others.
-            settings = read_pipeline_config(**where, overrides=["rpc_port=0"])
+            # The shared server has its own ports, and a configuration without ports would be an error.
+            settings = read_pipeline_config(**config_arguments, overrides=["rpc_port=0"])
         else:
-            settings = read_pipeline_config(**where)
+            settings = read_pipeline_config(**config_arguments)
         if ports:
-            log.warning("the ports of a service beside others have no effect", service=self.service.name, ports=ports)
+            log.warning("ports of a service on a shared server ignored", service=self.service.name, ports=ports)
         return replace(settings, logging=replace(settings.logging, folder=self.folder))
 
     def placed(self, problems: Sequence[Problem]) -> ConfigError:
-        """Give problems of the settings the lines of the configuration; blocking."""
-        examined = examine_pipeline_config(**self._where())
+        """Return an error with the lines of the configuration added to the problems; blocking."""
+        examined = examine_pipeline_config(**self._config_arguments())
         return ConfigError([examined.place(problem) for problem in problems])
 
-    def _where(self) -> dict[str, Any]:
+    def _config_arguments(self) -> dict[str, Any]:
         if self.service.yml_dict is not None:
             return {"yml_dict": self.service.yml_dict}
         file = self.config or self.service.yml_file
         return {"yml_file": file if file is None or self.folder is None else str(self.folder / file)}
 
     def predictor_maker(self, settings: PipelineSettings) -> MakePredictor:
-        """Give what makes the predictors of the Ops, and says of what it cannot make where it is configured."""
+        """Return a predictor factory whose errors refer to the configuration."""
         maker = PredictorMaker(is_thread_op=settings.dag.is_thread_op)
 
         async def make(op: OpSettings, worker: int) -> Predictor:
             try:
-                return await maker(self._rooted(op), worker)
+                return await maker(self._resolve_paths(op), worker)
             except ConfigError as error:
                 problems = [problem_of_model(problem, op) for problem in error.problems]
                 raise await trio.to_thread.run_sync(self.placed, problems) from error.__cause__
 
         return make
 
-    def _rooted(self, op: OpSettings) -> OpSettings:
-        """Let the paths of an Op's models lead on from the service's folder."""
+    def _resolve_paths(self, op: OpSettings) -> OpSettings:
         if self.folder is None:
             return op
         local = op.local_service_conf
@@ -110,7 +109,7 @@ class PreparedService:
         return replace(op, local_service_conf=local, client_config=client)
 
     def source(self) -> PipelineSource | None:
-        """Tell how worker processes make the pipeline; None if there is no script."""
+        """Return the source of the pipeline for worker processes; None without a script."""
         if self.script is None:
             return None
         argument = {
@@ -119,14 +118,13 @@ class PreparedService:
             "name": self.service.name,
             "config": self.config,
             "folder": None if self.folder is None else str(self.folder),
-            "numpy_one": speaks_numpy_one(),
+            "numpy1_compat": speaks_numpy_one(),
         }
         return PipelineSource(f"{__name__}:{load_in_worker.__name__}", json.dumps(argument))
 
 
-def _ports_of(where: dict[str, Any]) -> list[str]:
-    """Tell which ports a configuration has."""
-    settings = examine_pipeline_config(**where).settings
+def _ports_of(config_arguments: dict[str, Any]) -> list[str]:
+    settings = examine_pipeline_config(**config_arguments).settings
     given = {
         "rpc_port": settings.rpc_port,
         "http_port": settings.http_port,
@@ -136,20 +134,20 @@ def _ports_of(where: dict[str, Any]) -> list[str]:
 
 
 def load_in_worker(argument: str) -> LoadedPipeline:
-    """Make a service's pipeline in a worker process: run its script up to where it would serve.
+    """Load a service's pipeline in a worker process by running its script up to ``run_service``.
 
     Raises:
-        ConfigError: the script runs no such service, or its pipeline cannot be made.
-        BaseException: whatever the script raises before.
+        ConfigError: the script runs no such service, or its pipeline is invalid.
+        BaseException: the script raised.
     """
-    known: dict[str, Any] = json.loads(argument)
-    sys.argv = known["argv"]
-    script, folder = Path(known["script"]), known["folder"]
+    options: dict[str, Any] = json.loads(argument)
+    sys.argv = options["argv"]
+    script, folder = Path(options["script"]), options["folder"]
     if folder is not None:
         sys.path.insert(0, str(script.parent))
-    if known["numpy_one"]:
+    if options["numpy1_compat"]:
         speak_numpy_one()
-    service = find_service(script, known["name"])
-    prepared = PreparedService(service, known["config"], script, None if folder is None else Path(folder))
+    service = find_service(script, options["name"])
+    prepared = PreparedService(service, options["config"], script, None if folder is None else Path(folder))
     settings = prepared.settings()
     return LoadedPipeline(service.graph(), settings, prepared.predictor_maker(settings))

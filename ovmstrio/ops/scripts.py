@@ -1,7 +1,7 @@
-"""Scripts of services: run as Python would run them, as far as the service that they run.
+"""Execution of service scripts up to ``run_service``.
 
-A script that is a program of its own is the main module of its process, and again of each of its worker processes.
-One beside other services is the main module only while it runs, and has modules of its own.
+A stand-alone script is the main module of its process and of each of its worker processes.  On a shared server a
+script is the main module only while it runs, and has private modules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["MAIN", "find_service", "run_as_main", "run_beside_others"]
 
 MAIN: Final = "__main__"
 _process: Final = Lock()
-"""Held by the one script that has the process's arguments, environment and main module for a while."""
+"""Held while a script uses the process's arguments, environment and main module."""
 
 
-class _Found(BaseException):
-    """Ends a script at the service that it would run."""
+class _ServiceFound(BaseException):
+    """Ends a script at its service; BaseException, so that scripts do not catch it."""
 
     def __init__(self, service: WebService) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class _Found(BaseException):
 
 
 def run_as_main(script: Path) -> None:
-    """Run a script as the main module, which it stays.
+    """Run a script as the main module and keep it in ``sys.modules``.
 
     Raises:
-        BaseException: whatever the script raises.
+        BaseException: the script raised.
     """
     _run(script, ModuleType(MAIN))
 
@@ -54,66 +54,66 @@ def _run(script: Path, module: ModuleType) -> None:
     code = compile(read_regular_bytes(script), str(script), "exec")
     module.__file__ = str(script)
     sys.modules[MAIN] = module
-    exec(code, module.__dict__)  # noqa: S102 - this is what the user wants to be run
+    exec(code, module.__dict__)  # noqa: S102 - runs the user's script
 
 
 def find_service(script: Path, name: str) -> WebService:
-    """Run a script as the main module up to where it would serve; for a process that is the script's own.
+    """Run a script as the main module up to ``run_service`` and return its service; for a process that owns the script.
 
     Raises:
-        ConfigError: it runs no service of that name.
-        BaseException: whatever the script raises before.
+        ConfigError: the script runs no service of that name.
+        BaseException: the script raised.
     """
-    found, _ = _until_found(name, lambda: run_as_main(script))
+    found, _ = _run_until_service(name, lambda: run_as_main(script))
     if found is None:
-        message = f"{script} runs no service named {name!r} in a worker process, although it does in the server"
-        raise ConfigError([Problem(message, suggestion="let it run the same service whenever it is run")])
+        message = f"{script} runs no service {name!r} in a worker process"
+        raise ConfigError([Problem(message, suggestion="run the same service in the server and in worker processes")])
     return found
 
 
 def run_beside_others(script: Path, name: str, config: Path | None) -> tuple[WebService, HandlerPackage]:
-    """Run a script in a process that serves other things, too, up to where it would serve; blocking.
+    """Run a script on a shared server up to ``run_service``; blocking.
 
-    It sees itself as ``__main__`` with no arguments, and the modules beside it as its own; when this returns, nothing
-    of the process has changed.
+    The script sees itself as ``__main__`` without arguments and its folder's modules as private.  The process state is
+    restored afterwards.
 
     Args:
         script: the file.
-        name: of the service that is wanted, if the script runs several.
-        config: what ``ArgsParser`` takes for the configuration.
+        name: requested service, if the script runs several.
+        config: configuration for ``ArgsParser``.
 
     Returns:
-        The service, and its modules, which the caller has to unload.
+        The service, and its modules, which the caller must unload.
 
     Raises:
-        ConfigError: the script cannot be run, or runs no such service.
+        ConfigError: the script failed, or runs no such service.
     """
     package = HandlerPackage(script.parent)
     module = ModuleType(MAIN)
     module.__dict__["__builtins__"] = package.builtins_of()
     try:
-        with _process, _lent(script, config):
-            return _chosen(script, name, *_until_found(name, lambda: _run(script, module))), package
+        with _process, _process_state(script, config):
+            return _select_service(script, name, *_run_until_service(name, lambda: _run(script, module))), package
     except BaseException as error:
         package.unload()
         if isinstance(error, ConfigError) or not isinstance(error, Exception | SystemExit):
             raise
-        raise _failed(script, error) from error
+        raise _script_error(script, error) from error
 
 
-def _until_found(name: str, run: Callable[[], None]) -> tuple[WebService | None, list[WebService]]:
-    """Run a script until it runs a service of a name; gives that service, and those before it."""
+def _run_until_service(name: str, run: Callable[[], None]) -> tuple[WebService | None, list[WebService]]:
+    """Run a script up to the service of a name; return that service and the services before it."""
     others: list[WebService] = []
 
-    def note(service: WebService) -> None:
+    def record(service: WebService) -> None:
         if service.name == name:
-            raise _Found(service)
+            raise _ServiceFound(service)
         others.append(service)
 
-    before = set_service_runner(note)
+    before = set_service_runner(record)
     try:
         run()
-    except _Found as found:
+    except _ServiceFound as found:
         return found.service, others
     except SystemExit:
         if not others:
@@ -123,7 +123,7 @@ def _until_found(name: str, run: Callable[[], None]) -> tuple[WebService | None,
     return None, others
 
 
-def _chosen(script: Path, name: str, found: WebService | None, others: list[WebService]) -> WebService:
+def _select_service(script: Path, name: str, found: WebService | None, others: list[WebService]) -> WebService:
     if found is not None:
         return found
     if len(others) == 1:
@@ -132,14 +132,14 @@ def _chosen(script: Path, name: str, found: WebService | None, others: list[WebS
     problem = Problem(
         f"the script runs {'no service' if not others else f'several services, none of which is {name!r}'}",
         str(script),
-        expected="a WebService that is prepared, and whose run_service is called" if not others else repr(name),
+        expected="a prepared WebService and a call of its run_service" if not others else repr(name),
         found=names or "none",
     )
     raise ConfigError([problem])
 
 
-def _failed(script: Path, error: BaseException) -> ConfigError:
-    """Say where a script raised, as far as the line is its own."""
+def _script_error(script: Path, error: BaseException) -> ConfigError:
+    """Return the error of a script that raised, with the script's line."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(script):
@@ -151,8 +151,7 @@ def _failed(script: Path, error: BaseException) -> ConfigError:
 
 
 @contextmanager
-def _lent(script: Path, config: Path | None) -> Iterator[None]:
-    """Let a script have what there is once in a process, and put it back."""
+def _process_state(script: Path, config: Path | None) -> Iterator[None]:
     main, arguments, before = sys.modules[MAIN], sys.argv, os.environ.get(CONFIG_VARIABLE)
     sys.argv = [str(script)]
     _set_config(None if config is None else str(config))

@@ -1,4 +1,4 @@
-"""The tracer: what each Op, the whole pipeline and the channels did since the last block of lines."""
+"""Tracer lines and request timelines, in the formats of Paddle Serving."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ __all__ = ["PERCENTS", "Timelines", "benchmark_document", "tracer_lines"]
 
 _RECORDED: Final = frozenset({"prep", "midp", "postp"})
 _MICROSECONDS: Final = 1e6
-_MAX_KEPT: Final = 10_000
+_MAX_TIMELINES: Final = 10_000
 
 
 class Timelines(OpHooks):
-    """Keeps the timelines of requests that ask for theirs, or of all; an observer of one pipeline.
+    """Hooks that record timelines of requests that ask for theirs, or of all requests.
 
     Args:
-        everything: whether every request's timeline is written when it ends.
-        out: where to, standard error if None.
+        everything: write the timeline of every finished request.
+        out: output stream, standard error if None.
     """
 
     def __init__(self, *, everything: bool = False, out: TextIO | None = None) -> None:
         self._everything = everything
         self._out = out
-        self._kept: dict[int, list[str]] = {}
+        self._timelines: dict[int, list[str]] = {}
         self.wants_stages = False
         self._began: dict[int, float] = {}
         self._offset = time.time() - time.perf_counter()
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
-        """Keep what happens to the request, if it is asked for."""
+        """Start a timeline if requested."""
         del log_id, caller
-        if (profile or self._everything) and len(self._kept) < _MAX_KEPT:
-            self._kept[data_id] = []
+        if (profile or self._everything) and len(self._timelines) < _MAX_TIMELINES:
+            self._timelines[data_id] = []
             self._began[data_id] = time.perf_counter()
             self.wants_stages = True
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
-        """Put a stage on the timelines of its samples."""
+        """Add a stage to the timelines of its samples."""
         for data_id in data_ids:
-            if data_id in self._kept and (name := _name(op, worker, stage, data_id)):
-                self._kept[data_id] += self._marks(name, span)
+            if data_id in self._timelines and (name := _name(op, worker, stage, data_id)):
+                self._timelines[data_id] += self._marks(name, span)
 
     def timeline(self, data_id: int) -> str:
-        """Give a request's line as far as it has come; empty where none is kept."""
-        if data_id not in self._kept:
+        """Return the timeline of a running request; empty if none is recorded."""
+        if data_id not in self._timelines:
             return ""
         call = (self._began[data_id], time.perf_counter())
         return self._line(data_id, call)
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Write the line if every request's is wanted, and forget it."""
+        """Write the timeline if all are written, and drop it."""
         del log_id, code, message
-        if data_id not in self._kept:
+        if data_id not in self._timelines:
             return
         if self._everything:
-            # A request is not to fail because nobody reads what is told of it.
+            # A closed output stream must not fail the request.
             with suppress(OSError, ValueError):
                 print(self._line(data_id, span), file=self._out or sys.stderr, flush=True)
-        del self._kept[data_id], self._began[data_id]
-        self.wants_stages = bool(self._kept)
+        del self._timelines[data_id], self._began[data_id]
+        self.wants_stages = bool(self._timelines)
 
     def _line(self, data_id: int, call: Span) -> str:
-        marks = [*self._kept[data_id], *self._marks(f"call_{data_id}#DAG", call)]
+        marks = [*self._timelines[data_id], *self._marks(f"call_{data_id}#DAG", call)]
         return f"PROFILE\tpid:{os.getpid()}\t{' '.join(marks)}"
 
     def _marks(self, name: str, span: Span) -> list[str]:
@@ -77,7 +77,6 @@ class Timelines(OpHooks):
 
 
 def _name(op: str, worker: int, stage: Stage, data_id: int) -> str:
-    """Name a stage as timelines have it; empty for one that they do not have."""
     if stage in {"prepack", "postpack"}:
         return f"{stage}_{data_id}#{op}"
     return f"{stage}#[{op}|{worker}]" if stage in _RECORDED else ""
@@ -90,7 +89,7 @@ _MS: Final = 1e3
 
 
 def tracer_lines(window: Window, now: float, channels: Sequence[ChannelState], worker_num: int) -> list[str]:
-    """Give the block of one window; Ops and requests are left out where there were none."""
+    """Return the lines of one window; Ops and requests without events are omitted."""
     lines = [_HEADER]
     for name, figures in window.ops.items():
         lines += _op_lines(name, figures)
@@ -100,7 +99,7 @@ def tracer_lines(window: Window, now: float, channels: Sequence[ChannelState], w
 
 
 def benchmark_document(window: Window, now: float) -> dict[str, object]:
-    """Give the same figures as a mapping, as load scripts read it; empty where there was nothing."""
+    """Return the figures of a window as a mapping for load scripts; empty without events."""
     document: dict[str, object] = {name: _op_figures(figures) for name, figures in window.ops.items()}
     if window.requests.count:
         document["DAG"] = _request_figures(window.requests, now - window.began)
