@@ -1,4 +1,4 @@
-"""The characters that classes of a model stand for, and text out of classes."""
+"""Character sets of text recognition models, and decoding of classes to text."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ _ALPHANUMERIC: Final = string.digits + string.ascii_lowercase
 _PRINTABLE: Final = string.printable[:-6]
 _BLANK: Final = "blank"
 _ENDS: Final = ("sos", "eos")
-_OF_DICTIONARIES: Final = frozenset({
+_DICTIONARY_TYPES: Final = frozenset({
     "ch", "chinese_cht", "EN", "french", "german", "japan", "korean", "it", "xi", "pu", "ru", "ar", "ta", "ug", "fa",
     "ur", "rs", "oc", "rsc", "bg", "uk", "be", "te", "ka", "hi", "mr", "ne",
 })  # fmt: skip
 
 
 def _characters(file: str | Path) -> str:
-    """Read a dictionary of characters, one a line; a line of several has as many."""
     return "".join(Path(file).read_text(encoding="utf-8").split("\n")).replace("\r", "")
 
 
 class CharacterOps:
-    """Turns text into classes and back.
+    """Encoder and decoder between text and classes.
 
     Args:
-        config: ``character_type`` is ``en``, ``en_sensitive`` or ``ch``, which has a ``character_dict_path``;
-            ``loss_type`` is ``ctc``, with the blank behind all characters, or ``attention``, with two ends before them.
+        config: ``character_type`` is ``en``, ``en_sensitive``, or ``ch`` with a ``character_dict_path``.
+            ``loss_type`` is ``ctc`` with the blank last, or ``attention`` with two end classes first.
 
     Raises:
-        ValueError: the type is none of these.
+        ValueError: the type is unknown.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -53,25 +52,25 @@ class CharacterOps:
         self.dict = {character: number for number, character in enumerate(self.character)}
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Give the classes of the characters that are known."""
+        """Return the classes of the known characters."""
         known = text.lower() if self.character_type == "en" else text
         return np.array([self.dict[character] for character in known if character in self.dict], np.int64)
 
     def decode(self, text_index: Any, is_remove_duplicate: bool = False) -> str:
-        """Spell classes, without ends or blanks, and without repetitions if they are to go."""
+        """Return the text of classes without ends and blanks, optionally without repetitions."""
         ignored = {0, 1} if self.loss_type == "attention" else {self.get_char_num()}
         kept = _kept(np.asarray(text_index).reshape(-1), ignored, is_remove_duplicate)
         return "".join(self.character[number] for _, number in kept)
 
     def get_char_num(self) -> int:
-        """Give the number of classes without the blank."""
+        """Return the number of classes without the blank."""
         return len(self.character)
 
     def get_beg_end_flag_idx(self, beg_or_end: str) -> NDArray[np.int64]:
-        """Give the class of an end.
+        """Return the class of an end.
 
         Raises:
-            ValueError: it is neither ``beg`` nor ``end``, or the classes have none.
+            ValueError: the argument is neither ``beg`` nor ``end``, or there are no end classes.
         """
         ends = {"beg": self.beg_str, "end": self.end_str} if self.loss_type == "attention" else {}
         if beg_or_end not in ends:
@@ -80,11 +79,11 @@ class CharacterOps:
 
 
 class BaseRecLabelDecode:
-    """Turns the classes of models into text, of which the first is no character.
+    """Decoder of model classes to text; class 0 is not a character.
 
     Args:
-        config: ``character_type``: ``en`` and ``EN_symbol`` have characters of their own, languages those of the file
-            ``character_dict_path``, and a space.
+        config: ``character_type`` is ``en``, ``EN_symbol``, or a language with a ``character_dict_path``, to which
+            a space is added.
 
     Raises:
         ValueError: the type is unknown, or has no file.
@@ -96,8 +95,8 @@ class BaseRecLabelDecode:
         self.beg_str, self.end_str = _ENDS
         if self.character_type in {"en", "EN_symbol"}:
             self.character_str = _ALPHANUMERIC if self.character_type == "en" else _PRINTABLE
-        elif self.character_type not in _OF_DICTIONARIES:
-            known = ", ".join(sorted({*_OF_DICTIONARIES, "en", "EN_symbol"}))
+        elif self.character_type not in _DICTIONARY_TYPES:
+            known = ", ".join(sorted({*_DICTIONARY_TYPES, "en", "EN_symbol"}))
             raise ValueError(f"character_type must be one of {known}, got {self.character_type!r}")
         elif file is None:
             raise ValueError(f"character_type {self.character_type!r} needs character_dict_path")
@@ -107,44 +106,42 @@ class BaseRecLabelDecode:
         self.dict = {character: number for number, character in enumerate(self.character)}
 
     def add_special_char(self, dict_character: list[str]) -> list[str]:
-        """Add classes that are no characters."""
+        """Return the characters with special classes added."""
         return dict_character
 
     def get_ignored_tokens(self) -> list[int]:
-        """Give the classes that are not spelled."""
+        """Return the classes that are not characters."""
         return [0]
 
     def decode(
         self, text_index: Any, text_prob: Any = None, is_remove_duplicate: bool = False
     ) -> list[tuple[str, Any]]:  # fmt: skip
-        """Spell each row of classes; with the average of what its characters have in ``text_prob``, NaN for no text."""
-        found: list[tuple[str, Any]] = []
+        """Return the text of each row of classes, and the mean of its ``text_prob``, NaN for empty text."""
+        decoded: list[tuple[str, Any]] = []
         for row, numbers in enumerate(np.asarray(text_index)):
             kept = _kept(numbers, set(self.get_ignored_tokens()), is_remove_duplicate)
-            likely = [1 if text_prob is None else text_prob[row][place] for place, _ in kept]
+            probabilities = [1 if text_prob is None else text_prob[row][place] for place, _ in kept]
             text = "".join(self.character[number] for _, number in kept)
-            found.append((text, np.mean(likely) if likely else np.nan))
-        return found
+            decoded.append((text, np.mean(probabilities) if probabilities else np.nan))
+        return decoded
 
 
 class CTCLabelDecode(BaseRecLabelDecode):
-    """Turns likelihoods [batch, steps, classes] into text; the first class is the blank."""
+    """Decoder of probabilities [batch, steps, classes]; class 0 is the blank."""
 
     def __init__(self, config: Mapping[str, Any], **_: Any) -> None:
         super().__init__(config)
 
     def __call__(self, preds: NDArray[Any], label: Any = None) -> Any:
-        """Give text and score of each row; and those of the labels, if there are any."""
         text = self.decode(preds.argmax(2), preds.max(2), is_remove_duplicate=True)
         return text if label is None else (text, self.decode(label))
 
     def add_special_char(self, dict_character: list[str]) -> list[str]:
-        """Add the blank."""
+        """Prepend the blank."""
         return [_BLANK, *dict_character]
 
 
 def _kept(numbers: Sequence[Any] | NDArray[Any], ignored: set[int], once: bool) -> list[tuple[int, int]]:
-    """Give place and class of what is spelled."""
     classes = [int(number) for number in numbers]
     return [
         (place, number)

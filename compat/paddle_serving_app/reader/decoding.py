@@ -1,4 +1,4 @@
-"""Transforms from files, addresses and texts to images, which are BGR of UINT8, and None where it is no image."""
+"""Transforms from files, URLs and text to BGR UINT8 images; None for data that is not an image."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Base64ToImage", "File2Image", "String2Image", "URL2Image", "decoded"
 
 
 def decoded(file: bytes) -> NDArray[np.uint8] | None:
-    """Read the bytes of an image file; None if OpenCV knows them for no image.
+    """Decode an image file; None if OpenCV does not recognise it.
 
     Raises:
-        cv2.error: there are no bytes.
+        cv2.error: the file is empty.
     """
     image: Any = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
     found: NDArray[np.uint8] | None = image
@@ -29,7 +29,7 @@ def decoded(file: bytes) -> NDArray[np.uint8] | None:
 
 @dataclass
 class String2Image:
-    """Reads the bytes of an image file."""
+    """Decodes the bytes of an image file."""
 
     def __call__(self, img_buffer: bytes) -> NDArray[np.uint8] | None:
         return decoded(img_buffer)
@@ -37,7 +37,7 @@ class String2Image:
 
 @dataclass
 class File2Image:
-    """Reads an image file, blocking; a file that is missing raises."""
+    """Reads an image file; blocking."""
 
     def __call__(self, img_path: str | Path) -> NDArray[np.uint8] | None:
         return decoded(Path(img_path).read_bytes())
@@ -45,21 +45,21 @@ class File2Image:
 
 @dataclass
 class URL2Image:
-    """Reads what is at an address, blocking, for ``timeout`` seconds of silence at the most.
+    """Reads an image from a URL; blocking, with a socket timeout in seconds.
 
-    Whoever may choose the address chooses what this machine asks: check it before.
+    The caller must check untrusted URLs: any address, including ``file:``, is opened.
     """
 
     timeout: float = 60
 
     def __call__(self, img_url: str) -> NDArray[np.uint8] | None:
-        with urlopen(img_url, timeout=self.timeout) as answer:  # noqa: S310 - files are addresses here, too
+        with urlopen(img_url, timeout=self.timeout) as answer:  # noqa: S310 - file URLs are supported
             return decoded(answer.read())
 
 
 @dataclass
 class Base64ToImage:
-    """Reads an image file that is in base64."""
+    """Decodes a base64 image file."""
 
     def __call__(self, img_base64: str | bytes) -> NDArray[np.uint8] | None:
         return decoded(b64decode(img_base64))

@@ -1,6 +1,6 @@
-"""Transforms of models that find objects: each takes and gives an image, and what is known of it.
+"""Image transforms of object detection models; each takes and returns an image and its info.
 
-What is known is ``im_shape``, height and width now, and ``scale_factor``, by how much they were multiplied; both FP32.
+The info holds ``im_shape``, the current height and width, and ``scale_factor``, their scale; both FP32.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 Info = dict[str, Any]
-"""What is known of an image."""
+"""Info of an image."""
 
 _Pair = tuple[NDArray[Any], Info | None]
 
 
 @dataclass
 class DetectionSequential:
-    """Applies transforms one after the other, from a file's name or an image on."""
+    """Applies transforms in order to a file name or image."""
 
     transforms: Sequence[Callable[[Any, Info], tuple[Any, Info]]]
 
@@ -50,17 +50,17 @@ class DetectionSequential:
 
 @dataclass
 class DetectionFile2Image:
-    """Reads an image file as RGB, blocking.
+    """Reads an image file as RGB; blocking.
 
     Raises:
-        ValueError: it is no image.
+        ValueError: the file is not an image.
     """
 
     def __call__(self, img_path: str | Path, im_info: Info | None = None) -> _Pair:
         file = np.frombuffer(Path(img_path).read_bytes(), np.uint8)
         found: Any = cv2.imdecode(file, cv2.IMREAD_COLOR)
         if found is None:
-            raise ValueError(f"{img_path} is no image that OpenCV can read")
+            raise ValueError(f"{img_path} is not an image that OpenCV can read")
         if im_info is not None:
             im_info["im_shape"] = np.array(found.shape[:2], np.float32)
             im_info["scale_factor"] = np.ones(2, np.float32)
@@ -69,7 +69,7 @@ class DetectionFile2Image:
 
 @dataclass
 class DetectionBGR2RGB:
-    """Turns the order of channels round; a view."""
+    """Reverses the channels; a view."""
 
     def __call__(self, img: NDArray[Any], img_info: Info | None = None) -> _Pair:
         return img[:, :, ::-1], img_info
@@ -87,7 +87,7 @@ class DetectionDiv:
 
 @dataclass
 class DetectionNormalize:
-    """Takes the mean of each channel off, and divides by its deviation, after dividing by 255 if ``is_scale``."""
+    """Subtracts the mean and divides by the deviation of each channel, after division by 255 if ``is_scale``."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -100,7 +100,7 @@ class DetectionNormalize:
 
 @dataclass
 class DetectionResize:
-    """Makes an image (height, width) large; in proportion, and within them, if ``keep_ratio``."""
+    """Resizes to (height, width); with ``keep_ratio`` proportionally within them."""
 
     target_size: int | Sequence[int]
     keep_ratio: bool = True
@@ -119,7 +119,7 @@ class DetectionResize:
         return result, im_info
 
     def generate_scale(self, im: NDArray[Any]) -> tuple[float, float]:
-        """Give by how much the height and the width are multiplied."""
+        """Return the scale of height and width."""
         height, width = im.shape[:2]
         first, second = np.asarray(self.target_size).tolist()
         if not self.keep_ratio:
@@ -133,7 +133,7 @@ class DetectionResize:
 
 @dataclass
 class DetectionTranspose:
-    """Puts axes into another order; a view."""
+    """Permutes axes; a view."""
 
     transpose_target: Sequence[int]
 
@@ -143,7 +143,7 @@ class DetectionTranspose:
 
 @dataclass
 class DetectionPadStride:
-    """Adds zeros below and to the right of [channels, height, width] up to multiples of ``stride``; FP32."""
+    """Zero-pads [channels, height, width] at bottom and right to multiples of ``stride``; FP32."""
 
     stride: int = 0
 

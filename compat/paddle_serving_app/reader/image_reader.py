@@ -1,4 +1,4 @@
-"""Everything for images, where the original has it, and ``ImageReader``, all steps of a classifier in one."""
+"""Image transforms under the original's module name, and ``ImageReader``, the preprocessing of a classifier."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ __all__ = [
 
 
 def generate_colormap(num_classes: int) -> list[list[int]]:
-    """Give three channels for each class."""
+    """Return an RGB color for each class."""
     colours: list[list[int]] = palette(num_classes).tolist()
     return colours
 
 
 @dataclass
 class ImageReader:
-    """Makes a classifier's input [3, side, side] of an image file's bytes.
+    """Creates a classifier's input [3, side, side] from the bytes of an image file.
 
-    The shorter side becomes ``resize_short_size`` long, a square of ``image_shape[1]`` is cut out, and its RGB
-    between 0 and 1 is normalized. With ``image_shape[1]`` 0 the image keeps its size.
+    Resizes the shorter side to ``resize_short_size``, crops a square of ``image_shape[1]`` and normalizes RGB.
+    With ``image_shape[1]`` 0 the image keeps its size.
     """
 
     image_shape: Sequence[int] = (3, 224, 224)
@@ -98,7 +98,7 @@ class ImageReader:
     crop_center: bool = True
 
     def process_image(self, sample: bytes) -> NDArray[np.float32] | None:
-        """Give the input in FP32, or None if the bytes are no image."""
+        """Return the FP32 input, or None if the bytes are not an image."""
         image: NDArray[Any] | None = decoded(sample)
         if image is None:
             return None

@@ -1,4 +1,4 @@
-"""Boxes of models that find objects: as COCO's results, and drawn into the image."""
+"""Boxes of object detection models: conversion to COCO results, and drawing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddle_serving_app.reader.palette import palette
 __all__ = ["BlazeFacePostprocess", "RCNNPostprocess"]
 
 _COLUMNS: Final = 6
-_DRAWN_FROM: Final = 0.5
+_MIN_DRAWN_SCORE: Final = 0.5
 _WHITE: Final = (255, 255, 255)
 
 Found = dict[str, Any]
@@ -24,12 +24,12 @@ Found = dict[str, Any]
 
 
 class RCNNPostprocess:
-    """Turns rows of class, score, left, top, right and bottom into dictionaries, and draws them.
+    """Converts rows of class, score, left, top, right and bottom to dictionaries, and draws them.
 
     Args:
-        label_file: the classes' names, one a line.
-        output_dir: where pictures and ``bbox.json`` are written; made when it is needed.
-        resize_shape: taken, and not used, as by the original.
+        label_file: class names, one per line.
+        output_dir: folder of images and ``bbox.json``, created on demand.
+        resize_shape: ignored, as in the original.
     """
 
     def __init__(self, label_file: str, output_dir: str, resize_shape: Any = None) -> None:
@@ -41,15 +41,15 @@ class RCNNPostprocess:
         self.catid2name = dict(enumerate(self.label_list))
 
     def __call__(self, image_with_bbox: Mapping[str, Any], visualize: bool = True) -> list[Found]:
-        """Give what was found.
+        """Return the detected objects.
 
         Args:
-            image_with_bbox: a model's outputs, of which one has six columns; its ``.lod``, if it is there, says with
-                its last number how many rows count. ``image`` is the image's file where it is drawn into.
-            visualize: whether the picture and ``bbox.json`` are written.
+            image_with_bbox: a model's outputs, one of them with six columns.  The last number of its ``.lod``, if
+                present, is the number of valid rows.  ``image`` is the image file for drawing.
+            visualize: write the image and ``bbox.json``.
 
         Raises:
-            ValueError: no output can be boxes.
+            ValueError: no output has the shape of boxes.
         """
         found = [self._found(row, image_with_bbox) for row in _rows(image_with_bbox)]
         Path(self.output_dir).mkdir(parents=True, exist_ok=True)
@@ -62,13 +62,13 @@ class RCNNPostprocess:
         return f"{type(self).__name__}(label_file={self.label_file!r}, output_dir={self.output_dir!r})"
 
     def visualize(self, infer_img: str, bbox_results: list[Found]) -> None:
-        """Draw those that are likely into the image, and write it into ``output_dir`` under its name; blocking."""
+        """Draw objects with a score of at least 0.5 and write the image to ``output_dir``; blocking."""
         colours = palette(len(self.label_list))
         with Image.open(infer_img) as file:
             image = file.convert("RGB")
         draw = ImageDraw.Draw(image)
         for found in bbox_results:
-            if found["score"] >= _DRAWN_FROM:
+            if found["score"] >= _MIN_DRAWN_SCORE:
                 category = found["category_id"]
                 colour = (int(colours[category, 0]), int(colours[category, 1]), int(colours[category, 2]))
                 _draw(draw, found["bbox"], f"{self.catid2name[category]} {found['score']:.2f}", colour)
@@ -84,10 +84,10 @@ class RCNNPostprocess:
 
 
 class BlazeFacePostprocess(RCNNPostprocess):
-    """The same for corners between 0 and 1, which are clipped; ``im_shape`` is height and width of the image."""
+    """Variant for corners between 0 and 1, which are clipped; ``im_shape`` is height and width of the image."""
 
     def clip_bbox(self, bbox: list[float], im_size: Any = None) -> tuple[float, ...]:
-        """Keep corners within height and width, or within 1."""
+        """Clip corners to width and height, or to 1."""
         height, width = (1.0, 1.0) if im_size is None else im_size[:2]
         return tuple(max(min(value, end), 0.0) for value, end in zip(bbox, (width, height) * 2, strict=True))
 
@@ -98,11 +98,6 @@ class BlazeFacePostprocess(RCNNPostprocess):
 
 
 def _rows(outputs: Mapping[str, Any]) -> Iterator[list[float]]:
-    """Give the rows of the last output that has six columns; none where a model says with one number that it has none.
-
-    Raises:
-        ValueError: there is no such output.
-    """
     known = {
         name: np.asarray(value)
         for name, value in outputs.items()
@@ -123,6 +118,6 @@ def _draw(draw: ImageDraw.ImageDraw, box: list[float], label: str, colour: tuple
     left, top, width, height = box
     right, bottom = left + width, top + height
     draw.line([(left, top), (left, bottom), (right, bottom), (right, top), (left, top)], width=2, fill=colour)
-    _, _, wide, high = draw.textbbox((0, 0), label)
-    draw.rectangle([(left + 1, top - high), (left + wide + 1, top)], fill=colour)
-    draw.text((left + 1, top - high), label, fill=_WHITE)
+    _, _, text_width, text_height = draw.textbbox((0, 0), label)
+    draw.rectangle([(left + 1, top - text_height), (left + text_width + 1, top)], fill=colour)
+    draw.text((left + 1, top - text_height), label, fill=_WHITE)

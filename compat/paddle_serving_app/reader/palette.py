@@ -1,4 +1,4 @@
-"""One colour for each class, far from those of its neighbours, as the sets of Pascal VOC have them."""
+"""Class colors of Pascal VOC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BITS: Final = 8
 
 
 def palette(classes: int) -> NDArray[np.uint8]:
-    """Give [classes, 3]: every third bit of a class's number makes a channel, the lowest being the brightest."""
+    """Return colors [classes, 3]: every third bit of a class number forms a channel, the lowest bit the brightest."""
     numbers = np.arange(classes)
     colours = np.zeros((classes, 3), np.uint8)
     for step in range(_BITS):

@@ -1,4 +1,4 @@
-"""Transforms of videos, where the original has them."""
+"""Video transforms under the original's module name."""
 
 from __future__ import annotations
 

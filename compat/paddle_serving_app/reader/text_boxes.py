@@ -1,4 +1,4 @@
-"""What becomes of found rectangles of text: those that are too small go, the others are put in order and cut out."""
+"""Filtering, sorting and cropping of text boxes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from paddle_serving_app.reader.opencv import cv2
 
 __all__ = ["FilterBoxes", "GetRotateCropImage", "SortedBoxes"]
 
-_ONE_LINE: Final = 10
-"""Pixels by which boxes of one line may differ in height."""
-_UPRIGHT: Final = 1.5
-"""A box that is so many times as high as wide is turned."""
+_MAX_LINE_DISTANCE: Final = 10
+"""Largest vertical distance in pixels of boxes in one line."""
+_MIN_ROTATED_RATIO: Final = 1.5
+"""Ratio of height to width from which a box is rotated."""
 
 
 @dataclass
 class FilterBoxes:
-    """Leaves out boxes that are no wider than ``width`` or no higher than ``height``, and clips the others."""
+    """Removes boxes not wider than ``width`` or not higher than ``height``, and clips the others."""
 
     width: int
     height: int
 
     def __call__(self, dt_boxes: Any, image_shape: Sequence[int]) -> NDArray[Any]:
-        """Give FP32 [boxes, 4, 2], clockwise from the top left; empty if none is left."""
+        """Return FP32 [boxes, 4, 2], clockwise from the top left; empty if no box remains."""
         kept = [self.clip_det_res(self.order_points_clockwise(np.asarray(box)), *image_shape[:2]) for box in dt_boxes]
         return np.array([box for box in kept if self._is_large(box)])
 
@@ -37,36 +37,36 @@ class FilterBoxes:
         return width > self.width and height > self.height
 
     def order_points_clockwise(self, pts: NDArray[Any]) -> NDArray[np.float32]:
-        """Put four corners in order: top left, top right, bottom right, bottom left."""
+        """Order four corners: top left, top right, bottom right, bottom left."""
         by_column = pts[np.argsort(pts[:, 0])]
         left, right = (half[np.argsort(half[:, 1])] for half in (by_column[:2], by_column[2:]))
         return np.array([left[0], right[0], right[1], left[1]], np.float32)
 
     def clip_det_res(self, points: NDArray[Any], img_height: int, img_width: int) -> NDArray[Any]:
-        """Put corners on whole pixels of the image, in place."""
+        """Move corners to whole pixels of the image, in index."""
         points[:] = np.trunc(np.clip(points, 0, [img_width - 1, img_height - 1]))
         return points
 
 
 @dataclass
 class SortedBoxes:
-    """Puts boxes in the order of reading: from the top, and those of one line from the left."""
+    """Sorts boxes in reading order: from the top, within a line from the left."""
 
     def __call__(self, dt_boxes: Any) -> list[Any]:
         boxes = sorted(dt_boxes, key=lambda box: (box[0][1], box[0][0]))
-        for place, following in pairwise(range(len(boxes))):
-            box, after = boxes[place], boxes[following]
-            if abs(after[0][1] - box[0][1]) < _ONE_LINE and after[0][0] < box[0][0]:
-                boxes[place], boxes[following] = after, box
+        for index, following in pairwise(range(len(boxes))):
+            box, after = boxes[index], boxes[following]
+            if abs(after[0][1] - box[0][1]) < _MAX_LINE_DISTANCE and after[0][0] < box[0][0]:
+                boxes[index], boxes[following] = after, box
         return boxes
 
 
 @dataclass
 class GetRotateCropImage:
-    """Cuts a box out, straightened; what is much higher than wide is turned to the left by a quarter."""
+    """Crops and straightens a box; a box much higher than wide is rotated left by 90 degrees."""
 
     def __call__(self, img: NDArray[Any], points: NDArray[Any]) -> NDArray[Any]:
-        """Give what is in a box [4, 2], clockwise from the top left, of an image [height, width, 3]; both stay."""
+        """Return the content of a box [4, 2], clockwise from the top left, of an image [height, width, 3]."""
         left, top = np.trunc(points.min(0)).astype(int)
         right, bottom = np.trunc(points.max(0)).astype(int)
         box = (points - [left, top]).astype(np.float32)
@@ -75,4 +75,4 @@ class GetRotateCropImage:
         matrix = cv2.getPerspectiveTransform(box, target)
         part = np.ascontiguousarray(img[top:bottom, left:right])
         straight = cv2.warpPerspective(part, matrix, (width, height), borderMode=cv2.BORDER_REPLICATE)
-        return np.rot90(straight) if height >= _UPRIGHT * width else straight
+        return np.rot90(straight) if height >= _MIN_ROTATED_RATIO * width else straight

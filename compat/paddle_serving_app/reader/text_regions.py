@@ -1,4 +1,4 @@
-"""``DBPostProcess``: where text is, out of a map of how likely it is."""
+"""``DBPostProcess``: text regions from a probability map."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paddle_serving_app.reader.outlines import grown
 
 __all__ = ["DBPostProcess"]
 
-_LEAST_GROWTH: Final = 2
+_MIN_GROWTH: Final = 2
 
 
 class DBPostProcess:
-    """Finds rectangles of text as differentiable binarization does.
+    """Finds text rectangles by differentiable binarization.
 
     Args:
-        params: ``thresh`` above which a pixel is text, ``box_thresh`` above which a region is, on the average,
-            ``max_candidates`` regions at the most, and ``unclip_ratio``, by which regions are enlarged.
+        params: ``thresh``, minimum of a text pixel; ``box_thresh``, minimum mean of a region; ``max_candidates``, most
+            regions; ``unclip_ratio``, growth of regions.
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
@@ -32,19 +32,19 @@ class DBPostProcess:
         self.min_size = 3
 
     def __call__(self, pred: NDArray[Any], ratio_list: Sequence[Sequence[float]]) -> list[Any]:
-        """Give for each of a batch INT16 [rectangles, 4, 2], clockwise from the top left, or an empty list.
+        """Return INT16 [rectangles, 4, 2] for each map, clockwise from the top left, or an empty list.
 
         Args:
-            pred: the map [batch, 1, height, width].
-            ratio_list: for each of the batch by how much the image's height and width were multiplied.
+            pred: maps [batch, 1, height, width].
+            ratio_list: scale of height and width of each image.
         """
-        found: list[Any] = []
-        for likely, (down, across) in zip(pred[:, 0], ratio_list, strict=False):
-            height, width = likely.shape
-            boxes, scores = self.boxes_from_bitmap(likely, likely > self.thresh, width, height)
+        rectangles: list[Any] = []
+        for probabilities, (down, across) in zip(pred[:, 0], ratio_list, strict=False):
+            height, width = probabilities.shape
+            boxes, scores = self.boxes_from_bitmap(probabilities, probabilities > self.thresh, width, height)
             kept = boxes[scores > self.box_thresh]
-            found.append((kept / np.array([across, down])).astype(np.int16) if len(kept) else [])
-        return found
+            rectangles.append((kept / np.array([across, down])).astype(np.int16) if len(kept) else [])
+        return rectangles
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
@@ -52,7 +52,7 @@ class DBPostProcess:
     def boxes_from_bitmap(
         self, pred: NDArray[Any], _bitmap: NDArray[Any], dest_width: int, dest_height: int
     ) -> tuple[NDArray[np.int16], NDArray[np.float32]]:  # fmt: skip
-        """Give a rectangle and a score for each region, zeros for regions that are too small or not likely enough."""
+        """Return rectangle and score of each region; zeros for regions that are too small or below the threshold."""
         contours, _ = cv2.findContours(_bitmap.astype(np.uint8) * 255, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
         contours = contours[: self.max_candidates]
         boxes, scores = np.zeros((len(contours), 4, 2), np.int16), np.zeros(len(contours), np.float32)
@@ -72,16 +72,16 @@ class DBPostProcess:
         if score < self.box_thresh:
             return None, 0
         corners, side = self.get_mini_boxes(self.unclip(np.array(corners)).reshape(-1, 1, 2))
-        return (None, 0) if side < self.min_size + _LEAST_GROWTH else (np.array(corners), score)
+        return (None, 0) if side < self.min_size + _MIN_GROWTH else (np.array(corners), score)
 
     def unclip(self, box: NDArray[Any]) -> NDArray[np.int32]:
-        """Enlarge a convex polygon [corners, 2] by a share of its area to its outline; [1, points, 2]."""
+        """Grow a convex polygon [corners, 2] by area times ``unclip_ratio`` over perimeter; [1, points, 2]."""
         outline = np.asarray(box, np.float32).reshape(-1, 1, 2)
         distance = cv2.contourArea(outline) * self.unclip_ratio / cv2.arcLength(outline, closed=True)
         return grown(box, distance)[np.newaxis]
 
     def get_mini_boxes(self, contour: Any) -> tuple[list[NDArray[Any]], float]:
-        """Give the smallest rectangle around points, as corners clockwise from the top left, and its shorter side."""
+        """Return the smallest rectangle around points, clockwise from the top left, and its shorter side."""
         rectangle = cv2.minAreaRect(contour)
         corners = np.asarray(cv2.boxPoints(rectangle))
         first, second, third, fourth = corners[np.argsort(corners[:, 0], kind="stable")]
@@ -90,7 +90,7 @@ class DBPostProcess:
         return [top_left, top_right, bottom_right, bottom_left], min(rectangle[1])
 
     def box_score_fast(self, bitmap: NDArray[Any], _box: NDArray[Any]) -> float:
-        """Give the average of the map within a polygon [corners, 2]."""
+        """Return the mean of the map within a polygon [corners, 2]."""
         last = np.array(bitmap.shape[1::-1]) - 1
         start = np.clip(np.floor(_box.min(0)).astype(np.int32), 0, last)
         end = np.clip(np.ceil(_box.max(0)).astype(np.int32), 0, last)

@@ -1,4 +1,4 @@
-"""Transforms from image to image, and their sequence."""
+"""Image transforms and their sequence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass
 class Sequential:
-    """Applies transforms one after the other."""
+    """Applies transforms in order."""
 
     transforms: Sequence[Callable[[Any], Any]]
 
@@ -56,7 +56,7 @@ class Lambda:
 
 @dataclass
 class RGB2BGR:
-    """Turns the order of channels round; a view."""
+    """Reverses the channels; a view."""
 
     def __call__(self, img: NDArray[Any]) -> NDArray[Any]:
         return img[:, :, ::-1]
@@ -64,7 +64,7 @@ class RGB2BGR:
 
 @dataclass
 class BGR2RGB(RGB2BGR):
-    """Turns the order of channels round; a view."""
+    """Reverses the channels; a view."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Div:
 
 @dataclass
 class Normalize:
-    """Takes the mean of each channel off, and divides by its deviation; a copy in FP32."""
+    """Subtracts the mean and divides by the deviation of each channel; FP32 copy."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -91,7 +91,7 @@ class Normalize:
 
 @dataclass
 class CenterCrop:
-    """Cuts a square out of the middle; a view."""
+    """Crops a square at the center; a view."""
 
     size: int
 
@@ -101,7 +101,7 @@ class CenterCrop:
 
 @dataclass
 class Resize:
-    """Makes an image (width, height) large, or its shorter side ``size`` long; no side longer than ``max_size``."""
+    """Resizes to (width, height), or the shorter side to ``size``; no side exceeds ``max_size``."""
 
     size: int | tuple[int, int]
     max_size: int = 2**31 - 1
@@ -113,7 +113,7 @@ class Resize:
 
 @dataclass
 class Transpose:
-    """Puts axes into another order; a view."""
+    """Permutes axes; a view."""
 
     transpose_target: Sequence[int]
 
@@ -122,7 +122,7 @@ class Transpose:
 
 
 def padded(img: NDArray[Any], stride: int) -> NDArray[Any]:
-    """Add zeros below and to the right of [channels, height, width] up to multiples; FP32, or all as it is without."""
+    """Zero-pad [channels, height, width] at bottom and right to multiples of ``stride``; FP32; 0 changes nothing."""
     if stride <= 0:
         return img
     channels, height, width = img.shape
@@ -133,7 +133,7 @@ def padded(img: NDArray[Any], stride: int) -> NDArray[Any]:
 
 @dataclass
 class PadStride:
-    """Adds zeros below and to the right of [channels, height, width] up to multiples of ``stride``; FP32."""
+    """Zero-pads [channels, height, width] at bottom and right to multiples of ``stride``; FP32."""
 
     stride: int
 
@@ -143,9 +143,9 @@ class PadStride:
 
 @dataclass
 class ResizeByFactor:
-    """Makes both sides multiples of ``factor``, rather smaller than larger, and the longer ``max_side_len`` at most.
+    """Resizes both sides to multiples of ``factor``, rounded down, the longer side to at most ``max_side_len``.
 
-    A side that is no multiple loses a whole ``factor`` besides what is over it, as models that find text are used to.
+    As in the original, a side that is not a multiple also loses one ``factor``.
     """
 
     factor: int = 32
@@ -153,10 +153,10 @@ class ResizeByFactor:
 
     def __call__(self, img: NDArray[Any]) -> NDArray[Any]:
         ratio = min(1.0, self.max_side_len / max(img.shape[:2]))
-        height, width = (self._fitted(int(side * ratio)) for side in img.shape[:2])
+        height, width = (self._round_down(int(side * ratio)) for side in img.shape[:2])
         return cv2.resize(img, (width, height))
 
-    def _fitted(self, side: int) -> int:
+    def _round_down(self, side: int) -> int:
         if side > 0 and side % self.factor == 0:
             return side
         return max(1, side // self.factor - 1) * self.factor

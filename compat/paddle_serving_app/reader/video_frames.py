@@ -1,4 +1,4 @@
-"""A video's frames, and which of them are looked at."""
+"""Video decoding and frame sampling."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paddle_serving_app.reader.video_images import Results
 
 __all__ = ["Sampler", "VideoDecoder"]
 
-_DENSE: Final = 64
+_DENSE_FRAMES: Final = 64
 _DENSE_CLIPS: Final = 10
 
 
 @dataclass
 class VideoDecoder:
-    """Reads the video ``filename``, blocking: ``frames`` as RGB, and ``frames_len``.
+    """Reads the video ``filename`` into RGB ``frames`` and ``frames_len``; blocking.
 
     Args:
-        backend: ``cv2``; the original's others need packages that are not taken here.
-        mode: this and what follows is of other backends, and not used.
+        backend: only ``cv2``.
+        mode: ignored, as all following arguments; the original uses them for other backends.
 
     Raises:
-        NotImplementedError: another backend is asked for.
+        NotImplementedError: the backend is not ``cv2``.
     """
 
     backend: str = "cv2"
@@ -55,17 +55,17 @@ class VideoDecoder:
 
 @dataclass
 class Sampler:
-    """Chooses frames of a video, or image files of a folder (``format`` is ``frame``): ``imgs``, as Pillow's images.
+    """Samples frames of a video, or image files of a folder (``format`` ``frame``), as Pillow images ``imgs``.
 
     Args:
-        num_seg: into how many parts the video is cut.
-        seg_len: how many frames follow each other in a part.
-        frame_interval: how far apart those are; parts overlap then if need be.
-        valid_mode: take the middle of each part, and not any place.
+        num_seg: number of segments.
+        seg_len: consecutive frames per segment.
+        frame_interval: distance of these frames; segments may overlap.
+        valid_mode: take the middle of each segment instead of a random index.
         select_left: take the left of two middles.
-        dense_sample: take parts out of 64 frames, from ten places in ``valid_mode``.
-        linspace_sample: take frames at equal distances, from ``start_idx`` to ``end_idx`` if they are known.
-        use_pil: taken, and not used.
+        dense_sample: sample segments from 64 frames, from ten indices in ``valid_mode``.
+        linspace_sample: sample at equal distances, between ``start_idx`` and ``end_idx`` if given.
+        use_pil: ignored.
     """
 
     num_seg: int
@@ -85,9 +85,9 @@ class Sampler:
         if self.dense_sample and not self.select_left and self.frame_interval is None and not self.linspace_sample:
             chosen = self._dense(count)
         else:
-            places = self._places(count, results)
-            chosen = [place % count for place in places] if is_video else [place + 1 for place in places]
-        results["imgs"] = [_image(results, place) for place in chosen]
+            indices = self._places(count, results)
+            chosen = [index % count for index in indices] if is_video else [index + 1 for index in indices]
+        results["imgs"] = [_image(results, index) for index in chosen]
         return results
 
     def _places(self, count: int, results: Results) -> list[int]:
@@ -97,7 +97,7 @@ class Sampler:
         if self.linspace_sample:
             is_part = "start_idx" in results and "end_idx" in results
             first, last = (results["start_idx"], results["end_idx"]) if is_part else (0, count - 1)
-            return [int(place) for place in np.clip(np.linspace(first, last, self.num_seg), 0, count - 1)]
+            return [int(index) for index in np.clip(np.linspace(first, last, self.num_seg), 0, count - 1)]
         if self.select_left:
             return self._left_of_middles(count)
         starts = self._starts_of_parts(count)
@@ -110,16 +110,16 @@ class Sampler:
             return list(range(self.num_seg))
         if spare < 0:
             return [part * length for part in range(self.num_seg)]
-        within = ((length - 1) // 2 if self.valid_mode else _any(spare + 1) for _ in range(self.num_seg))
-        return [part * length + place for part, place in enumerate(within)]
+        within = ((length - 1) // 2 if self.valid_mode else _random_below(spare + 1) for _ in range(self.num_seg))
+        return [part * length + index for part, index in enumerate(within)]
 
     def _left_of_middles(self, count: int) -> list[int]:
         parts = range(self.num_seg)
         if self.valid_mode:
             length = count / self.num_seg
             return [int(length / 2 + length * part) for part in parts] if length > 1 else [0] * self.num_seg
-        whole = count // self.num_seg
-        return [part * whole + _any(whole) for part in parts] if whole else [0] * self.num_seg
+        length = count // self.num_seg
+        return [part * length + _random_below(length) for part in parts] if length else [0] * self.num_seg
 
     def _starts_of_clips(self, count: int, length: int) -> list[int]:
         room, parts = count - length + 1, range(self.num_seg)
@@ -128,28 +128,27 @@ class Sampler:
             return [int(part * step + step / 2) for part in parts] if room > 0 else [0] * self.num_seg
         step = room // self.num_seg
         if step > 0:
-            return [part * step + _any(step) for part in parts]
+            return [part * step + _random_below(step) for part in parts]
         if count > max(self.num_seg, length):
-            return sorted(_any(room) for _ in parts)
+            return sorted(_random_below(room) for _ in parts)
         return [round(part * room / self.num_seg) for part in parts] if step == 0 else [0] * self.num_seg
 
     def _dense(self, count: int) -> list[int]:
-        last = max(0, count - _DENSE)
+        last = max(0, count - _DENSE_FRAMES)
         if self.valid_mode:
             starts = np.linspace(0, last, _DENSE_CLIPS, dtype=int).tolist()
         else:
-            starts = [_any(last) if last else 0]
-        step = _DENSE // self.num_seg
+            starts = [_random_below(last) if last else 0]
+        step = _DENSE_FRAMES // self.num_seg
         return [(part * step + start) % count + 1 for start in starts for part in range(self.num_seg)]
 
 
-def _any(end: int) -> int:
-    """Give any number below an end."""
-    return random.randrange(end)  # noqa: S311 - nothing secret
+def _random_below(end: int) -> int:
+    return random.randrange(end)  # noqa: S311 - not a secret
 
 
-def _image(results: Results, place: int) -> Any:
+def _image(results: Results, index: int) -> Any:
     if results["format"] == "video":
-        return Image.fromarray(np.ascontiguousarray(results["frames"][place]))
-    with Image.open(Path(results["frame_dir"]) / results["suffix"].format(place)) as file:
+        return Image.fromarray(np.ascontiguousarray(results["frames"][index]))
+    with Image.open(Path(results["frame_dir"]) / results["suffix"].format(index)) as file:
         return file.convert("RGB")

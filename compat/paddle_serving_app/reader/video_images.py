@@ -1,4 +1,4 @@
-"""Transforms of a video's chosen images: each takes a dictionary, changes its ``imgs`` and gives it back."""
+"""Transforms of sampled video images: each takes a dictionary, replaces its ``imgs`` and returns it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from paddle_serving_app.reader.opencv import cv2
 __all__ = ["Image2Array", "Normalization", "Results", "Scale", "TenCrop"]
 
 Results = dict[str, Any]
-"""What is known of a video: ``filename``, ``format``, ``backend``, ``frames``, ``frames_len`` and ``imgs``."""
+"""Video data: ``filename``, ``format``, ``backend``, ``frames``, ``frames_len`` and ``imgs``."""
 
 
 @dataclass
 class Scale:
-    """Makes the shorter side of images ``short_size`` long; the other one 4/3 of it, in proportion, or as long.
+    """Resizes the shorter side to ``short_size``, the other side to 4/3 of it, proportionally, or to the same length.
 
     Args:
         short_size: pixels.
-        fixed_ratio: make the sides 4 to 3.
-        keep_ratio: keep the image's own proportion; not together with ``fixed_ratio``.
-        do_round: round the longer side instead of cutting it.
-        backend: ``pillow`` or ``cv2`` resizes.
+        fixed_ratio: resize to a ratio of 4 to 3.
+        keep_ratio: keep the image's ratio; excludes ``fixed_ratio``.
+        do_round: round the longer side instead of truncating it.
+        backend: ``pillow`` or ``cv2``.
 
     Raises:
-        ValueError: both ratios are asked for, or the backend is unknown.
+        ValueError: both ratios are set, or the backend is unknown.
     """
 
     short_size: int
@@ -45,19 +45,19 @@ class Scale:
             raise ValueError(f"backend must be pillow or cv2, got {self.backend!r}")
 
     def __call__(self, results: Results) -> Results:
-        results["imgs"] = [self._scaled(img) for img in results["imgs"]]
+        results["imgs"] = [self._resize(img) for img in results["imgs"]]
         return results
 
-    def _scaled(self, img: Any) -> Any:
+    def _resize(self, img: Any) -> Any:
         width, height = (img.shape[1], img.shape[0]) if isinstance(img, np.ndarray) else img.size
-        longer = self._longer(max(width, height) / min(width, height))
+        longer = self._longer_side(max(width, height) / min(width, height))
         size = (self.short_size, longer) if width <= height else (longer, self.short_size)
         if self.backend == "pillow":
             return img.resize(size, Image.Resampling.BILINEAR)
         resized = cv2.resize(np.asarray(img), size, interpolation=cv2.INTER_LINEAR)
         return resized if self.keep_ratio is not None else Image.fromarray(resized)
 
-    def _longer(self, ratio: float) -> int:
+    def _longer_side(self, ratio: float) -> int:
         if self.fixed_ratio:
             return int(self.short_size * 4 / 3)
         if not self.keep_ratio:
@@ -67,7 +67,7 @@ class Scale:
 
 @dataclass
 class TenCrop:
-    """Cuts the corners and the middle out of Pillow's images, all as squares: of all images one, then all mirrored."""
+    """Crops the four corners and the center of Pillow images as squares, each followed by its mirror image."""
 
     target_size: int
 
@@ -85,7 +85,7 @@ class TenCrop:
 
 @dataclass
 class Image2Array:
-    """Makes FP32 [time, channels, height, width] of images, or the channels first; as they are if not ``transpose``.
+    """Stacks images to FP32 [time, channels, height, width] or channels first; without ``transpose`` axes are kept.
 
     Raises:
         ValueError: ``data_format`` is neither ``tchw`` nor ``cthw``.
@@ -107,16 +107,16 @@ class Image2Array:
 
 
 class Normalization:
-    """Takes the mean off and divides by the deviation: of images between 0 and 1, or as they are if ``inplace``.
+    """Subtracts the mean and divides by the deviation, after division by 255 unless ``inplace``.
 
     Args:
-        mean: of each channel.
-        std: of each channel.
-        tensor_shape: what both are reshaped to before they meet the images.
-        inplace: for a list of images [height, width, channels], whose mean and deviation are of 0 to 255.
+        mean: mean of each channel.
+        std: deviation of each channel.
+        tensor_shape: shape of mean and deviation for broadcasting.
+        inplace: images are a list [height, width, channels], with mean and deviation of 0 to 255.
 
     Raises:
-        TypeError: mean or deviation is no list.
+        TypeError: mean or deviation is not a list.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What measures a pipeline's requests; scripts rarely touch it."""
+"""Timelines of requests, under the name ``TimeProfiler``."""
 
 from ovmstrio.ops.observing.tracer import Timelines as TimeProfiler
 

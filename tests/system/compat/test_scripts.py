@@ -43,7 +43,7 @@ def test_an_import_creates_no_files(tmp_path: Path) -> None:
 
 def test_readers_of_text_need_no_opencv(tmp_path: Path) -> None:
     printed = _python(WITHOUT_OPENCV, tmp_path)
-    assert "readers of images need OpenCV; install it: " in printed
+    assert "image readers need OpenCV; install it: " in printed
     assert "[paddle]" in printed
 
 
