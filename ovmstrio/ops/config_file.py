@@ -49,11 +49,7 @@ _SCALARS: Final = (
 
 
 def settings_of(op: Op, settings: PipelineSettings) -> OpSettings:
-    """Return the settings of an Op: constructor arguments over ``local_service_conf`` over the Op's own keys.
-
-    Raises:
-        ConfigError: arguments have a wrong type or are out of range; all are listed.
-    """
+    """Return an Op's settings: constructor over ``local_service_conf`` over Op keys; raises ConfigError."""
     given = _constructor_settings(op)
     resolved = replace(settings.op(op.name), **given)
     if resolved.server_endpoints or resolved.local_service_conf.model_config is None:
@@ -96,11 +92,7 @@ CONFIG_VARIABLE: Final = "OVMS_PIPELINE_CONFIG"
 
 
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Located, Findings]:
-    """Read a configuration and apply overrides such as ``op.uci.concurrency=2``; blocking for files.
-
-    Raises:
-        ConfigError: the file is unreadable, not YAML or not a mapping, or an override is malformed.
-    """
+    """Read a configuration and apply overrides such as ``op.uci.concurrency=2``; blocking; raises ConfigError."""
     if isinstance(source, Path):
         root, findings = _read_file(source)
     else:
@@ -116,11 +108,7 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
 
 
 def conf_dict(source: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a file with overrides as a plain dictionary; blocking.
-
-    Raises:
-        ConfigError: as :func:`read_document`.
-    """
+    """Return a file with overrides as a plain dictionary; blocking; raises ConfigError."""
     root, _ = read_document(source, overrides)
     plain: dict[str, Any] = root.plain()
     return plain
@@ -151,7 +139,6 @@ def _option(text: str) -> Located | Problem:
 
 
 def _merge(under: Located, over: Located) -> Located:
-    """Merge mappings key by key; any other value replaces the old one."""
     if not isinstance(under.value, dict) or not isinstance(over.value, dict):
         return over
     members = dict(under.value)
@@ -174,18 +161,20 @@ class Ports:
 
 
 def choose_ports(rpc_port: int | None, http_port: int | None) -> Ports:
-    """Return the ports of a configuration.
+    """Return the ports of a configuration; raises ConfigError if both are missing or one is in use.
 
     ``http_port`` alone gives gRPC the next free port above; ``rpc_port`` alone disables HTTP.
-
-    Raises:
-        ConfigError: both ports are missing, or a port is in use.
     """
     if rpc_port is None and http_port is None:
         suggestion = "set at least one, such as `http_port: 9999`"
         raise ConfigError([Problem("rpc_port and http_port are both missing", suggestion=suggestion)])
     named = (("rpc_port", rpc_port), ("http_port", http_port))
-    taken = [_in_use(key, port) for key, port in named if port is not None and not is_free(port)]
+    hint = "choose another port, or stop its program"
+    taken = [
+        Problem(f"port {port} is in use", path=key, suggestion=hint)
+        for key, port in named
+        if port is not None and not is_free(port)
+    ]
     if taken:
         raise ConfigError(taken)
     return Ports(_next_free(http_port or 0) if rpc_port is None else rpc_port, http_port)
@@ -221,10 +210,6 @@ def _next_free(above: int) -> int:
             return port
     message = f"no port above {above} is free for gRPC"
     raise ConfigError([Problem(message, path="rpc_port", suggestion="set `rpc_port`")])
-
-
-def _in_use(key: str, port: int) -> Problem:
-    return Problem(f"port {port} is in use", path=key, suggestion="choose another port, or stop its program")
 
 
 TOP_RULES: Final = {**rules_of(PipelineSettings), "grpc_gateway_port": whole()}
@@ -291,17 +276,9 @@ def read_pipeline_config(
     yml_dict: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> PipelineSettings:
-    """Read ``config.yml`` or an equivalent dictionary; blocking for files.
+    """Read ``config.yml`` or an equivalent dictionary with overrides such as ``op.uci.concurrency=2``; blocking.
 
-    Logs unknown keys as warnings and keys without effect at debug level.
-
-    Args:
-        yml_file: the file.
-        yml_dict: content in place of a file.
-        overrides: options such as ``op.uci.concurrency=2``.
-
-    Raises:
-        ConfigError: the content is invalid, or not exactly one of file and dictionary is given.
+    Logs unknown keys as warnings and keys without effect at debug level.  Raises ConfigError for invalid content.
     """
     examined = examine_pipeline_config(yml_file, yml_dict, overrides)
     if examined.errors:
@@ -318,11 +295,7 @@ def examine_pipeline_config(
     yml_dict: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> ExaminedConfig:
-    """Read like :func:`read_pipeline_config`, but return problems and keys without effect with the settings.
-
-    Raises:
-        ConfigError: the document cannot be read.
-    """
+    """Read like :func:`read_pipeline_config`, but return the problems with the settings; ConfigError if unreadable."""
     if (yml_file is None) == (yml_dict is None):
         raise ConfigError([Problem("expected exactly one of yml_file and yml_dict")])
     source = Path(yml_file) if yml_file is not None else yml_dict or {}

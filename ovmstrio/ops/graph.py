@@ -83,11 +83,7 @@ class OpGraph:
 
 
 def build(response_op: Op) -> OpGraph:
-    """Return the graph of all Ops that lead to a ResponseOp.
-
-    Raises:
-        ConfigError: the graph is invalid; each problem names its Ops.
-    """
+    """Return the graph of all Ops that lead to a ResponseOp; ConfigError lists the problems with their Ops."""
     if not isinstance(response_op, ResponseOp):
         raise _error("a pipeline ends with a ResponseOp", "a ResponseOp", _names([response_op]))
     ends = response_op.get_input_ops()
@@ -190,7 +186,10 @@ def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
     """Return the drawing of a pipeline with its settings; jumps are back edges."""
     settings = settings or PipelineSettings()
     keys = {name: f"n{number}" for number, name in enumerate(graph.ops)} | {graph.request.name: "i0"}
-    boxes = [_box(keys[name], settings_of(op, settings), settings) for name, op in graph.ops.items()]
+    resolved = {name: settings_of(op, settings) for name, op in graph.ops.items()}
+    boxes = [
+        DrawnBox(keys[name], "node", op.name, _runs(op), tuple(_notes(op, settings))) for name, op in resolved.items()
+    ]
     edges = [
         DrawnEdge(keys[producer], keys[name], "") for name, producers in graph.inputs.items() for producer in producers
     ]
@@ -201,10 +200,6 @@ def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
     ]
     edges.append(DrawnEdge(keys[graph.last], "o0", ""))
     return arrange([DrawnBox("i0", "input", "request")], boxes, [DrawnBox("o0", "output", "response")], edges)
-
-
-def _box(key: str, op: OpSettings, settings: PipelineSettings) -> DrawnBox:
-    return DrawnBox(key, "node", op.name, _runs(op), tuple(_notes(op, settings)))
 
 
 def _runs(op: OpSettings) -> str:

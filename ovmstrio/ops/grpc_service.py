@@ -33,11 +33,7 @@ __all__ = ["PipelineService"]
 
 
 class PipelineEntries:
-    """Lookup of pipelines by request name.
-
-    Args:
-        root: entry for requests without a name if there are several; empty for none.
-    """
+    """Lookup of pipelines by request name; ``root`` serves requests without a name if there are several."""
 
     def __init__(self, registry: Registry, root: str = "") -> None:
         self._registry = registry
@@ -61,11 +57,7 @@ class PipelineEntries:
 
 
 async def answer_of(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
-    """Run a request on the pipeline of a call and record its failure in the call event.
-
-    Raises:
-        NotSupported: the service is no longer a pipeline.
-    """
+    """Run a request on a call's pipeline and record its failure in the event; NotSupported for other services."""
     service = call.service
     if not isinstance(service, OpService):
         raise NotSupported(f'"{call.event.name}" is not an Op pipeline')
@@ -82,18 +74,13 @@ _INFERENCE = METHOD.rpartition("/")[2]
 
 
 class PipelineService:
-    """gRPC service over all pipelines of a server; the request names the pipeline.
-
-    Args:
-        root: entry for requests without a name if there are several; empty for none.
-    """
+    """gRPC service over all pipelines of a server; ``root`` serves requests without a name if there are several."""
 
     def __init__(self, plane: DataPlane, root: str = "") -> None:
         self._plane = plane
         self._entries = PipelineEntries(plane.registry, root)
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Return the handler by path; it decodes and encodes the messages itself."""
         return {METHOD: OrderedHandler(self._inference, Cardinality.UNARY_UNARY, bytes, bytes)}
 
     async def _inference(self, call: Call) -> None:

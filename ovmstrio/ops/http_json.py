@@ -53,21 +53,14 @@ _AT_ONCE_BYTES: Final = 8 * 1024
 
 
 async def receive_request(body: bytes, name: str, method: str) -> PipelineRequest:
-    """Parse a body like :func:`read_request`, in a worker thread if the body is large.
-
-    Not a checkpoint for small bodies.
-    """
+    """Parse a body like :func:`read_request`, in a worker thread if it is large; no checkpoint for small bodies."""
     if len(body) <= _AT_ONCE_BYTES:
         return read_request(body, name, method)
     return await run_in_slices(_request_in_slices(body, name, method))
 
 
 def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
-    """Parse a body; ``name`` and ``method`` come from the path and override the body.
-
-    Raises:
-        InvalidRequest: the body is not JSON, exceeds a limit, or has fields of wrong types; all are listed.
-    """
+    """Parse a body, whose name and method the arguments override; InvalidRequest lists all malformed fields."""
     return run_to_end(_request_in_slices(body, name, method))
 
 
@@ -191,8 +184,6 @@ def _read_tensor(index: int, value: Any) -> PipelineTensor:
 
 
 def _integer_reader(bounds: range) -> Callable[[Any], list[int] | None]:
-    """Return a reader of lists of integers or their strings; it returns None for any other list."""
-
     def read(value: Any) -> list[int] | None:
         if type(value) is NumberArray:
             array = value.numbers("i") if len(value.shape() or ()) == 1 else None
@@ -210,7 +201,6 @@ def _integer_reader(bounds: range) -> Callable[[Any], list[int] | None]:
 
 
 def _float_reader(datatype: str) -> Callable[[Any], list[float] | None]:
-    """Return a reader of lists of numbers, rounded to a datatype; it returns None for any other list."""
     dtype = np.dtype(datatype)
 
     def read(value: Any) -> list[float] | None:
@@ -227,11 +217,6 @@ def _float_reader(datatype: str) -> Callable[[Any], list[float] | None]:
         return rounded.tolist() if np.isfinite(rounded).all() else None
 
     return read
-
-
-def _type_reader(kind: type) -> Callable[[Any], list[Any] | None]:
-    """Return a reader of lists of one type; it returns None for any other list."""
-    return lambda value: value if type(value) is list and {kind} >= set(map(type, value)) else None
 
 
 def _texts(value: Any) -> list[str] | None:
@@ -256,7 +241,7 @@ _PLAIN_FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "lod": _integer_reader(_INT32),
     "float_data": _float_reader("f4"),
     "float64_data": _float_reader("f8"),
-    "bool_data": _type_reader(bool),
+    "bool_data": lambda value: value if type(value) is list and {bool} >= set(map(type, value)) else None,
     "str_data": _texts,
     "elem_type": lambda value: value if type(value) is int and value in _INT32 else None,
     "name": lambda value: value if type(value) is str and value.isascii() else None,
@@ -341,7 +326,6 @@ def text_answer(status: int, text: str) -> HttpAnswer:
 
 
 def _dump(value: Any) -> bytes:
-    """Encode JSON with the escapes of the gateway's library."""
     plain = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     plain = _ESCAPED.sub(lambda match: _ESCAPES[match[0]], plain)
     return _SHORT_ESCAPE.sub(lambda match: _LONG_ESCAPES.get(match[0], match[0]), plain)
@@ -368,6 +352,5 @@ def _tensor(tensor: Any) -> bytes:
 
 
 def _numbers(datatype: str, values: Any) -> Any:
-    """Return numbers with the digits of their datatype, and strings for non-finite values."""
     known = BY_NAME[datatype]
     return json_values(Tensor("", known, np.array(values, known.numpy)))

@@ -60,12 +60,7 @@ _RESOURCE_EXHAUSTED: Final = 8
 
 
 class OpsMountKind:
-    """Mount kind of Op pipelines.
-
-    Args:
-        plane: data plane, for readiness.
-        max_body_bytes: most bytes of a decompressed body.
-    """
+    """Mount kind of Op pipelines, with a limit for decompressed bodies."""
 
     door = PADDLE_HTTP
 
@@ -139,7 +134,6 @@ class _PipelineRoutes:
 
 
 def _parse_path(parts: list[str], own: str | None) -> tuple[str, str] | None:
-    """Return name and method of a path; below a mount the name is known.  A method may be empty after its slash."""
     is_ended = len(parts) > 1 and not parts[-1]
     if own is not None and len(parts) == 1 + is_ended:
         return own, parts[0]

@@ -39,11 +39,7 @@ __all__ = ["OpPipelineKind", "open_loaded"]
 
 
 class OpPipelineKind(Kind[OpPipelineSpec]):
-    """Kind of Op pipelines.
-
-    Args:
-        prepared: services that a running script passed in, by spec name; their specs have no script.
-    """
+    """Kind of Op pipelines; ``prepared`` holds services of a running script, by names of specs without script."""
 
     name: ClassVar[str] = OpPipelineSpec.kind
     spec = OpPipelineSpec
@@ -65,10 +61,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         return Listing({ONLY_VERSION: spec.base_path}, mark=self.files_mark(spec, spec.base_path))
 
     def files_mark(self, spec: OpPipelineSpec, directory: Path) -> str:
-        """Return a fingerprint of the configuration, the script and the Python files in its folder; blocking.
-
-        A prepared service has no files and an empty fingerprint.
-        """
+        """Return a fingerprint of configuration, script and its folder; empty for a prepared service; blocking."""
         if spec.script is None:
             return ""
         files = {spec.script, *python_files(spec.script.parent), *python_files(directory)}
@@ -78,10 +71,8 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
         """Run the script up to its service and start the Ops; the caller must close the service.
 
-        Raises:
-            ConfigError: the script, the configuration or an Op is unusable.
-
-        Cancellation: a running script finishes first.
+        Raises ConfigError if the script, the configuration or an Op is unusable.  A running script ignores
+        cancellation.
         """
         del version, directory
         if spec.errors:
@@ -113,14 +104,10 @@ log = structlog.get_logger(__name__)
 async def open_loaded(
     spec: OpPipelineSpec, context: LoadContext, prepared_services: Mapping[str, PreparedService]
 ) -> AsyncIterator[OpService]:
-    """Run a pipeline's script up to its service and run its Ops within the block.
+    """Run a pipeline's script, or a prepared service, up to its service, and run its Ops within the block.
 
-    A spec without a script names one of ``prepared_services``.
-
-    Raises:
-        ConfigError: the script, the configuration or an Op is unusable; possibly in an exception group.
-
-    Cancellation: a running script finishes first.
+    Raises ConfigError if the script, the configuration or an Op is unusable, possibly in an exception group.  A running
+    script ignores cancellation.
     """
     shown, hooks_of = "" if context.is_alone else spec.name, partial(context.meters.node, spec.name)
     if spec.script is None:

@@ -44,10 +44,7 @@ def numpy_one() -> Iterator[None]:
 
 
 def speak_numpy_one() -> Callable[[], None]:
-    """Enable numpy 1 compatibility: ``fromstring`` on bytes, plain scalar printing and removed names.
-
-    Affects all threads.  Returns the function that disables it again.
-    """
+    """Enable ``fromstring`` on bytes, plain scalar printing and removed names; return a function to undo this."""
     names: dict[str, Any] = vars(np)
     changed = {name: value for name, value in _ALIASES.items() if name not in names}
     before = {"fromstring": names["fromstring"]}
@@ -69,7 +66,6 @@ def speaks_numpy_one() -> bool:
 
 
 def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
-    """Parse numbers from separated text, or copy them from bytes without a separator."""
     if sep:
         return _from_text(string, dtype, count, sep=sep, like=like)
     data = string.encode("latin-1") if isinstance(string, str) else string
@@ -77,10 +73,6 @@ def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = 
 
 
 def _print_plainly() -> Callable[[], None]:
-    """Print scalars without their types; return the function that restores the old format.
-
-    Print options live in the context, and user threads start with a new context, so the default value is changed.
-    """
     before = np.get_printoptions()["legacy"]
     try:
         variable = import_module("numpy._core.printoptions").format_options

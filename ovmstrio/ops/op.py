@@ -135,11 +135,7 @@ class Op:
     # Methods for hooks
 
     async def infer(self, feed: Mapping[str, Any]) -> Prediction:
-        """Run the worker's model.
-
-        Raises:
-            CustomException: the Op has no model.
-        """
+        """Run the worker's model; raises CustomException if there is none."""
         if self.client is None:
             raise CustomException(CustomExceptionCode.NOT_IMPLEMENTED, f"{self.name} has no model to run", True)
         return await self.client.predict(feed, None if self._fetch_names is None else list(self._fetch_names))
@@ -150,11 +146,7 @@ class Op:
     # Settings
 
     def set_input_ops(self, ops: Op | Sequence[Op]) -> None:
-        """Set the Ops whose outputs are the inputs.
-
-        Raises:
-            ConfigError: an argument is not an Op.
-        """
+        """Set the Ops whose outputs are the inputs; raises ConfigError for other objects."""
         self._input_ops = _check_ops(ops, self.name, "input_ops")
 
     def get_input_ops(self) -> list[Op]:
@@ -162,11 +154,7 @@ class Op:
         return list(self._input_ops)
 
     def set_jump_to_ops(self, ops: Op | Sequence[Op]) -> None:
-        """Set the Ops whose output this Op's output may replace.
-
-        Raises:
-            ConfigError: an argument is not an Op.
-        """
+        """Set the Ops whose output this Op's output may replace; raises ConfigError for other objects."""
         self._jump_to_ops = _check_ops(ops, self.name, "jump_to_ops")
 
     def get_jump_to_ops(self) -> list[Op]:

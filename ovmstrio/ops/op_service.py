@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
+    from ovmstrio.ops.observing.observing import Observing
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineInsight", "wrong_name"]
+__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "wrong_name"]
 
 _VERSION: Final = "1"
 
@@ -52,11 +53,7 @@ _ERRORS: Final[Mapping[int, type[ServerError]]] = {
 
 
 def pipeline_request(request: InferRequest) -> PipelineRequest:
-    """Convert a KServe request to a pipeline request; arrays share the request's buffers where possible.
-
-    Raises:
-        InvalidRequest: inputs do not match their declaration; all are listed.
-    """
+    """Convert a KServe request; arrays share its buffers where possible.  InvalidRequest lists all malformed inputs."""
     log_id = _log_id(request) if request.parameters else 0
     pipeline_input = PipelineRequest(name=request.model_name, method="infer", logid=log_id, keeps_arrays=True)
     wrong: Gathered | None = None
@@ -83,12 +80,7 @@ def _add_input(pipeline_input: PipelineRequest, given: InferInput, raw: Buffer |
 
 
 def infer_response(name: str, request: InferRequest, response: PipelineResponse) -> InferResponse:
-    """Convert a pipeline response to a KServe response.
-
-    Raises:
-        InvalidRequest: the pipeline rejected the request.
-        ServerError: the class for the pipeline's ``err_no``.
-    """
+    """Convert a pipeline response to a KServe response; raises the error class of its ``err_no``."""
     if response.is_overload:
         raise Overloaded(response.err_msg)
     if response.err_no:
@@ -119,7 +111,7 @@ def _texts(given: InferInput, raw: Buffer | None) -> list[str]:
 
 
 def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
-    spec = _spec(given)
+    spec = TensorSpec(given.name, _datatype(given), tuple(map(Dim.fixed, given.shape)))
     count = prod(given.shape)
     if raw is None:
         return to_array(given.contents, given.shape, count, spec)
@@ -127,10 +119,6 @@ def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
     if len(raw) != expected:
         raise InvalidRequest(f"input {given.name}: expected {expected} bytes for {spec}, got {len(raw)}")
     return np.ndarray(given.shape, spec.datatype.numpy, raw)
-
-
-def _spec(given: InferInput) -> TensorSpec:
-    return TensorSpec(given.name, _datatype(given), tuple(map(Dim.fixed, given.shape)))
 
 
 def _datatype(given: InferInput) -> Datatype:
@@ -196,42 +184,11 @@ class PipelineExecutor(Protocol):
         ...
 
 
-class PipelineInsight(Protocol):
-    """Figures of a running pipeline."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the figures for a live view."""
-        ...
-
-    @property
-    def collectors(self) -> Sequence[Any]:
-        """Collectors of the metric families."""
-        ...
-
-    def render_metrics(self) -> bytes:
-        """Return the metrics in Prometheus's text format."""
-        ...
-
-    def inside(self, drawing: Drawing | None) -> Inside:
-        """Return a drawing with the statistics of its Ops."""
-        ...
-
-
 class OpService(ResidentService):
-    """Service of one running pipeline.
-
-    Args:
-        name: name of the service; None for a service that answers only requests without a name.
-        executor: runs the Ops; its opener closes it.
-        figures: figures of the pipeline, if any.
-        drawing: graph of the Ops.
+    """Service of one running pipeline; without a name it answers only requests without a name.
 
     Attributes:
-        metadata: KServe metadata, without inputs and outputs.
         obstacle: returns why requests cannot be served now; empty if they can.
-        snapshot: returns the figures for a live view, or None.
-        render_metrics: returns Prometheus text, or None.
-        metrics: metric collectors.
         own_name: required request name; empty for a service without a name.
         keeps_order: true, because an Op with one worker may keep state between requests.
     """
@@ -242,7 +199,7 @@ class OpService(ResidentService):
         self,
         name: str | None,
         executor: PipelineExecutor,
-        figures: PipelineInsight | None,
+        figures: Observing | None,
         settings: PipelineSettings,
         drawing: Drawing | None = None,
     ) -> None:
@@ -266,12 +223,7 @@ class OpService(ResidentService):
         return NOTHING_INSIDE if self._figures is None else self._figures.inside(self._drawing)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Run one KServe request, whose buffers must stay unchanged until this returns.
-
-        Raises:
-            InvalidRequest: an input does not match its declaration, or the pipeline rejected the request.
-            ServerError: the class for the pipeline's ``err_no``.
-        """
+        """Run one KServe request, whose buffers must not change meanwhile; raises InvalidRequest or ServerError."""
         pipeline_input = pipeline_request(request)
         return infer_response(self.name, request, await self._executor.infer(pipeline_input, request.deadline))
 

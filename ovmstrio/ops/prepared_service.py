@@ -57,11 +57,7 @@ class PreparedService:
     folder: Path | None = None
 
     def settings(self) -> PipelineSettings:
-        """Read the configuration; blocking.
-
-        Raises:
-            ConfigError: the configuration is invalid.
-        """
+        """Read the configuration; blocking; raises ConfigError."""
         if self.folder is None:
             return read_pipeline_config(**self._config_arguments())
         config_arguments = self._config_arguments()
@@ -136,9 +132,7 @@ def _ports_of(config_arguments: dict[str, Any]) -> list[str]:
 def load_in_worker(argument: str) -> LoadedPipeline:
     """Load a service's pipeline in a worker process by running its script up to ``run_service``.
 
-    Raises:
-        ConfigError: the script runs no such service, or its pipeline is invalid.
-        BaseException: the script raised.
+    Raises ConfigError if the script runs no such service or its pipeline is invalid, and any exception of the script.
     """
     options: dict[str, Any] = json.loads(argument)
     sys.argv = options["argv"]

@@ -62,11 +62,7 @@ def home() -> Path:
 
 @contextmanager
 def record_process(ports: Sequence[int | None], folder: Path | None = None) -> Iterator[Path]:
-    """Keep this process in the file within the block; removes entries with its ports and of dead processes.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Keep this process in the file within the block; removes stale entries and those with its ports; OSError."""
     directory = home() if folder is None else folder
     directory.mkdir(parents=True, exist_ok=True)
     pid = os.getpid()
@@ -90,11 +86,7 @@ def list_processes(folder: Path | None = None) -> list[ServingProcess]:
 def signal_processes(
     number: signal.Signals, port: int | None = None, folder: Path | None = None
 ) -> tuple[list[ServingProcess], list[ServingProcess]]:
-    """Send a signal to every process of the file, or to the one with a port.
-
-    Returns:
-        The signalled processes, and the stale entries.
-    """
+    """Signal every process of the file, or the one with a port; return signalled and stale entries."""
     sent: list[ServingProcess] = []
     stale: list[ServingProcess] = []
     for process in list_processes(folder):

@@ -34,19 +34,13 @@ _process: Final = Lock()
 
 
 class _ServiceFound(BaseException):
-    """Ends a script at its service; BaseException, so that scripts do not catch it."""
-
     def __init__(self, service: WebService) -> None:
         super().__init__()
         self.service = service
 
 
 def run_as_main(script: Path) -> None:
-    """Run a script as the main module and keep it in ``sys.modules``.
-
-    Raises:
-        BaseException: the script raised.
-    """
+    """Run a script as the main module and keep it in ``sys.modules``; any exception of the script propagates."""
     _run(script, ModuleType(MAIN))
 
 
@@ -60,9 +54,7 @@ def _run(script: Path, module: ModuleType) -> None:
 def find_service(script: Path, name: str) -> WebService:
     """Run a script as the main module up to ``run_service`` and return its service; for a process that owns the script.
 
-    Raises:
-        ConfigError: the script runs no service of that name.
-        BaseException: the script raised.
+    Raises ConfigError if the script runs no service of that name, and any exception of the script.
     """
     found, _ = _run_until_service(name, lambda: run_as_main(script))
     if found is None:
@@ -72,21 +64,10 @@ def find_service(script: Path, name: str) -> WebService:
 
 
 def run_beside_others(script: Path, name: str, config: Path | None) -> tuple[WebService, HandlerPackage]:
-    """Run a script on a shared server up to ``run_service``; blocking.
+    """Run a script on a shared server up to ``run_service``; return the service, and its modules to unload.
 
-    The script sees itself as ``__main__`` without arguments and its folder's modules as private.  The process state is
-    restored afterwards.
-
-    Args:
-        script: the file.
-        name: requested service, if the script runs several.
-        config: configuration for ``ArgsParser``.
-
-    Returns:
-        The service, and its modules, which the caller must unload.
-
-    Raises:
-        ConfigError: the script failed, or runs no such service.
+    The script sees itself as ``__main__`` without arguments and its folder's modules as private.  ``config`` is the
+    configuration for ``ArgsParser``.  The process state is restored afterwards.  Blocking; raises ConfigError.
     """
     package = HandlerPackage(script.parent)
     module = ModuleType(MAIN)
@@ -102,7 +83,6 @@ def run_beside_others(script: Path, name: str, config: Path | None) -> tuple[Web
 
 
 def _run_until_service(name: str, run: Callable[[], None]) -> tuple[WebService | None, list[WebService]]:
-    """Run a script up to the service of a name; return that service and the services before it."""
     others: list[WebService] = []
 
     def record(service: WebService) -> None:
@@ -139,7 +119,6 @@ def _select_service(script: Path, name: str, found: WebService | None, others: l
 
 
 def _script_error(script: Path, error: BaseException) -> ConfigError:
-    """Return the error of a script that raised, with the script's line."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(script):

@@ -65,13 +65,7 @@ _TYPE_NUMBERS: Final = {np.dtype(kind.dtype): number for number, kind in _KINDS.
 
 
 class ArrayTensor(PipelineTensor):
-    """Tensor over an array, which creates the wire fields on demand.
-
-    Args:
-        array: elements, which must not change any more.
-        elem_type: number of the element type, or ``NPY``.
-        lod: row offsets.
-    """
+    """Tensor over an immutable array of type ``elem_type``, which creates the wire fields on demand."""
 
     __slots__ = ("array",)
 
@@ -83,7 +77,6 @@ class ArrayTensor(PipelineTensor):
         self.lod = lod or []
 
     def __getattr__(self, name: str) -> Any:
-        """Create a wire field on first access."""
         kind = _KINDS.get(self.elem_type)
         value: Any
         if name == "byte_data":
@@ -103,11 +96,7 @@ def _npy_bytes(array: Ndarray) -> bytes:
 
 
 def unpack(request: PipelineRequest) -> dict[str, Any]:
-    """Return a request's values and tensors by name; surplus values are ignored.
-
-    Raises:
-        ValueError: there are fewer values than keys, or a tensor is malformed.
-    """
+    """Return a request's values and tensors by name; surplus values are ignored; ValueError if malformed."""
     if len(request.values) < len(request.keys):
         raise ValueError(f"{len(request.keys)} keys, but only {len(request.values)} values")
     inputs: dict[str, Any] = dict(zip(request.keys, request.values, strict=False))
@@ -119,17 +108,12 @@ def unpack(request: PipelineRequest) -> dict[str, Any]:
 
 
 def _offsets(lod: list[int]) -> Ndarray:
-    """Return row offsets in the form that hooks receive: two rows, or one row for an odd number."""
     offsets = np.array(lod, np.int32)
     return offsets if len(lod) % 2 else offsets.reshape(2, -1)
 
 
 def to_array(tensor: PipelineTensor) -> Any:
-    """Return the content of a tensor: a writable array, or a string.
-
-    Raises:
-        ValueError: the type is unknown, or the elements do not match type or shape.
-    """
+    """Return the content of a tensor, a writable array or a string; ValueError if malformed or of unknown type."""
     if isinstance(tensor, ArrayTensor):
         array = tensor.array
         return array if array.flags.writeable else array.copy()
@@ -151,11 +135,7 @@ def to_array(tensor: PipelineTensor) -> Any:
 
 
 def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = False) -> PipelineTensor:
-    """Return a tensor of an array or of a list of strings; with ``stays_array`` the tensor holds a copy of the array.
-
-    Raises:
-        ValueError: the dtype is not supported.
-    """
+    """Return a tensor of an array, with ``stays_array`` over a copy of it, or of strings; raises ValueError."""
     offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
     if isinstance(value, list):
         return PipelineTensor(name=name, elem_type=STRINGS, shape=[len(value)], lod=offsets, str_data=list(value))
@@ -224,11 +204,7 @@ def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:
 
 
 def as_response(packed: Any) -> PipelineResponse:
-    """Return the result of a pack hook as a response; it may be any object with the message's fields.
-
-    Raises:
-        AttributeError, TypeError, ValueError: a field is missing or has a wrong type.
-    """
+    """Return a pack hook's result, any object with the message's fields, as response; raises if a field is wrong."""
     if isinstance(packed, PipelineResponse):
         response = packed
     else:

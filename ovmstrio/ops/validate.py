@@ -25,10 +25,7 @@ __all__ = ["examine_pipeline", "problem_of_model"]
 
 
 async def examine_pipeline(graph: OpGraph, config: ExaminedConfig, *, load: bool = True) -> list[Problem]:
-    """Return the problems of a pipeline that its configuration alone does not show, with file and line.
-
-    Models are loaded and released if ``load`` is true.
-    """
+    """Return the problems of a pipeline beyond its configuration, with file and line; loads models if ``load``."""
     problems = [*_unused_entries(config.settings.ops, graph.ops), *_loop_problems(graph, config.settings)]
     resolved: dict[str, OpSettings] = {}
     for name, op in graph.ops.items():
@@ -103,10 +100,7 @@ def _settings_without_effect(settings: OpSettings) -> list[Problem]:
 
 
 async def _load(ops: Iterable[OpSettings], *, is_thread_op: bool) -> list[Problem]:
-    """Load and release each Op's model.
-
-    Cancellation: a model being loaded finishes loading.
-    """
+    """Load and release each Op's model; a model being loaded ignores cancellation."""
     make = PredictorMaker(is_thread_op=is_thread_op)
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:

@@ -74,11 +74,7 @@ class CustomException(Exception):
 
 
 def product_number(code: Any) -> int:
-    """Return the number of a code: a number, an enumeration member, or a 1-tuple of either.
-
-    Raises:
-        TypeError, ValueError: the code is none of these.
-    """
+    """Return the number of a code: a number, an enumeration member, or a 1-tuple of either; TypeError or ValueError."""
     value = code.value if isinstance(code, Enum) else code
     if isinstance(value, tuple) and len(value) == 1:
         (value,) = value
@@ -104,8 +100,6 @@ class PipelineTensor:
 
 
 class _NamedFields:
-    """Aliases ``key`` and ``value``, the names of the message's fields."""
-
     __slots__ = ()
 
     keys: list[str]
@@ -113,21 +107,16 @@ class _NamedFields:
 
     @property
     def key(self) -> list[str]:
-        """Keys."""
         return self.keys
 
     @property
     def value(self) -> list[str]:
-        """Values."""
         return self.values
 
 
 @dataclass(slots=True)
 class PipelineRequest(_NamedFields):
-    """Pipeline request; ``key``, ``value`` and ``log_id`` are aliases for services.
-
-    ``keeps_arrays`` requests response tensors as arrays instead of element lists.
-    """
+    """Pipeline request; ``keeps_arrays`` requests response tensors as arrays instead of element lists."""
 
     keys: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
@@ -146,10 +135,7 @@ class PipelineRequest(_NamedFields):
 
 @dataclass(slots=True)
 class PipelineResponse(_NamedFields):
-    """Pipeline response; a pack hook may fill ``key`` and ``value``.
-
-    ``is_overload`` marks a request that was rejected because too many wait.
-    """
+    """Pipeline response; ``is_overload`` marks a request rejected because too many wait."""
 
     err_no: int = 0
     err_msg: str = ""
@@ -259,12 +245,7 @@ def to_message(response: PipelineResponse) -> Any:
 
 
 def add_tensor(message: Any, tensor: PipelineTensor) -> None:
-    """Append a tensor to a request or response message.
-
-    Raises:
-        TypeError: a field has a wrong type.
-        ValueError: a number is out of range.
-    """
+    """Append a tensor to a message; TypeError or ValueError for fields that cannot hold their value."""
     added = message.tensors.add()
     for name in SCALARS:
         setattr(added, name, getattr(tensor, name))

@@ -18,11 +18,7 @@ _default_runners: list[RunService] = []
 
 
 def set_service_runner(runner: RunService | None) -> RunService | None:
-    """Set what ``run_service`` does, such as serving or recording the service.
-
-    Returns:
-        The previous runner.
-    """
+    """Set what ``run_service`` does, such as serving or recording the service; return the previous runner."""
     before = _runners[0] if _runners else None
     _runners[:] = [] if runner is None else [runner]
     return before
@@ -57,11 +53,7 @@ class WebService:
         return None
 
     def prepare_pipeline_config(self, yml_file: str | None = None, yml_dict: Mapping[str, Any] | None = None) -> None:
-        """Create the Ops and set the configuration.
-
-        Raises:
-            ValueError: not exactly one configuration is given, or :meth:`get_pipeline_response` returned no Op.
-        """
+        """Create the Ops and set exactly one configuration; ValueError if that or the last Op is missing."""
         if (yml_file is None) == (yml_dict is None):
             raise ValueError("prepare_pipeline_config needs exactly one of yml_file and yml_dict")
         last = self.get_pipeline_response(RequestOp())
@@ -73,19 +65,11 @@ class WebService:
         self.response_op = last if isinstance(last, ResponseOp) else ResponseOp(input_ops=[last])
 
     def graph(self) -> OpGraph:
-        """Return the graph of the prepared pipeline.
-
-        Raises:
-            ConfigError: the pipeline is not prepared, or its graph is invalid.
-        """
+        """Return the graph of the prepared pipeline; ConfigError if it is not prepared or invalid."""
         if self.response_op is None:
             raise ConfigError([Problem(f"service {self.name}: call prepare_pipeline_config before run_service")])
         return build(self.response_op)
 
     def run_service(self) -> None:
-        """Serve the pipeline until the server ends.
-
-        Raises:
-            SystemExit: the server could not start.
-        """
+        """Serve the pipeline until the server ends; SystemExit if it cannot start."""
         (_runners or _default_runners)[0](self)

@@ -19,12 +19,9 @@ __all__ = ["client_tls", "connect"]
 
 
 def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
-    """Load the TLS settings' files; blocking.
+    """Load the TLS settings' files; blocking; raises ConfigError.
 
     gRPC needs ALPN: gRPC servers close connections that did not negotiate HTTP/2.
-
-    Raises:
-        ConfigError: a file is unreadable or invalid.
     """
     try:
         if tls.ca is not None:
@@ -46,7 +43,6 @@ def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Reject an encrypted key, for which OpenSSL would prompt at the terminal."""
     raise ValueError("the key is encrypted")
 
 
@@ -58,11 +54,7 @@ def _tls_error(path: str, message: str, error: Exception) -> ConfigError:
 async def connect(
     address: RemoteAddress, tls: ssl.SSLContext | None, *, server_name: str, seconds: float
 ) -> trio.abc.Stream:
-    """Connect to an address; the caller owns the stream.
-
-    Raises:
-        NotSent: no connection, or the TLS handshake failed.
-    """
+    """Connect to an address; the caller owns the stream.  Raises NotSent without a connection or TLS handshake."""
     stream: trio.abc.Stream | None = None
     try:
         with trio.fail_after(seconds):

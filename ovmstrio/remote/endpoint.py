@@ -38,14 +38,10 @@ class Endpoint(Protocol):
         ...
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
-        """Run one inference with a time limit in seconds; model names and versions in request and response are ignored.
+        """Run one inference with a time limit; model names and versions in request and response are ignored.
 
-        Raises:
-            NotSent: the server is unreachable and did nothing.
-            NotReady: the connection was lost, or the server is not ready.
-            ServerError: error of the server, with the address appended.
-
-        Cancellation: cancels the call on the server.
+        Raises NotSent if the server did nothing, NotReady if the connection was lost or the server is not ready, and
+        errors of the server with the address appended.  Cancellation cancels the call on the server.
         """
         ...
 

@@ -207,11 +207,7 @@ class ClientCore:
         exchange.ended.set()
 
     def feed(self, data: bytes) -> None:
-        """Process received bytes.
-
-        Raises:
-            ProtocolViolation: the bytes violate HTTP/2; the core is unusable afterwards.
-        """
+        """Process received bytes; ProtocolViolation makes the core unusable."""
         self.received += len(data)
         view = memoryview(self._rest + data if self._rest else data)
         position = 0
@@ -235,7 +231,9 @@ class ClientCore:
                 break
             payload = view[position + _FRAME_HEADER_BYTES : position + _FRAME_HEADER_BYTES + length]
             position += _FRAME_HEADER_BYTES + length
-            self._frame(kind, flags, stream, payload)
+            handler = self._HANDLERS.get(kind)
+            if handler is not None:  # unknown frame types are ignored
+                handler(self, flags, stream, payload)
         self._rest = bytes(view[position:])
 
     def fail(self, reason: str) -> None:
@@ -247,12 +245,6 @@ class ClientCore:
         self.exchanges.clear()
 
     # Frames
-
-    def _frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> None:
-        handler = self._HANDLERS.get(kind)
-        # Unknown frame types are ignored.
-        if handler is not None:
-            handler(self, flags, stream, payload)
 
     def _padded_data(self, flags: int, stream: int, payload: memoryview) -> None:
         inner = _unpadded(payload, flags)
@@ -425,8 +417,7 @@ _MAX_UNSENT_BYTES: Final = 2**20
 class RemoteConnection:
     """HTTP/2 connection for unary calls: a reader task, a writer task, and callers that wait for exchanges.
 
-    Args:
-        stream: closed when :meth:`run` ends.
+    :meth:`run` closes the stream at its end.
     """
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -469,16 +460,10 @@ class RemoteConnection:
                 await trio.aclose_forcefully(self._stream)
 
     async def call(self, headers: bytes, body: Sequence[Buffer], most: float) -> Exchange:
-        """Make a call and return its exchange after it has ended.
+        """Make a call and return its exchange after it has ended; cancellation cancels the call on the server.
 
-        The server did not process an exchange with ``is_untouched``; its ``id`` is 0 if nothing was sent.
-
-        Args:
-            headers: block of literals.
-            body: framed message in pieces, which must stay unchanged until this returns.
-            most: most bytes of the response message.
-
-        Cancellation: cancels the call on the server.
+        ``headers`` is a block of literals, ``body`` the framed message in pieces, which must stay unchanged until this
+        returns.  The server did not process an exchange with ``is_untouched``; its ``id`` is 0 if nothing was sent.
         """
         while self.takes_calls and not self._core.has_room:
             await self._progress.wait()
@@ -508,17 +493,14 @@ class RemoteConnection:
             core = self._core
             room = min(core.window, exchange.window, core.frame, _MAX_UNSENT_BYTES - self._unsent)
             if room <= 0:
-                await self._wait_for_progress(exchange)
+                # Opened windows, sent bytes and the end of the exchange wake this.
+                await self._progress.wait()
                 continue
             part, size = _cut(pieces, room)
             left -= size
             self._unsent += size
             core.send(exchange, part, size, ends=not left)
             self._has_output.set()
-
-    async def _wait_for_progress(self, exchange: Exchange) -> None:
-        if not exchange.ended.is_set():
-            await self._progress.wait()
 
     def _wake_writer(self) -> None:
         if self._core.out:
@@ -556,7 +538,6 @@ class RemoteConnection:
 
 
 def _cut(pieces: list[memoryview], room: int) -> tuple[list[memoryview], int]:
-    """Remove up to ``room`` bytes from the end of a reversed list of pieces."""
     part, size = [], 0
     while pieces and size < room:
         piece = pieces.pop()
@@ -569,7 +550,6 @@ def _cut(pieces: list[memoryview], room: int) -> tuple[list[memoryview], int]:
 
 
 def _batches(pieces: Sequence[Buffer]) -> list[Buffer]:
-    """Join small pieces for one send; large pieces are not copied."""
     batches: list[Buffer] = []
     small: list[Buffer] = []
     size = 0

@@ -53,11 +53,7 @@ _BINARY_PARAMETERS: Final = frozenset({"binary_data", "binary_data_size", "binar
 
 
 def encode_request(request: InferRequest, model: str, version: str) -> Message:
-    """Encode a ``ModelInferRequest``; tensor data is not copied.
-
-    Raises:
-        InvalidRequest: element values do not match the datatype.
-    """
+    """Encode a ``ModelInferRequest`` without a copy of tensors; InvalidRequest for values of wrong types."""
     message = _Request(model_name=model, model_version=version, id=request.id)
     set_parameters(message, parameters_sent(request.parameters))
     for given in request.inputs:
@@ -72,11 +68,7 @@ def encode_request(request: InferRequest, model: str, version: str) -> Message:
 
 
 def buffers_of(request: InferRequest) -> list[Buffer]:
-    """Return the data of each input; element values are packed, inputs without values are empty.
-
-    Raises:
-        InvalidRequest: values do not match the datatype, or the number of buffers is not the number of inputs.
-    """
+    """Return the data of each input, packed from element values where needed; raises InvalidRequest."""
     raws: Sequence[Buffer | None] = request.raw_inputs or [None] * len(request.inputs)
     if len(raws) != len(request.inputs):
         raise InvalidRequest(f"expected {len(request.inputs)} raw inputs, got {len(raws)}")
@@ -102,11 +94,7 @@ def _pack(given: InferInput, contents: Contents | None) -> Buffer:
 
 
 def decode_response(data: bytearray) -> InferResponse:
-    """Decode a ``ModelInferResponse``; its tensors are views of the message.
-
-    Raises:
-        ModelFailure: the message is malformed.
-    """
+    """Decode a ``ModelInferResponse``, whose tensors are views of the message; ModelFailure if malformed."""
     try:
         head, raws = split_raw_contents(data, _RAW_OUTPUT_TAG, "inference.ModelInferResponse")
         message = _Response.FromString(head)
@@ -137,7 +125,6 @@ def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: Buffer) ->
 
 
 def _pack_contents(output: Any) -> Buffer:
-    """Pack element values of an output."""
     datatype = BY_NAME.get(output.datatype)
     if datatype is None:
         return b""
@@ -165,12 +152,7 @@ _HTTP_STATUSES: Final = {
 
 
 class GrpcEndpoint:
-    """gRPC endpoint with one connection, opened on demand.
-
-    Args:
-        tasks: nursery of the connection's task.
-        tls: TLS context, None for plain TCP.
-    """
+    """gRPC endpoint with one connection, opened on demand in the nursery ``tasks``; plain TCP without ``tls``."""
 
     def __init__(
         self, spec: RemoteSpec, address: RemoteAddress, tasks: trio.Nursery, tls: ssl.SSLContext | None
@@ -230,7 +212,8 @@ class GrpcEndpoint:
     async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> bytearray:
         size = sum(map(len, body))
         message = [b"\0" + size.to_bytes(4, "big"), *body]
-        headers = self._headers(method) + _timeout(seconds) + _trace()
+        path = literal(b":path", _SERVICE + method)
+        headers = self._first_headers + path + self._last_headers + _timeout(seconds) + _trace()
         connection = await self._get_connection()
         exchange = await connection.call(headers, message, most)
         if exchange.is_untouched and not exchange.id:
@@ -256,9 +239,6 @@ class GrpcEndpoint:
             await self._tasks.start(connection.run)
             self._connection = connection
             return connection
-
-    def _headers(self, method: bytes) -> bytes:
-        return self._first_headers + literal(b":path", _SERVICE + method) + self._last_headers
 
     @cached_property
     def _first_headers(self) -> bytes:

@@ -55,12 +55,7 @@ class RemoteKind(Kind[RemoteSpec]):
         return ""
 
     async def load(self, spec: RemoteSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Load the remote model's metadata; the caller must close the service.
-
-        Raises:
-            ConfigError: the settings are invalid.
-            ServerError: the server is unreachable, or lacks the model.
-        """
+        """Load the remote model's metadata; the caller must close the service; raises ConfigError or ServerError."""
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
@@ -81,10 +76,7 @@ _DESCRIBE_SECONDS: Final = 20.0
 async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
     """Load the remote model's metadata and watch its addresses within the block.
 
-    Raises:
-        ConfigError: a TLS file is invalid.
-        NotReady: no address is reachable.
-        ServerError: the model does not exist.
+    Raises ConfigError for TLS files, NotReady if no address is reachable, ServerError if the model does not exist.
     """
     contexts: list[ssl.SSLContext | None] = []
     for address in spec.addresses:
@@ -117,7 +109,6 @@ def _endpoint(spec: RemoteSpec, address: RemoteAddress, tasks: trio.Nursery, tls
 
 
 async def _describe(targets: Sequence[Target]) -> RemoteDescription:
-    """Return the metadata from the first address that answers; mark the others as failed."""
     failures: list[ServerError] = []
     for target in targets:
         try:
@@ -134,13 +125,8 @@ async def _describe(targets: Sequence[Target]) -> RemoteDescription:
 
 
 async def _compare(known: RemoteDescription, target: Target) -> str:
-    """Return the problem of a recovered server whose model has changed; empty if it has not."""
     now = await target.endpoint.describe()
     if (now.inputs, now.outputs) == (known.inputs, known.outputs):
         return ""
-    tensors = (f"{name}: {spec}" for name, spec in _tensor_names(now))
+    tensors = (f"{each.name}: {each}" for each in (*now.inputs, *now.outputs))
     return f"inputs or outputs have changed since the model was loaded ({', '.join(tensors)}); reload it"
-
-
-def _tensor_names(description: RemoteDescription) -> list[tuple[str, str]]:
-    return [(each.name, str(each)) for each in (*description.inputs, *description.outputs)]

@@ -33,11 +33,7 @@ _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class RestEndpoint:
-    """REST endpoint over a connection pool.
-
-    Args:
-        tls: TLS context, None for plain HTTP.
-    """
+    """REST endpoint over a connection pool; plain HTTP without ``tls``."""
 
     def __init__(self, spec: RemoteSpec, address: RemoteAddress, tls: ssl.SSLContext | None) -> None:
         self.address = str(address)
@@ -145,7 +141,6 @@ async def _stream_pieces(pieces: Sequence[Buffer]) -> AsyncIterator[bytes]:
 
 
 def _request_pieces(request: InferRequest) -> tuple[list[Buffer], int]:
-    """Encode a request; return its pieces and the size of the JSON, which is the first piece."""
     buffers = buffers_of(request)
     document: dict[str, Any] = {
         "inputs": [
@@ -186,7 +181,6 @@ def _read_response(response: httpx.Response, body: bytearray) -> InferResponse:
 
 
 def _pack(values: list[Any], datatype: str) -> Buffer:
-    """Pack nested or flat JSON values."""
     import numpy as np  # noqa: PLC0415 - only for servers without binary tensors
 
     known = BY_NAME[datatype]

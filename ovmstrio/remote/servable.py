@@ -44,10 +44,7 @@ async def hedged(
 ) -> _T:
     """Return the first response of a call that is repeated after ``after_seconds`` without a response.
 
-    A call that fails earlier is not repeated.
-
-    Raises:
-        ServerError: the first failure, if both calls failed; a final failure ends both.
+    A call that fails earlier is not repeated.  Raises the first failure if both calls fail; a final failure ends both.
     """
     race = _Race(call, is_final)
     async with trio.open_nursery() as nursery:
@@ -102,10 +99,7 @@ class SequenceStep(NamedTuple):
 
 
 def step_of(request: InferRequest) -> SequenceStep | None:
-    """Return the sequence parameters of a request, None if it belongs to no sequence.
-
-    Invalid parameters are left to the remote server's validation.
-    """
+    """Return a request's sequence parameters, or None; invalid ones are left to the remote server's validation."""
     named = SEQUENCE_ID in request.parameters or _START in request.parameters
     if not named and not any(given.name in {SEQUENCE_ID, SEQUENCE_CONTROL} for given in request.inputs):
         return None
@@ -134,12 +128,7 @@ _MAX_PAUSE_SECONDS: Final = 5.0
 
 
 class RemoteServable(ResidentService):
-    """Servable of one remote model.
-
-    Args:
-        description: metadata from the remote server.
-        targets: addresses of the model.
-    """
+    """Servable of one remote model, with its metadata from the remote server."""
 
     def __init__(self, spec: RemoteSpec, description: RemoteDescription, targets: Targets) -> None:
         super().__init__()
@@ -158,13 +147,8 @@ class RemoteServable(ResidentService):
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run an inference on the remote server, within the request's deadline and the configured timeout.
 
-        Raises:
-            NotReady: no address can be called, or the connection was lost.
-            DeadlineExceeded: the server took too long.
-            PayloadTooLarge: the response is too large.
-            ServerError: error of the remote server, with its address.
-
-        Cancellation: cancels the call on the server.
+        Raises NotReady if no address can be called or the connection was lost, DeadlineExceeded, PayloadTooLarge, and
+        errors of the server.  Cancellation cancels the call on the server.
         """
         now = trio.current_time()
         deadline = min(request.deadline, now + self._spec.timeout_seconds)
@@ -188,7 +172,6 @@ class RemoteServable(ResidentService):
     # Attempts
 
     async def _infer_step(self, request: InferRequest, step: SequenceStep, deadline: float) -> InferResponse:
-        """Call the address that owns the sequence."""
         target = self._targets.of_sequence(step, trio.current_time())
         response = await self._attempt(request, deadline, step, only=target)
         if step.ends:
@@ -204,10 +187,6 @@ class RemoteServable(ResidentService):
         only: Target | None = None,
         tried: set[Target] | None = None,
     ) -> InferResponse:
-        """Call addresses until one processes the request; pause after each round.
-
-        ``tried`` holds the addresses of a concurrent attempt, which come last.
-        """
         pauses = Backoff(self._spec.retry_pause_ms / 1000, _MAX_PAUSE_SECONDS)
         tried = set() if tried is None else tried
         failure: NotSent | None = None
@@ -241,7 +220,6 @@ class RemoteServable(ResidentService):
         return only if only not in tried and only.breaker.allows(now) else None
 
     async def _pause(self, seconds: float, deadline: float) -> None:
-        """Sleep for 50 to 100 % of a pause, so that callers do not retry at the same time."""
         seconds *= random.uniform(0.5, 1)  # noqa: S311 - not a secret
         await trio.sleep_until(min(trio.current_time() + seconds, deadline))
 
@@ -290,5 +268,4 @@ class RemoteServable(ResidentService):
 
 
 def _is_final(error: ServerError) -> bool:
-    """Return whether other addresses would fail in the same way."""
     return isinstance(error, InvalidRequest | NotFound | DeadlineExceeded)

@@ -24,11 +24,9 @@ __all__ = ["Breaker", "Target", "Targets", "watch"]
 
 
 class Breaker:
-    """Circuit breaker of one address; callers pass the time.
+    """Circuit breaker of one address, opened by ``failures`` consecutive failures, 0 for never.
 
-    Args:
-        failures: consecutive failures that open the circuit; 0 for never.
-        open_seconds: time until a single call may probe an open circuit.
+    After ``open_seconds`` a single call may probe the address.  Callers pass the time.
     """
 
     __slots__ = ("_failures", "_in_row", "_is_trying", "_open_seconds", "_opened")
@@ -176,13 +174,9 @@ _MAX_SILENT_CHECKS: Final = 2
 
 
 async def watch(target: Target, name: str, every_seconds: float, returned: Callable[[Target], Awaitable[str]]) -> None:
-    """Update a target's health until cancelled.
+    """Update a target's health every ``every_seconds``, and soon after a failed call, until cancelled.
 
-    Args:
-        target: the address.
-        name: name of the model, for the log.
-        every_seconds: interval of health checks; a failed call triggers one early.
-        returned: returns the problem of a recovered address, empty for none.
+    ``returned`` returns the problem of a recovered address, empty for none.
     """
     silent = 0
     while True:
@@ -202,7 +196,10 @@ async def watch(target: Target, name: str, every_seconds: float, returned: Calla
         # Calls may also have opened or closed the circuit.
         readiness_may_have_changed()
         if bool(before) != bool(target.ailment):
-            _log_change(target, name)
+            if target.ailment:
+                log.warning("remote model unavailable", name=name, at=target.endpoint.address, reason=target.ailment)
+            else:
+                log.info("remote model available again", name=name, at=target.endpoint.address)
 
 
 async def _check_health(target: Target, returned: Callable[[Target], Awaitable[str]] | None) -> str:
@@ -211,10 +208,3 @@ async def _check_health(target: Target, returned: Callable[[Target], Awaitable[s
         return ailment or ("" if returned is None else await returned(target))
     except ServerError as error:
         return error.message
-
-
-def _log_change(target: Target, name: str) -> None:
-    if target.ailment:
-        log.warning("remote model unavailable", name=name, at=target.endpoint.address, reason=target.ailment)
-    else:
-        log.info("remote model available again", name=name, at=target.endpoint.address)

@@ -27,11 +27,7 @@ _QUIET_SECONDS: Final = 0.01
 
 
 class StallDetector:
-    """Detects that no request of a pipeline moves, to flush partial batches.
-
-    Args:
-        room: most requests in the pipeline.
-    """
+    """Detects that no request of a pipeline with ``room`` requests moves, to flush partial batches."""
 
     def __init__(self, room: int) -> None:
         self._room = self._capacity = room
@@ -112,11 +108,7 @@ ReportStage = Callable[[Stage, Sequence[int], Span], None]
 
 
 class Worker(Protocol):
-    """Runs one batch at a time with a private copy of the Op.
-
-    Attributes:
-        index: number of the worker within the Op.
-    """
+    """Runs one batch at a time with a private copy of the Op; ``index`` is its number within the Op."""
 
     index: int
 
@@ -130,11 +122,7 @@ class Worker(Protocol):
         ...
 
     async def recover(self) -> None:
-        """Make the worker usable again.
-
-        Raises:
-            ConfigError: it cannot be restarted.
-        """
+        """Make the worker usable again; raises ConfigError if it cannot be restarted."""
         ...
 
 
@@ -228,10 +216,7 @@ class Channel:
         return Ticket(self, data_id, _State.RUNNING)
 
     async def enter(self, data_id: int, *, is_forced: bool = False) -> Ticket:
-        """Wait until the channel accepts a sample; the caller must leave the ticket.
-
-        With ``is_forced`` the sample enters a full channel.
-        """
+        """Wait for room in the channel, or enter a full channel if forced; the caller must leave the ticket."""
         ticket = Ticket(self, data_id)
         (self._waiting if is_forced else self._blocked).push(ticket)
         self._advance()

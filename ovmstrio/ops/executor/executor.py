@@ -93,16 +93,9 @@ def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
 
 
 class PackageHooks:
-    """Calls the hooks of the RequestOp and the ResponseOp.
+    """Calls the hooks of the RequestOp and the ResponseOp; overridden hooks and large payloads run in ``threads``.
 
-    Overridden hooks and large payloads run in threads.
-
-    Args:
-        threads: number of threads, and most calls on the loop that may be left running.
-        nursery: hosts hooks on the loop.
-
-    Attributes:
-        threads: thread pool, which the owner must run.
+    The owner must run ``threads``.  At most as many calls on the loop may be left running.
     """
 
     def __init__(self, graph: OpGraph, threads: int, nursery: trio.Nursery) -> None:
@@ -116,11 +109,7 @@ class PackageHooks:
         self._is_closing = False
 
     def unpack_here(self, request: PipelineRequest) -> tuple[dict[str, Any], int] | None:
-        """Return the result of :meth:`unpack` if the default hook can read the request at once, otherwise None.
-
-        Raises:
-            OpFailure: as :meth:`unpack`.
-        """
+        """Return the result of :meth:`unpack` if the default hook can read the request at once, otherwise None."""
         if not self._unpacks_inline:
             return None
         try:
@@ -131,11 +120,7 @@ class PackageHooks:
             raise _unreadable(error) from error
 
     async def unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int]:
-        """Return the input of the first Ops and the client's log id.
-
-        Raises:
-            OpFailure: the request cannot be read, or the service rejects it.
-        """
+        """Return the input of the first Ops and the client's log id; OpFailure for a rejected or malformed request."""
         try:
             returned = await self._call(self._request.unpack_request_package, request)
             data, log_id, code, info = _normalize_unpacked(returned, request)
@@ -150,8 +135,10 @@ class PackageHooks:
         if not self._packs_inline:
             return None
         try:
-            if data.npdata and _elements(data) > _MAX_INLINE_ELEMENTS:
-                return None
+            if data.npdata:
+                elements = sum(value.size for value in data.npdata.values() if isinstance(value, np.ndarray))
+                if elements > _MAX_INLINE_ELEMENTS:
+                    return None
             return as_response(self._response.pack_response_package(data))
         except Exception as error:  # noqa: BLE001 - values of users
             return _failed_response(_package_error(error))
@@ -163,16 +150,12 @@ class PackageHooks:
         self._packing.add(scope)
         try:
             with scope:
-                return await self._pack(data)
+                return as_response(await self._call(self._response.pack_response_package, data))
+        except Exception as error:  # noqa: BLE001 - raised by user code
+            return _failed_response(_package_error(error))
         finally:
             self._packing.discard(scope)
         return _failed_response(failures.out_of_time())
-
-    async def _pack(self, data: ChannelData) -> PipelineResponse:
-        try:
-            return as_response(await self._call(self._response.pack_response_package, data))
-        except Exception as error:  # noqa: BLE001 - raised by user code
-            return _failed_response(_package_error(error))
 
     def hurry(self) -> None:
         """Limit all pack hooks to the least time from now on."""
@@ -196,11 +179,6 @@ def _is_small_request(request: PipelineRequest) -> bool:
     arrays = sum(one.array.nbytes for one in request.tensors if isinstance(one, ArrayTensor))
     others = sum(math.prod(one.shape) for one in request.tensors if not isinstance(one, ArrayTensor))
     return arrays <= _MAX_INLINE_BYTES and others <= _MAX_INLINE_ELEMENTS
-
-
-def _elements(data: ChannelData) -> int:
-    values = (data.npdata or {}).values()
-    return sum(value.size for value in values if isinstance(value, np.ndarray))
 
 
 def _normalize_unpacked(returned: Any, request: PipelineRequest) -> tuple[dict[str, Any], int, Any, Any]:
@@ -239,13 +217,8 @@ _MAX_INLINE_VALUES: Final = 1000
 class Copier:
     """Copies outputs for several consumers, because each may modify its input.
 
-    Small plain data is copied on the loop; the rest is copied in threads, because objects of users copy themselves.
-
-    Args:
-        threads: number of threads.
-
-    Attributes:
-        threads: thread pool, which the owner must run.
+    Small plain data is copied on the loop; the rest in ``threads``, which the owner must run, because objects of users
+    copy themselves.
     """
 
     def __init__(self, threads: int) -> None:
@@ -253,11 +226,7 @@ class Copier:
         self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
 
     async def copies(self, output: dict[str, Any], count: int) -> list[dict[str, Any]]:
-        """Return ``count`` outputs: copies, and the original as the last one.
-
-        Raises:
-            OpFailure: the output cannot be copied.
-        """
+        """Return ``count`` outputs, the last one being the original; raises OpFailure if a copy fails."""
         if count <= 1:
             return [output] * count
         try:
@@ -295,11 +264,8 @@ def _is_small(output: dict[str, Any]) -> bool:
 class OpRunner:
     """Moves the samples of one Op from its channel through its batcher to its workers.
 
-    Args:
-        capacity: most samples in the Op's channel; 0 for no limit.
-        pool: the Op's workers.
-        stall_detector: counts moving requests of the pipeline.
-        report_stage: receives how long outputs wait for room in the next channels.
+    The channel holds ``capacity`` samples, 0 for no limit.  ``report_stage`` receives how long outputs wait for the
+    next channels.
     """
 
     def __init__(
@@ -386,12 +352,8 @@ MOST_JUMPS: Final = 1000
 class RequestRun:
     """One attempt to run a request: samples move from Op to Op as soon as all their inputs exist.
 
-    Args:
-        data_id: the server's number of the request.
-        log_id: the client's number of the request.
-        takes_first: run an Op with several inputs once, with the first input that arrives.
-        stall_detector: counts moving parts of requests.
-        copier: copies outputs for several Ops.
+    ``data_id`` is the server's number of the request, ``log_id`` the client's.  With ``takes_first`` an Op with several
+    inputs runs once, with the first input that arrives.
     """
 
     def __init__(
@@ -421,11 +383,7 @@ class RequestRun:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, first: dict[str, Any]) -> dict[str, Any]:
-        """Run the Ops on the RequestOp's output and return the last Op's output.
-
-        Raises:
-            OpFailure: the request failed.
-        """
+        """Run the Ops on the RequestOp's output and return the last Op's output; raises OpFailure."""
         try:
             if self._graph.is_chain:
                 ready = await self._forward(EXECUTOR_NAME, first)
@@ -597,12 +555,7 @@ class _Waiter:
 
 
 class PipelineAdmission:
-    """Admission queue of a pipeline, first in, first out.
-
-    Args:
-        room: most admitted requests.
-        max_waiting: most waiting requests; None for no limit.
-    """
+    """Admission queue of a pipeline, first in, first out, for ``room`` requests and ``max_waiting`` waiting ones."""
 
     def __init__(self, room: int, max_waiting: int | None = None) -> None:
         self._free = room
@@ -625,8 +578,7 @@ class PipelineAdmission:
     async def enter(self, deadline: float) -> None:
         """Wait for admission; the caller must then call :meth:`leave`.
 
-        Raises:
-            OpFailure: 3001 the pipeline is closed, 6000 the deadline passed, 3002 the queue is full.
+        Raises OpFailure 3001 if the pipeline is closed, 6000 if the deadline passes, 3002 if the queue is full.
         """
         if self.is_closed:
             raise failures.closed()
@@ -681,14 +633,8 @@ LONGEST_SECONDS: Final = 3600.0
 class Executor:
     """Runs requests through the Ops; created by ``open_executor``.
 
-    Its log lines carry the pipeline name that :data:`PIPELINE` holds at construction.
-
-    Args:
-        runners: Op name to runner.
-        hooks: receive the events of requests.
-        stall_detector: counts moving requests.
-        numbers: data ids of requests.
-        nursery: hosts package hooks and copies.
+    Its log lines carry the pipeline name that :data:`PIPELINE` holds at construction.  The nursery hosts package hooks
+    and copies.
     """
 
     def __init__(
@@ -756,10 +702,7 @@ class Executor:
     # Requests
 
     async def infer(self, request: PipelineRequest, deadline: float = math.inf) -> PipelineResponse:
-        """Run one request and return its response; failures become responses with an error number.
-
-        ``deadline`` is the trio time after which the response is error 6000.
-        """
+        """Run one request; failures, also a passed deadline (trio time), become responses with an error number."""
         limit = min(deadline, self._now() + self._longest_seconds)
         self._open_calls += 1
         pipeline = PIPELINE.set(self._pipeline)
@@ -855,10 +798,7 @@ class Executor:
         self._admission.close()
 
     async def aclose(self, grace_seconds: float) -> None:
-        """Close, cancel requests with 3001 after the grace period, and wait for all responses.
-
-        Cancellation: shielded, because it is bounded.
-        """
+        """Close, cancel requests with 3001 after the grace period, and wait for all responses; shielded."""
         self.close()
         with trio.CancelScope(shield=True):
             with trio.move_on_after(grace_seconds):

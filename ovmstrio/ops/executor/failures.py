@@ -31,11 +31,9 @@ _HIDDEN = "the message is in the log of the server"
 
 
 class OpFailure(Exception):
-    """Failure of a request with an error code and text.
+    """Failure of a request with an error code, which the service chose if ``is_product``, and text.
 
-    Attributes:
-        is_product: whether the service chose the code.
-        is_overload: whether the request was rejected because too many wait.
+    ``is_overload`` marks a request rejected because too many wait.
     """
 
     def __init__(self, code: int, info: str, *, is_product: bool = False, is_overload: bool = False) -> None:

@@ -31,18 +31,7 @@ _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 class Hook:
     """Hook of an Op, which may omit the data id and log id parameters or take them by name.
 
-    Args:
-        owner: name of the Op, for messages.
-        values: number of arguments before the ids.
-        default: the base class's hook.
-
-    Attributes:
-        call: calls the hook with its values, the data id and the log id.
-        is_async: whether the hook runs on the loop.
-        is_default: whether the Op does not override the hook.
-
-    Raises:
-        ConfigError: the hook has an unsuitable signature.
+    ``call`` takes ``values`` arguments and both ids.  Raises ConfigError for an unsuitable signature.
     """
 
     __slots__ = ("_by_name", "_by_position", "_method", "call", "is_async", "is_default")
@@ -155,34 +144,23 @@ class OpInstance:
             await executor.idle()
 
     def in_thread(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
-        """Run blocking code of the Op in a thread.
-
-        Raises:
-            UserCodeRaisedError: the code raised.
+        """Run blocking code of the Op in a thread; raises UserCodeRaisedError.
 
         Cancellation: the thread continues, and the instance is busy until the thread ends.
         """
         return call_in_thread(self._threads, function, *args)
 
     async def on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run code of the Op on the event loop.
-
-        Raises:
-            UserCodeRaisedError: the code raised.
-            OpFailure: 3001, the pipeline ended first.
+        """Run code of the Op on the loop; raises UserCodeRaisedError, or OpFailure 3001 if the pipeline ends first.
 
         Cancellation: cancels the code; the instance is busy until the code ends.
         """
         return await self._calls.call(function, *args)
 
     async def attempt(self, feed: Mapping[str, Any], data_id: int) -> Any:
-        """Run ``process`` once, or the model if ``process`` is not overridden.
+        """Run ``process`` once, or the model if ``process`` is not overridden; raises as :meth:`on_loop`.
 
         The feed may be in use after cancellation.
-
-        Raises:
-            UserCodeRaisedError: the hook raised.
-            OpFailure: as :meth:`on_loop`.
         """
         if self.process.is_default:
             return await self.on_loop(self.op.infer, feed)
@@ -193,12 +171,7 @@ class OpInstance:
         return await call_in_thread(self._attempts, call)
 
     async def ask(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call another method of the Op, on the loop or in a thread.
-
-        Raises:
-            UserCodeRaisedError: the method raised.
-            OpFailure: as :meth:`on_loop`.
-        """
+        """Call another method of the Op, on the loop or in a thread; raises as :meth:`on_loop`."""
         if is_async(method):
             return await self.on_loop(method, *args)
         return await self.in_thread(method, *args)
@@ -217,11 +190,7 @@ class OpInstance:
 
 
 def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
-    """Return the hooks ``preprocess``, ``process`` and ``postprocess`` of an Op.
-
-    Raises:
-        ConfigError: a hook has an unsuitable signature.
-    """
+    """Return the hooks ``preprocess``, ``process`` and ``postprocess`` of an Op; raises ConfigError."""
     return (
         Hook(op.name, op.preprocess, 1, Op.preprocess),
         Hook(op.name, op.process, 1, Op.process),
@@ -232,10 +201,9 @@ def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
 async def start_instance(
     template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, nursery: trio.Nursery
 ) -> OpInstance:
-    """Copy an Op for a worker, load its model and run its ``init_op``.  The caller must close the instance.
+    """Copy an Op for a worker, load its model and run its ``init_op``; the caller must close the instance.
 
-    Raises:
-        ConfigError: a hook has an unsuitable signature, the model cannot be loaded, or ``init_op`` raised.
+    Raises ConfigError for unsuitable hooks, a model that cannot be loaded, or an exception of ``init_op``.
     """
     op = copy.copy(template)
     op.concurrency_idx = index

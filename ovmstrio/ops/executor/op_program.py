@@ -40,17 +40,13 @@ async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: tri
             worker = _worker(first.value, answer, opened, nursery)
             await worker.start()
         except Exception as error:  # noqa: BLE001 - raised by the user's script
-            await first.answer(_text(error))
+            await first.answer(error.message if isinstance(error, ConfigError) else format_error(error))
             return
         try:
             await first.answer("")
             await requests.handle_all(partial(_answer, worker, answer), grace_seconds=GRACE_SECONDS)
         finally:
             await worker.aclose()
-
-
-def _text(error: Exception) -> str:
-    return error.message if isinstance(error, ConfigError) else format_error(error)
 
 
 def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:

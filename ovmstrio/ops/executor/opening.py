@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import trio
@@ -17,7 +17,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_on_loop, is_async
 from ovmstrio.ops.config_file import settings_of
-from ovmstrio.ops.executor.channel import StallDetector, Worker
+from ovmstrio.ops.executor.channel import StallDetector
 from ovmstrio.ops.executor.executor import Executor, OpRunner
 from ovmstrio.ops.executor.op_instance import init_failed
 from ovmstrio.ops.executor.pipeline_source import PipelineSource
@@ -63,10 +63,7 @@ _LAST_NUMBER = 10**18
 log = structlog.get_logger(__name__)
 
 
-class _Startable(Worker, Protocol):
-    async def start(self) -> None: ...
-
-    async def aclose(self) -> None: ...
+_Startable = InstanceWorker | ProcessWorker
 
 
 @dataclass(slots=True)
@@ -85,7 +82,9 @@ class _Opening:
     async def runners(self) -> dict[str, OpRunner]:
         resolved = {name: settings_of(op, self.settings) for name, op in self.graph.ops.items()}
         runners = {name: self._runner(self.graph.ops[name], one) for name, one in resolved.items()}
-        await self._start_ends()
+        for end in (self.graph.request, self.graph.response):
+            if is_async(end.init_op):
+                await self._start_recorded(partial(_init_end, end))
         async with trio.open_nursery() as starting:
             for worker in self.workers:
                 starting.start_soon(self._start_recorded, worker.start)
@@ -133,11 +132,6 @@ class _Opening:
         worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, report_stage=report_stage, died=died)
         return worker
 
-    async def _start_ends(self) -> None:
-        for end in (self.graph.request, self.graph.response):
-            if is_async(end.init_op):
-                await self._start_recorded(partial(_init_end, end))
-
     async def _start_recorded(self, start: Callable[[], Awaitable[None]]) -> None:
         try:
             await start()
@@ -180,7 +174,9 @@ async def open_executor(
         ConfigError: an Op cannot be started, for example because ``init_op`` raised; all problems are listed.
     """
     refuse_unpredictable(graph, settings)
-    _require_source(graph, settings, source)
+    if source is None and not settings.dag.is_thread_op:
+        message = f"worker processes of {', '.join(graph.ops)} have no pipeline source"
+        raise ConfigError([Problem(message, suggestion="pass `source`, or set `is_thread_op: true`")])
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:
         stall_detector = StallDetector(settings.worker_num)
@@ -195,31 +191,18 @@ async def open_executor(
                 finally:
                     await executor.aclose(grace_seconds)
         finally:
-            await _close_all(opening.workers)
+            # Shielded: each worker closes in bounded time.
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as closing:
+                    for worker in opening.workers:
+                        closing.start_soon(worker.aclose)
             nursery.cancel_scope.cancel()
     if problems:
         raise ConfigError(problems)
 
 
-async def _close_all(workers: Sequence[_Startable]) -> None:
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            for worker in workers:
-                nursery.start_soon(worker.aclose)
-
-
-def _require_source(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
-    if source is None and not settings.dag.is_thread_op:
-        message = f"worker processes of {', '.join(graph.ops)} have no pipeline source"
-        raise ConfigError([Problem(message, suggestion="pass `source`, or set `is_thread_op: true`")])
-
-
 def refuse_unpredictable(graph: OpGraph, settings: PipelineSettings) -> None:
-    """Reject loops with an Op that takes its first input, because the input may belong to the previous round.
-
-    Raises:
-        ConfigError: the settings combine both.
-    """
+    """Raise ConfigError for loops with an Op that takes its first input, which may belong to the previous round."""
     joins = [name for name, inputs in graph.inputs.items() if len(inputs) > 1]
     if settings.dag.channel_recv_frist_arrive and graph.jumps and joins:
         message = f"channel_recv_frist_arrive is set, but {', '.join(graph.jumps)} jump and {', '.join(joins)} join"

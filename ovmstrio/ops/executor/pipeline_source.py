@@ -81,11 +81,7 @@ def _row(result: Result) -> list[Any]:
 
 
 def answer_of(message: Any) -> BatchAnswer:
-    """Parse an answer.
-
-    Raises:
-        ValueError, TypeError: the message is malformed.
-    """
+    """Parse an answer; raises ValueError or TypeError if malformed."""
     rows, stages, spoiled = message
     spans = [(stage, ids, tuple(span)) for stage, ids, span in stages]
     return BatchAnswer([_result(*row) for row in rows], spans, spoiled)
@@ -109,22 +105,13 @@ class LoadedPipeline:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSource:
-    """Function that loads a pipeline in any process.
-
-    Attributes:
-        loader: ``module:name`` of a function that takes the argument and returns a :class:`LoadedPipeline`.
-        argument: argument of the function, such as the path of a script.
-    """
+    """Function ``loader`` as ``module:name``, and its argument, from which any process can load the pipeline."""
 
     loader: str
     argument: str = ""
 
     def load(self) -> LoadedPipeline:
-        """Load the pipeline.
-
-        Raises:
-            Exception: the function or its module raised.
-        """
+        """Load the pipeline; any exception of the function propagates."""
         module, _, name = self.loader.partition(":")
         loaded: Any = getattr(importlib.import_module(module), name)(self.argument)
         if not isinstance(loaded, LoadedPipeline):

@@ -33,15 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class ProcessWorker:
-    """Worker of an Op that runs in a process, which is replaced when it exits.
-
-    Args:
-        index: number of the worker.
-        source: lets the process load the Op.
-        nursery: hosts the tasks that own the processes.
-        report_stage: receives stages.
-        died: receives the reason of an unexpected exit.
-    """
+    """Worker of an Op in a process, which is replaced when it exits; ``died`` receives the reason of an exit."""
 
     def __init__(
         self,
@@ -76,13 +68,9 @@ class ProcessWorker:
         return process is None or process.is_retired or process.is_busy or self._is_spoiled
 
     async def start(self) -> None:
-        """Start a process and wait until it is ready.
+        """Start a process and wait until it is ready; cancellation kills it.
 
-        Raises:
-            ConfigError: the Op cannot be created in the process, or the process exited.
-            OSError: the process cannot be started.
-
-        Cancellation: kills the process.
+        Raises ConfigError if the Op cannot be created or the process exits, OSError if the process cannot be started.
         """
         process = WorkerProcess(_PROGRAM, names=self._names)
         buried = partial(self._process_exited, process)
@@ -108,17 +96,16 @@ class ProcessWorker:
             self._died(process.why)
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
-        """Process samples in the worker process; large arrays travel through shared memory.
-
-        Cancellation: the worker must recover until the process finishes the batch.
-        """
+        """Process samples in the worker process; after cancellation the worker must recover."""
         process, span = self._process, current_span.get()
         if process is None:
             return self._lost("has ended", samples)
         try:
             message = await process.call(batch_message(samples, {} if span is None else dict(span.headers())))
         except TypeError as error:
-            return await self._run_singly(samples, error)
+            if len(samples) == 1:
+                return [Result(failure=unsendable(error))]
+            return [result for sample in samples for result in await self.run([sample])]
         except WorkerEnded as end:
             return self._lost(end.why, samples)
         try:
@@ -134,17 +121,8 @@ class ProcessWorker:
     def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
         return [Result(failure=failures.lost(self._op, why))] * len(samples)
 
-    async def _run_singly(self, samples: Sequence[Sample], error: TypeError) -> list[Result]:
-        if len(samples) == 1:
-            return [Result(failure=unsendable(error))]
-        return [result for sample in samples for result in await self.run([sample])]
-
     async def recover(self) -> None:
-        """Wait until the process finishes cancelled work, or replace it.
-
-        Raises:
-            ConfigError, OSError: as :meth:`start`.
-        """
+        """Wait until the process finishes cancelled work, or replace it; raises as :meth:`start`."""
         if self._process is None or not await self._has_recovered(self._process):
             self._process = None
             await self.start()
@@ -158,10 +136,7 @@ class ProcessWorker:
         return False
 
     async def aclose(self) -> None:
-        """Stop the process; kill it after the grace period.
-
-        Cancellation: shielded, because it is bounded.
-        """
+        """Stop the process and kill it after the grace period; shielded."""
         self._is_closed = True
         if self._process is not None:
             await self._process.close(GRACE_SECONDS)

@@ -32,10 +32,7 @@ Row = Mapping[str, Any]
 
 
 def kind_of(feed: Row) -> Hashable | None:
-    """Return the merge key of a feed, or None if it cannot be merged.
-
-    Feeds with equal keys have the same names, types and shapes except for the number of rows.
-    """
+    """Return the merge key of a feed, or None: names, types and shapes except for the number of rows."""
     if not all(isinstance(name, str) for name in feed):
         return None
     rows = {name: _rows(value) for name, value in feed.items() if not name.endswith(LOD_SUFFIX)}
@@ -225,10 +222,7 @@ def tell_stages(
 def run_batch(
     instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage
 ) -> Coroutine[Any, Any, list[Result]]:  # fmt: skip
-    """Return the coroutine that processes samples with one instance.
-
-    Cancellation: a hook in a thread continues.
-    """
+    """Return the coroutine that processes samples with one instance; a hook in a thread survives cancellation."""
     batch = _Batch(instance, samples, report_stage)
     # The context of a single sample's request names the sample already.
     if len(samples) == 1 and SAMPLES.get() == ((samples[0].data_id, samples[0].log_id),):

@@ -47,14 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class InstanceWorker:
-    """Worker whose hooks run on this process's loop and threads.
-
-    Args:
-        index: number of the worker.
-        make_predictor: creates the predictor of the Op's model.
-        report_stage: receives stages.
-        nursery: hosts the hooks.
-    """
+    """Worker whose hooks run on this process's loop and threads, hosted by ``nursery``."""
 
     def __init__(
         self,
@@ -76,11 +69,7 @@ class InstanceWorker:
         self._stuck: list[OpInstance] = []
 
     async def start(self) -> None:
-        """Create the worker's copy of the Op; the caller must close the worker.
-
-        Raises:
-            ConfigError: as ``start_instance``.
-        """
+        """Create the worker's copy of the Op; raises ConfigError.  The caller must close the worker."""
         make = self._make_predictor
         self._instance = await start_instance(self._op, self._settings, self.index, make, self._nursery)
 
@@ -96,11 +85,7 @@ class InstanceWorker:
         return run_batch(self._instance, samples, self._report_stage)
 
     async def recover(self) -> None:
-        """Wait until the hooks end, or abandon them with their copy of the Op and create a new copy.
-
-        Raises:
-            ConfigError: as ``start_instance``, or too many copies are stuck.
-        """
+        """Wait until the hooks end, or abandon them and create a new copy; ConfigError if too many are stuck."""
         if self._instance is not None:
             with trio.move_on_after(GRACE_SECONDS):
                 await self._instance.idle()
@@ -128,12 +113,7 @@ class InstanceWorker:
 
 
 class WorkerPool:
-    """Assigns batches to the free workers of one Op and recovers workers after cancelled batches.
-
-    Args:
-        nursery: hosts recovery tasks; cancelled when the pool ends.
-        hooks: receive batches and the idle times of workers.
-    """
+    """Assigns batches to the free workers of one Op and recovers workers after cancelled batches, in ``nursery``."""
 
     def __init__(self, name: str, workers: Sequence[Worker], nursery: trio.Nursery, hooks: OpHooks) -> None:
         self._name = name

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.config_file import read_pipeline_config
-from ovmstrio.ops.settings import OpSettings, PipelineSettings
+from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = ["Analyst", "OpAnalyst"]
@@ -32,22 +32,14 @@ class _TimeMark:
 
 
 class Analyst:
-    """Reader of a file with timelines, such as the standard error of a server with ``use_profile``.
-
-    Args:
-        profile_file: the file; other lines are ignored.
-    """
+    """Reader of a file with timelines, such as the standard error of a server with ``use_profile``."""
 
     def __init__(self, profile_file: str | Path) -> None:
         self._file = Path(profile_file)
         self._marks: list[_TimeMark] | None = None
 
     def get_trace(self) -> list[dict[str, Any]]:
-        """Return begin and end events in Chrome's trace format.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
+        """Return begin and end events in Chrome's trace format; raises ConfigError if the file cannot be read."""
         return [
             {"name": mark.stage, "tid": mark.where, "pid": mark.pid, "ts": mark.at, "ph": "E" if mark.is_end else "B"}
             for mark in self._read()
@@ -93,11 +85,7 @@ class Analyst:
 
 
 class OpAnalyst:
-    """Analysis of the average stage times of Ops.
-
-    Args:
-        times: milliseconds by Op and stage.
-    """
+    """Analysis of the average stage times of Ops, in milliseconds by Op and stage."""
 
     def __init__(self, times: Mapping[str, Mapping[str, float]]) -> None:
         self._times = {op: dict(stages) for op, stages in times.items()}
@@ -124,13 +112,13 @@ class OpAnalyst:
         settings = read_pipeline_config(op_config_yaml)
         _check_devices(settings)
         rates = self.qps()
-        models = [rates[op] * _devices(settings.op(op)) for op in rates if settings.op(op).has_model]
+        models = [
+            rate * max(1, len(settings.op(op).local_service_conf.device_ids))
+            for op, rate in rates.items()
+            if settings.op(op).has_model
+        ]
         target = max(models, default=max(rates.values(), default=0.0))
         return {op: max(1, -int(-target // rate)) for op, rate in rates.items()}
-
-
-def _devices(op: OpSettings) -> int:
-    return max(1, len(op.local_service_conf.device_ids))
 
 
 def _check_devices(settings: PipelineSettings) -> None:
@@ -158,7 +146,6 @@ def _parse_line(pid: int, text: str) -> Iterator[_TimeMark]:
 
 
 def _spans(marks: list[_TimeMark]) -> Iterator[tuple[_TimeMark, int]]:
-    """Yield stages with their microseconds; a begin pairs with the next end of the same name."""
     open_marks: dict[tuple[int, str, str], list[_TimeMark]] = {}
     for mark in marks:
         key = (mark.pid, mark.stage, mark.where)

@@ -120,15 +120,9 @@ def no_hooks(_op: str) -> NodeHooks:
 
 
 class PipelineFigures(OpHooks):
-    """Counters of one pipeline, updated by executor hooks.
+    """Counters of one pipeline, updated by executor hooks; ``tallies`` holds statistics of batches by Op.
 
-    Args:
-        clock: returns the time in seconds.
-        keeps_window: fill tracer windows, which grow until taken.
-        hooks_of: returns additional hooks for the batches of an Op.
-
-    Attributes:
-        tallies: call statistics by Op; a call is a batch.
+    ``keeps_window`` fills tracer windows, which grow until taken.  ``hooks_of`` returns additional hooks for an Op.
     """
 
     def __init__(

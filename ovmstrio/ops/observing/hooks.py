@@ -41,8 +41,7 @@ class ChannelState:
 class OpHooks:
     """Hooks of one running pipeline; the defaults ignore all events.
 
-    Attributes:
-        wants_stages: whether ``stage`` is called; stages are the most frequent events.
+    ``wants_stages`` tells whether to call ``stage``, the most frequent event.
     """
 
     wants_stages: bool = True
@@ -74,11 +73,7 @@ class OpHooks:
 
 
 class Several(OpHooks):
-    """Composite that forwards events to the observers that override their hook.
-
-    Args:
-        observers: called in this order.
-    """
+    """Composite that forwards events, in order, to the observers that override their hook."""
 
     def __init__(self, *observers: OpHooks) -> None:
         def listeners(name: str) -> tuple[Any, ...]:

@@ -65,10 +65,7 @@ def log_directory(folder: Path | None = None) -> Path:
 def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
     """Attach the log files to the root logger within the block; yields None if they are disabled.
 
-    Files in a separate folder receive only records of the current pipeline.
-
-    Raises:
-        ConfigError: the directory is not writable.
+    Files in a separate folder receive only records of the current pipeline.  Raises ConfigError if not writable.
     """
     if not settings.enabled:
         yield None
@@ -144,11 +141,11 @@ def _attach(handlers: Sequence[logging.Handler], settings: LoggingSettings) -> I
 
 
 class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):
-    """Rotating file handler."""
+    pass
 
 
 class _FollowingHandler(LogFileHandler, logging.handlers.WatchedFileHandler):
-    """File handler that reopens a file renamed by another process."""
+    pass
 
 
 class _PipelineFilter(logging.Filter):
@@ -182,8 +179,6 @@ def _flat(event: dict[str, Any]) -> str:
 
 
 class _RateLimit(logging.Filter):
-    """Limits lines per second and call site; the next written line counts the suppressed ones."""
-
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit

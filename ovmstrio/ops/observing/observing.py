@@ -195,11 +195,7 @@ def _rate(figures: PipelineFigures) -> float:
 
 
 class OpLog(OpHooks):
-    """Hooks that log requests, batches and worker exits with the sample ids.
-
-    Args:
-        files: receive a line per answered request.
-    """
+    """Hooks that log requests, batches and worker exits with the sample ids, and answered requests to ``files``."""
 
     def __init__(self, files: LogFiles | None = None) -> None:
         self._files = files
@@ -283,17 +279,9 @@ async def open_observing(
     registry: CollectorRegistry | None = None,
     hooks_of: Callable[[str], NodeHooks] = no_hooks,
 ) -> AsyncIterator[Observing]:
-    """Open log files and run the tracer, if enabled, within the block.
+    """Open log files and run the tracer, if enabled, within the block; raises ConfigError for unwritable files.
 
-    Errors of the block arrive in an exception group.
-
-    Args:
-        settings: settings of the pipeline.
-        registry: registry of the metrics; a new one if None.
-        hooks_of: returns additional hooks for the batches of an Op.
-
-    Raises:
-        ConfigError: the log files cannot be created.
+    Errors of the block arrive in an exception group.  ``hooks_of`` returns additional hooks for the batches of an Op.
     """
     registry = prometheus_client.CollectorRegistry() if registry is None else registry
     figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled, hooks_of=hooks_of)

@@ -20,12 +20,7 @@ _MAX_TIMELINES: Final = 10_000
 
 
 class Timelines(OpHooks):
-    """Hooks that record timelines of requests that ask for theirs, or of all requests.
-
-    Args:
-        everything: write the timeline of every finished request.
-        out: output stream, standard error if None.
-    """
+    """Hooks that record timelines on request, or of ``everything``, which go to ``out`` or standard error."""
 
     def __init__(self, *, everything: bool = False, out: TextIO | None = None) -> None:
         self._everything = everything

@@ -30,12 +30,7 @@ _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_me
 
 
 class Endpoints:
-    """Connections to equivalent servers, used round-robin; unreachable servers are skipped.
-
-    Args:
-        addresses: ``host:port`` of each server.
-        timeout: time limit of a call in seconds.
-    """
+    """Connections to equivalent servers at ``host:port``, used round-robin; unreachable servers are skipped."""
 
     def __init__(self, addresses: Sequence[str], *, timeout: float) -> None:
         self._timeout = timeout
@@ -48,14 +43,9 @@ class Endpoints:
             channel.close()
 
     async def call(self, method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
-        """Call a unary method and return ``answer(response bytes)``.
+        """Call a unary method and return ``answer(response bytes)``; cancellation cancels the call on the server.
 
-        Raises:
-            Unreachable: no server is reachable.
-            DeadlineExceeded: the server took too long.
-            ServerError: error of the server.
-
-        Cancellation: cancels the call on the server.
+        Raises Unreachable if no server is reachable, DeadlineExceeded, or the error of the server.
         """
         first = next(self._call_numbers)
         failures = []
@@ -96,7 +86,6 @@ class Endpoints:
 
 
 def _set_from_thread(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
-    """Set the event from a gRPC thread, which may outlive the event loop."""
     try:
         token.run_sync_soon(done.set)
     except trio.RunFinishedError:
@@ -118,12 +107,9 @@ _METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class KServePredictor:
-    """Predictor of a model on a KServe server.
+    """Predictor of a model on a KServe server; ``fetch`` is the default outputs, empty for all.
 
-    Args:
-        model: name of the model.
-        config: aliases and types; without it, tensor names are the server's and arrays are sent unchanged.
-        fetch: default outputs; empty for all.
+    Without ``config``, tensor names are the server's and arrays are sent unchanged.
     """
 
     def __init__(self, endpoints: Endpoints, model: str, config: ModelConfig | None, fetch: Sequence[str]) -> None:
@@ -144,15 +130,7 @@ class KServePredictor:
         return list(self._fetches)
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
-        """Run the model; without ``fetch`` returns the Op's configured outputs.
-
-        Raises:
-            FeedMismatch: names do not match the configuration.
-            FeedTypeError: a value is neither an array nor a list of ``str``, or has an unsupported type.
-            ServerError: the server rejected the request or did not answer.
-
-        Cancellation: cancels the call on the server.
-        """
+        """See :class:`Predictor`."""
         self.check(feed)
         requested = list(fetch or self._default or self._fetches)
         if self._fetches:
@@ -163,12 +141,7 @@ class KServePredictor:
             return _outputs(answer, {self._remote(name): name for name in requested})
 
     def check(self, feed: Feed) -> None:
-        """Reject an invalid feed.
-
-        Raises:
-            FeedMismatch: names do not match the configuration.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-        """
+        """See :class:`Predictor`."""
         if self._feeds:
             check_names(feed, self._feeds)
         check_types({name: value for name, value in feed.items() if not self._feeds or name in self._feeds})
@@ -221,12 +194,7 @@ def _outputs(answer: Any, aliases: Mapping[str, str]) -> dict[str, Array]:
 
 
 class PipelinePredictor:
-    """Predictor that calls another pipeline.
-
-    Args:
-        fetch: default outputs; empty for all.
-        packs_tensors: send arrays as tensors instead of numpy text.
-    """
+    """Predictor that calls another pipeline; ``packs_tensors`` sends arrays as tensors instead of numpy text."""
 
     feed_names: Sequence[str] = ()
     fetch_names: Sequence[str] = ()
@@ -237,17 +205,10 @@ class PipelinePredictor:
         self.packs_tensors = packs_tensors
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Any]:
-        """Call the pipeline; returns each text as a list of one string, each tensor as an array.
-
-        Raises:
-            FeedTypeError: a value cannot be sent.
-            FeedMismatch: the response lacks a requested output.
-            ModelFailure: the pipeline returned an error.
-            ServerError: the server rejected the request or did not answer.
-
-        Cancellation: cancels the call on the server.
-        """
-        values = feed if batch else {name: _add_batch_axis(value) for name, value in feed.items()}
+        """See :class:`Predictor`; texts of the response become lists of one string, and its error a ModelFailure."""
+        values = feed
+        if not batch:
+            values = {name: each[np.newaxis] if isinstance(each, np.ndarray) else each for name, each in feed.items()}
         request = REQUEST()
         (_add_tensors if self.packs_tensors else _add_texts)(request, values)
         answer = _read(await self._endpoints.call(METHOD, request, RESPONSE.FromString))
@@ -261,10 +222,6 @@ class PipelinePredictor:
     def close(self) -> None:
         """Close the connections; waiting calls fail."""
         self._endpoints.close()
-
-
-def _add_batch_axis(value: Any) -> Any:
-    return value[np.newaxis] if isinstance(value, np.ndarray) else value
 
 
 def _add_texts(request: Any, feed: Feed) -> None:

@@ -39,13 +39,10 @@ __all__ = [
 
 
 def map_aliases(config: ModelConfig, inputs: Sequence[str], outputs: Sequence[str], folder: str) -> TensorMapping:
-    """Return the alias of each tensor by its model name.
+    """Return the alias of each tensor by its model name; ConfigError for surplus variables or unmapped inputs.
 
     A variable belongs to the tensor of the same name.  Remaining variables match the remaining tensors in file order,
     because Paddle's tools rename tensors on saving.
-
-    Raises:
-        ConfigError: available are more variables than tensors, or an input has no variable.
     """
     problems: list[Problem] = []
     sides = [
@@ -106,11 +103,7 @@ class LocalModel:
         check(feed, self.signature.inputs, batch=True)
 
     def wanted(self, fetch: Sequence[str] | None) -> list[Variable]:
-        """Return the requested outputs; all if no names are given.
-
-        Raises:
-            FeedMismatch: an output is unknown.
-        """
+        """Return the requested outputs, all if no names are given; raises FeedMismatch for unknown names."""
         names = fetch or self.fetch_names
         check_fetch(names, self.fetch_names)
         by_alias = {variable.alias: variable for variable in self.config.fetches}
@@ -123,17 +116,12 @@ class LocalModel:
 
 
 def _declared(array: Array, variable: Variable) -> Array:
-    """Cast to the configured dtype: OpenVINO computes some integers in another width than Paddle."""
     same_kind = array.dtype.kind == variable.dtype.kind
     return array.astype(variable.dtype, copy=False) if same_kind else array
 
 
 def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]) -> tuple[LocalModel, Compiled]:
-    """Read and compile the model of a folder; blocking.
-
-    Raises:
-        ConfigError: the folder has no supported model, or its configuration does not match.
-    """
+    """Read and compile the model of a folder; blocking; ConfigError if it or its configuration is unusable."""
     config = read_model_config(folder)
     _refuse_sequences(config, str(folder))
     model = read_paddle(folder)
@@ -160,18 +148,13 @@ def local_trial(folder: Path, device: str, plugin_config: Mapping[str, str]) -> 
 
 
 def compile_plain(argument: Sequence[Any]) -> Compiled:
-    """Compile a model from plain arguments, for a crash probe.
-
-    Raises:
-        ConfigError: as :func:`load_local_model`.
-    """
+    """Compile a model from plain arguments, for a crash probe."""
     folder, device, plugin_config = argument
     _, compiled = load_local_model(Path(folder), device, plugin_config)
     return compiled
 
 
 def _refuse_sequences(config: ModelConfig, folder: str) -> None:
-    """Reject inputs with row offsets; outputs with declared offsets are common and come without them."""
     without = [variable.alias for variable in config.fetches if variable.lod]
     if without:
         log.warning("OpenVINO has no LoD tensors, outputs have no row offsets", model=folder, fetch=without)
@@ -193,11 +176,7 @@ _PRECISIONS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 def device_for(settings: LocalServiceConf, worker: int) -> str:
-    """Return the device of a worker, round-robin over ``devices``; the CPU if the GPU is missing.
-
-    Raises:
-        ConfigError: OpenVINO has no such device type, or ``devices`` is not a list of numbers.
-    """
+    """Return a worker's device, round-robin over ``devices``, the CPU if the GPU is missing; raises ConfigError."""
     kind = settings.device_type
     if kind not in {_BY_DEVICES, *_ON_CPU, *_ON_GPU}:
         message = "unsupported device type"
@@ -228,10 +207,7 @@ def workers_on(device: str, settings: LocalServiceConf, concurrency: int) -> int
 
 
 def plugin_config(settings: LocalServiceConf, device: str, workers: int) -> dict[str, str]:
-    """Return OpenVINO's settings for a model shared by ``workers`` workers.
-
-    Each worker has one stream and ``thread_num`` threads, within the number of CPUs.
-    """
+    """Return OpenVINO's settings: a stream per worker and ``thread_num`` threads each, within the number of CPUs."""
     config = {"INFERENCE_PRECISION_HINT": _precision(settings.precision, device)}
     if device != _CPU:
         return config | {"NUM_STREAMS": str(workers)}

@@ -41,14 +41,7 @@ class LocalNetwork:
 
 
 class WorkerPredictor:
-    """Predictor of one worker over a shared local model.
-
-    Args:
-        fetch: default outputs; empty for all.
-
-    Raises:
-        FeedMismatch: a default output is unknown.
-    """
+    """Predictor of one worker over a shared local model; FeedMismatch for unknown default outputs ``fetch``."""
 
     def __init__(self, shared: LocalNetwork, fetch: Sequence[str]) -> None:
         self._shared = shared
@@ -65,27 +58,14 @@ class WorkerPredictor:
         return self._shared.model.fetch_names
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
-        """Run the model; without ``fetch`` returns the Op's configured outputs.
-
-        Raises:
-            FeedMismatch: names or shapes do not match the model, or an output is unknown.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-            ModelFailure: the model failed.
-
-        Cancellation: as :meth:`~ovmstrio.inference.network.Network.infer`.
-        """
+        """See :class:`Predictor`."""
         model = self._shared.model
         wanted = model.wanted(fetch) if fetch else self._default
         outputs = await self._shared.network.infer(model.arrays(feed, batch=batch))
         return model.answer(outputs, wanted)
 
     def check(self, feed: Feed) -> None:
-        """Reject an invalid feed.
-
-        Raises:
-            FeedMismatch: names or shapes do not match the model.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-        """
+        """See :class:`Predictor`."""
         self._shared.model.check(feed)
 
     def close(self) -> None:
@@ -104,12 +84,9 @@ _TENSORRT: Final = 2
 
 
 class PredictorMaker:
-    """Factory of predictors for the workers of one process.
+    """Factory of predictors for the workers of one process; ``is_thread_op`` if it holds all workers of an Op.
 
     Workers with equal settings and device share one model while any of them is open.
-
-    Args:
-        is_thread_op: whether all workers of an Op run in this process.
     """
 
     def __init__(self, *, is_thread_op: bool) -> None:
@@ -118,12 +95,9 @@ class PredictorMaker:
         self._shared: WeakValueDictionary[tuple[OpSettings, str], LocalNetwork] = WeakValueDictionary()
 
     async def __call__(self, settings: OpSettings, worker: int) -> Predictor:
-        """Create the predictor of a worker; the caller must close it.
+        """Create the predictor of a worker; the caller must close it.  A model being loaded ignores cancellation.
 
-        Raises:
-            ConfigError: the model is missing or cannot be loaded, or settings are unsupported; all problems are listed.
-
-        Cancellation: a model being loaded finishes loading.
+        Raises ConfigError if the model cannot be loaded, or with all unsupported settings.
         """
         _check_supported(settings)
         return _remote(settings) if settings.server_endpoints else await self._local(settings, worker)
@@ -160,7 +134,6 @@ def _remote(settings: OpSettings) -> Predictor:
 
 @contextmanager
 def _fetch_list_of(settings: OpSettings) -> Iterator[None]:
-    """Convert FeedMismatch to a configuration problem of ``fetch_list``."""
     try:
         yield
     except FeedMismatch as error:
@@ -168,7 +141,6 @@ def _fetch_list_of(settings: OpSettings) -> Iterator[None]:
 
 
 def _check_supported(settings: OpSettings) -> None:
-    """Reject settings that only Paddle's libraries support, with a hint."""
     prefix = f"op.{settings.name}."
     problems: list[Problem] = []
     if settings.use_encryption_model:

@@ -40,12 +40,9 @@ _TYPES: Final = dict(enumerate(("i8", "f4", "i4", "f8", "i2", "f2", "u2", "u1", 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Input or output of a model.
+    """Input or output of a model: ``kind`` is Paddle Serving's element type, ``shape`` that of a sample.
 
-    Attributes:
-        lod: whether samples have different lengths.
-        kind: Paddle Serving's number of the element type.
-        shape: shape of a sample, without batch axis.
+    ``lod`` marks samples of different lengths.
     """
 
     name: str
@@ -113,11 +110,7 @@ def _message_class() -> Any:
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read the configuration file, or the one of the usual name in a folder.
-
-    Raises:
-        ConfigError: the file is missing or invalid; all problems are listed.
-    """
+    """Read the configuration file, or the one of the usual name in a folder; ConfigError lists all problems."""
     if not path.exists():
         hint = "set the folder or the file; relative paths start at the current folder"
         expected, variables = f"a folder with {CONFIG_FILE}", str(path.absolute())
@@ -176,11 +169,7 @@ _LOD: Final = "lod"
 
 
 def check_types(feed: Feed) -> None:
-    """Reject values that are neither arrays nor lists of ``str``.
-
-    Raises:
-        FeedTypeError: values have a wrong type; all are listed.
-    """
+    """Raise FeedTypeError for values that are neither arrays nor lists of ``str``."""
     wrong = [f"{name!r} is {_type_name(value)}" for name, value in feed.items() if not _is_value(value)]
     if wrong:
         raise FeedTypeError(f"feed values must be numpy.ndarray or list[str], but {', '.join(wrong)}")
@@ -196,12 +185,9 @@ def _type_name(value: Any) -> str:
 
 
 def check_names(feed: Feed, expected: Mapping[str, object]) -> None:
-    """Reject a feed whose names do not match the model; keys that contain ``lod`` are ignored.
+    """Raise FeedMismatch if names do not match the model; keys that contain ``lod`` are ignored.
 
     ``expected`` maps input names to their descriptions in messages.
-
-    Raises:
-        FeedMismatch: a name is missing or unknown.
     """
     names = {name for name in feed if _LOD not in name}
     differences = (("missing", expected.keys() - names), ("unknown", names - expected.keys()))
@@ -224,23 +210,14 @@ def _describe(value: Any) -> str:
 
 
 def check_fetch(fetch: Iterable[str], known: Sequence[str]) -> None:
-    """Reject unknown output names.
-
-    Raises:
-        FeedMismatch: a name is unknown.
-    """
+    """Raise FeedMismatch for unknown output names."""
     unknown = sorted(set(fetch) - set(known))
     if unknown:
         raise FeedMismatch(f"fetch names do not match the model: unknown {unknown}. Outputs are {list(known)}")
 
 
 def check(feed: Feed, expected: Sequence[TensorSpec], *, batch: bool) -> None:
-    """Reject feeds whose names, shapes or value types :func:`prepare` rejects.
-
-    Raises:
-        FeedMismatch: names or shapes do not match.
-        FeedTypeError: a value is neither an array nor a list of ``str``.
-    """
+    """Raise FeedMismatch or FeedTypeError for feeds that :func:`prepare` rejects without a look at their elements."""
     known = {spec.name: spec for spec in expected}
     check_names(feed, known)
     check_types({name: feed[name] for name in known})
@@ -257,13 +234,9 @@ def check(feed: Feed, expected: Sequence[TensorSpec], *, batch: bool) -> None:
 
 
 def prepare(feed: Feed, expected: Sequence[TensorSpec], *, batch: bool) -> list[Array]:
-    """Return the arrays in the order of ``expected``, cast to its types.
+    """Return the arrays in the order of ``expected``, cast to its types; raises FeedMismatch or FeedTypeError.
 
     Without ``batch`` an axis of size 1 is prepended.
-
-    Raises:
-        FeedMismatch: names or shapes do not match.
-        FeedTypeError: a value has an unsupported type.
     """
     check(feed, expected, batch=batch)
     arrays = [_cast(feed[spec.name], spec) for spec in expected]

@@ -54,12 +54,7 @@ class Predictor(Protocol):
         ...
 
     def check(self, feed: Feed) -> None:
-        """Reject an invalid batched feed before it is merged with others.
-
-        Raises:
-            FeedMismatch: names or shapes do not match the model.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-        """
+        """Raise FeedMismatch or FeedTypeError for a batched feed, before it is merged with others."""
         ...
 
     def close(self) -> None:
