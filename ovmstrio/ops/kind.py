@@ -13,13 +13,12 @@ from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.service import NOTHING_INSIDE
-from ovmstrio.ops.executor.opening import open_executor
+from ovmstrio.ops.executor.executor import open_executor
 from ovmstrio.ops.graph import draw
 from ovmstrio.ops.observing.figures import PIPELINE
 from ovmstrio.ops.observing.observing import open_observing
 from ovmstrio.ops.op_service import NAMELESS, OpService
-from ovmstrio.ops.prepared_service import PreparedService
-from ovmstrio.ops.scripts import run_beside_others
+from ovmstrio.ops.prepared_service import PreparedService, run_beside_others
 from ovmstrio.serving.fingerprints import paths_mark, python_files
 from ovmstrio.serving.hosted_service import host
 from ovmstrio.serving.kind import Kind, Takes

@@ -14,8 +14,8 @@ from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
 from ovmstrio.inference.crash_probe import trials_folder, trying_models
 from ovmstrio.ops.config_file import ExaminedConfig, settings_of
+from ovmstrio.ops.executor.executor import refuse_unpredictable
 from ovmstrio.ops.executor.op_instance import hooks_of
-from ovmstrio.ops.executor.opening import refuse_unpredictable
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.make import PredictorMaker

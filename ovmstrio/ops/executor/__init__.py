@@ -6,8 +6,7 @@
                 worker_num            per request    per Op: channel_size  batch_size  concurrency    copy of the Op
 """
 
-from ovmstrio.ops.executor.executor import Executor
-from ovmstrio.ops.executor.opening import GRACE_SECONDS, open_executor
+from ovmstrio.ops.executor.executor import GRACE_SECONDS, Executor, open_executor
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
 
 __all__ = ["GRACE_SECONDS", "Executor", "LoadedPipeline", "PipelineSource", "open_executor"]

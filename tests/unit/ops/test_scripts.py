@@ -14,8 +14,7 @@ from ovms_cli.script import call_script
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op, ResponseOp, WebService
 from ovmstrio.ops.numpy1_compat import numpy_one, speaks_numpy_one
-from ovmstrio.ops.prepared_service import PreparedService, load_in_worker
-from ovmstrio.ops.scripts import run_as_main
+from ovmstrio.ops.prepared_service import PreparedService, load_in_worker, run_as_main
 from ovmstrio.ops.web_service import set_service_runner
 
 _SCRIPT = """
