@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from grpclib.const import Cardinality
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, ServerError
+from ovmstrio.core.service import Service
 from ovmstrio.encoding.json_reader import MAX_MEMBERS
 from ovmstrio.encoding.messages import METHOD, decode_request, name_in
 from ovmstrio.ops.http_routes import note_answer
-from ovmstrio.ops.op_service import OpService, wrong_name
+from ovmstrio.ops.op_service import wrong_name
 from ovmstrio.ops.values import PipelineResponse, from_message, to_message
 from ovmstrio.serving.early_admission import answer_admitted, keep_place
 from ovmstrio.serving.interfaces import PADDLE_GRPC
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
     from ovmstrio.transport.grpc.stream import Call
 
 __all__ = ["PipelineService"]
+
+
+@runtime_checkable
+class AnsweringService(Service, Protocol):
+    """Loaded pipeline with the name of its configuration."""
+
+    name: str
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Run one request; raises only cancellation."""
+        ...
 
 
 class PipelineEntries:
@@ -53,13 +65,13 @@ class PipelineEntries:
             service = self._registry.peek(entry)
         except ServerError:
             return ""
-        return service.name if isinstance(service, OpService) else ""
+        return service.name if isinstance(service, AnsweringService) else ""
 
 
 async def answer_of(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
     """Run a request on a call's pipeline and record its failure in the event; NotSupported for other services."""
     service = call.service
-    if not isinstance(service, OpService):
+    if not isinstance(service, AnsweringService):
         raise NotSupported(f'"{call.event.name}" is not an Op pipeline')
     response = await service.answer(request, deadline)
     note_answer(response)

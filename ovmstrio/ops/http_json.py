@@ -184,6 +184,8 @@ def _read_tensor(index: int, value: Any) -> PipelineTensor:
 
 
 def _integer_reader(bounds: range) -> Callable[[Any], list[int] | None]:
+    """Return a reader of lists of integers or their strings; it returns None for any other list."""
+
     def read(value: Any) -> list[int] | None:
         if type(value) is NumberArray:
             array = value.numbers("i") if len(value.shape() or ()) == 1 else None
@@ -201,6 +203,7 @@ def _integer_reader(bounds: range) -> Callable[[Any], list[int] | None]:
 
 
 def _float_reader(datatype: str) -> Callable[[Any], list[float] | None]:
+    """Return a reader of lists of numbers, rounded to a datatype; it returns None for any other list."""
     dtype = np.dtype(datatype)
 
     def read(value: Any) -> list[float] | None:
@@ -326,6 +329,7 @@ def text_answer(status: int, text: str) -> HttpAnswer:
 
 
 def _dump(value: Any) -> bytes:
+    """Encode JSON with the escapes of the gateway's library."""
     plain = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     plain = _ESCAPED.sub(lambda match: _ESCAPES[match[0]], plain)
     return _SHORT_ESCAPE.sub(lambda match: _LONG_ESCAPES.get(match[0], match[0]), plain)
@@ -352,5 +356,6 @@ def _tensor(tensor: Any) -> bytes:
 
 
 def _numbers(datatype: str, values: Any) -> Any:
+    """Return numbers with the digits of their datatype, and strings for non-finite values."""
     known = BY_NAME[datatype]
     return json_values(Tensor("", known, np.array(values, known.numpy)))

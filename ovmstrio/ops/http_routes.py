@@ -134,6 +134,7 @@ class _PipelineRoutes:
 
 
 def _parse_path(parts: list[str], own: str | None) -> tuple[str, str] | None:
+    """Return name and method of a path; below a mount the name is known.  A method may be empty after its slash."""
     is_ended = len(parts) > 1 and not parts[-1]
     if own is not None and len(parts) == 1 + is_ended:
         return own, parts[0]

@@ -73,6 +73,10 @@ def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = 
 
 
 def _print_plainly() -> Callable[[], None]:
+    """Print scalars without their types; return the function that restores the old format.
+
+    Print options live in the context, and user threads start with a new context, so the default value is changed.
+    """
     before = np.get_printoptions()["legacy"]
     try:
         variable = import_module("numpy._core.printoptions").format_options

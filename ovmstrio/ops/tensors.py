@@ -108,6 +108,7 @@ def unpack(request: PipelineRequest) -> dict[str, Any]:
 
 
 def _offsets(lod: list[int]) -> Ndarray:
+    """Return row offsets in the form that hooks receive: two rows, or one row for an odd number."""
     offsets = np.array(lod, np.int32)
     return offsets if len(lod) % 2 else offsets.reshape(2, -1)
 

@@ -43,6 +43,7 @@ def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
+    """Reject an encrypted key, for which OpenSSL would prompt at the terminal."""
     raise ValueError("the key is encrypted")
 
 

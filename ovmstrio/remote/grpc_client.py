@@ -538,6 +538,7 @@ class RemoteConnection:
 
 
 def _cut(pieces: list[memoryview], room: int) -> tuple[list[memoryview], int]:
+    """Remove up to ``room`` bytes from the end of a reversed list of pieces."""
     part, size = [], 0
     while pieces and size < room:
         piece = pieces.pop()
@@ -550,6 +551,7 @@ def _cut(pieces: list[memoryview], room: int) -> tuple[list[memoryview], int]:
 
 
 def _batches(pieces: Sequence[Buffer]) -> list[Buffer]:
+    """Join small pieces for one send; large pieces are not copied."""
     batches: list[Buffer] = []
     small: list[Buffer] = []
     size = 0

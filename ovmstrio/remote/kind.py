@@ -125,6 +125,7 @@ async def _describe(targets: Sequence[Target]) -> RemoteDescription:
 
 
 async def _compare(known: RemoteDescription, target: Target) -> str:
+    """Return the problem of a recovered server whose model has changed; empty if it has not."""
     now = await target.endpoint.describe()
     if (now.inputs, now.outputs) == (known.inputs, known.outputs):
         return ""

@@ -187,6 +187,10 @@ class RemoteServable(ResidentService):
         only: Target | None = None,
         tried: set[Target] | None = None,
     ) -> InferResponse:
+        """Call addresses until one processes the request; pause after each round.
+
+        ``tried`` holds the addresses of a concurrent attempt, which come last.
+        """
         pauses = Backoff(self._spec.retry_pause_ms / 1000, _MAX_PAUSE_SECONDS)
         tried = set() if tried is None else tried
         failure: NotSent | None = None
@@ -220,6 +224,7 @@ class RemoteServable(ResidentService):
         return only if only not in tried and only.breaker.allows(now) else None
 
     async def _pause(self, seconds: float, deadline: float) -> None:
+        """Sleep for 50 to 100 % of a pause, so that callers do not retry at the same time."""
         seconds *= random.uniform(0.5, 1)  # noqa: S311 - not a secret
         await trio.sleep_until(min(trio.current_time() + seconds, deadline))
 
@@ -268,4 +273,5 @@ class RemoteServable(ResidentService):
 
 
 def _is_final(error: ServerError) -> bool:
+    """Return whether other addresses would fail in the same way."""
     return isinstance(error, InvalidRequest | NotFound | DeadlineExceeded)

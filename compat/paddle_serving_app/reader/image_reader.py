@@ -474,6 +474,7 @@ class BlazeFacePostprocess(RCNNPostprocess):
 
 
 def _rows(outputs: Mapping[str, Any]) -> Iterator[list[float]]:
+    """Yield the rows of the last output with six columns; none if the model returned its single number for no boxes."""
     known = {
         name: np.asarray(value)
         for name, value in outputs.items()
@@ -638,6 +639,7 @@ def grown(polygon: NDArray[Any], distance: float) -> NDArray[np.int32]:
 
 
 def _angle_step(distance: float) -> float:
+    """Return the angle between two points of a round corner."""
     tolerance = min(_TOLERANCE, _TOLERANCE * distance)
     return float(max(2 * np.arccos(1 - tolerance / distance), 2 / distance))
 

@@ -30,6 +30,7 @@ _DICTIONARY_TYPES: Final = frozenset({
 
 
 def _characters(file: str | Path) -> str:
+    """Read a character dictionary; a line may have several characters."""
     return "".join(Path(file).read_text(encoding="utf-8").split("\n")).replace("\r", "")
 
 
@@ -149,6 +150,7 @@ class CTCLabelDecode(BaseRecLabelDecode):
 
 
 def _kept(numbers: Sequence[Any] | NDArray[Any], ignored: set[int], once: bool) -> list[tuple[int, int]]:
+    """Return position and class of each decoded character."""
     classes = [int(number) for number in numbers]
     return [
         (place, number)

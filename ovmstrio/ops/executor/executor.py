@@ -845,6 +845,7 @@ def kept_by_preprocess(op: Op) -> list[str]:
 
 
 def _loaded(instruction: dis.Instruction) -> str:
+    """Return the variable that an instruction leaves on top of the stack; empty for none."""
     if "LOAD_FAST" not in instruction.opname:
         return ""
     # One instruction may load or store two variables.

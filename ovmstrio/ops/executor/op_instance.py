@@ -66,6 +66,7 @@ def _id_parameters(
 
 
 def _match_ids(names: list[str]) -> tuple[str, ...]:
+    """Return the id for each name: the one that it names, otherwise the next one."""
     left, taken = list(_IDS), []
     for name in names[: len(_IDS)]:
         known = _ID_ALIASES.get(name, name)

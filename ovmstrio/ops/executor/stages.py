@@ -151,6 +151,7 @@ class _Run:
         self._name = instance.op.name
 
     async def outcomes(self, feeds: Sequence[Any]) -> Sequence[Outcome]:
+        """Return the outcome of each sample; if a merged run fails, run the samples one by one."""
         try:
             if len(feeds) == 1:
                 return [await self._run_with_timeout(feeds[0])]

@@ -141,11 +141,11 @@ def _attach(handlers: Sequence[logging.Handler], settings: LoggingSettings) -> I
 
 
 class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):
-    pass
+    """Rotating file handler over the log writer."""
 
 
 class _FollowingHandler(LogFileHandler, logging.handlers.WatchedFileHandler):
-    pass
+    """File handler that reopens a file renamed by another process."""
 
 
 class _PipelineFilter(logging.Filter):
@@ -179,6 +179,8 @@ def _flat(event: dict[str, Any]) -> str:
 
 
 class _RateLimit(logging.Filter):
+    """Limits lines per second and call site; the next written line counts the suppressed ones."""
+
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit

@@ -86,6 +86,7 @@ class Endpoints:
 
 
 def _set_from_thread(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
+    """Set the event from a gRPC thread, which may outlive the event loop."""
     try:
         token.run_sync_soon(done.set)
     except trio.RunFinishedError:

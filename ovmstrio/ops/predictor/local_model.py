@@ -116,6 +116,7 @@ class LocalModel:
 
 
 def _declared(array: Array, variable: Variable) -> Array:
+    """Cast to the configured dtype: OpenVINO computes some integers in another width than Paddle."""
     same_kind = array.dtype.kind == variable.dtype.kind
     return array.astype(variable.dtype, copy=False) if same_kind else array
 
@@ -155,6 +156,7 @@ def compile_plain(argument: Sequence[Any]) -> Compiled:
 
 
 def _refuse_sequences(config: ModelConfig, folder: str) -> None:
+    """Reject inputs with row offsets; outputs with declared offsets are common and come without them."""
     without = [variable.alias for variable in config.fetches if variable.lod]
     if without:
         log.warning("OpenVINO has no LoD tensors, outputs have no row offsets", model=folder, fetch=without)
