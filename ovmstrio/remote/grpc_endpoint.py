@@ -166,7 +166,7 @@ class GrpcEndpoint:
         self._connecting = trio.Lock()
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
-        """See :class:`Endpoint`."""
+        """Run one inference, as :meth:`Endpoint.infer`."""
         body = encode_request(request, self._spec.remote_name, self._spec.remote_version)
         most = min(request.most_bytes + _HEAD_BYTES, _MAX_BYTES)
         try:
@@ -175,7 +175,7 @@ class GrpcEndpoint:
             raise with_address(error, self.address) if self.address not in error.message else error from None
 
     async def describe(self) -> RemoteDescription:
-        """See :class:`Endpoint`."""
+        """Return the model's metadata."""
         answer = await self._ask("ModelMetadata", "name", "version")
         inputs, outputs = (
             tuple(sorted((spec_of(each.name, each.datatype, each.shape) for each in side), key=lambda each: each.name))
@@ -184,12 +184,12 @@ class GrpcEndpoint:
         return RemoteDescription(answer.platform, inputs, outputs)
 
     async def ask_ready(self) -> str:
-        """See :class:`Endpoint`."""
+        """Return why the model cannot be called; empty if it can."""
         answer = await self._ask("ModelReady", "name", "version")
         return "" if answer.ready else f"{self._spec.remote_name!r} is not ready there"
 
     def doubt(self) -> None:
-        """See :class:`Endpoint`."""
+        """Close the connection, which may be dead."""
         if self._connection is not None:
             self._connection.break_off("no response for too long")
 

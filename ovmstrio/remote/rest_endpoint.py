@@ -50,7 +50,7 @@ class RestEndpoint:
         )
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
-        """See :class:`Endpoint`; the server notices a timeout by the closed connection."""
+        """Run one inference, as :meth:`Endpoint.infer`; the server notices a timeout by the closed connection."""
         del seconds
         pieces, head = _request_pieces(request)
         headers = {
@@ -68,7 +68,7 @@ class RestEndpoint:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 
     async def describe(self) -> RemoteDescription:
-        """See :class:`Endpoint`."""
+        """Return the model's metadata."""
         response, body = await self._send("GET", self._path, {}, (), _MAX_BYTES)
         self._check(response, body)
         try:
@@ -88,7 +88,7 @@ class RestEndpoint:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 
     async def ask_ready(self) -> str:
-        """See :class:`Endpoint`."""
+        """Return why the model cannot be called; empty if it can."""
         response, body = await self._send("GET", f"{self._path}/ready", {}, (), _MAX_BYTES)
         return "" if response.is_success else _reason(response, body)
 

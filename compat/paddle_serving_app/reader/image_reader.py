@@ -573,7 +573,7 @@ class FilterBoxes:
         return np.array([left[0], right[0], right[1], left[1]], np.float32)
 
     def clip_det_res(self, points: NDArray[Any], img_height: int, img_width: int) -> NDArray[Any]:
-        """Move corners to whole pixels of the image, in index."""
+        """Move corners to whole pixels of the image, in place."""
         points[:] = np.trunc(np.clip(points, 0, [img_width - 1, img_height - 1]))
         return points
 

@@ -131,7 +131,7 @@ class KServePredictor:
         return list(self._fetches)
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
-        """See :class:`Predictor`."""
+        """Run the model, as :meth:`Predictor.predict`."""
         self.check(feed)
         requested = list(fetch or self._default or self._fetches)
         if self._fetches:
@@ -142,7 +142,7 @@ class KServePredictor:
             return _outputs(answer, {self._remote(name): name for name in requested})
 
     def check(self, feed: Feed) -> None:
-        """See :class:`Predictor`."""
+        """Raise FeedMismatch or FeedTypeError for an invalid feed."""
         if self._feeds:
             check_names(feed, self._feeds)
         check_types({name: value for name, value in feed.items() if not self._feeds or name in self._feeds})
@@ -206,7 +206,7 @@ class PipelinePredictor:
         self.packs_tensors = packs_tensors
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Any]:
-        """See :class:`Predictor`; texts of the response become lists of one string, and its error a ModelFailure."""
+        """Call the pipeline, as :meth:`Predictor.predict`; texts become lists of one string."""
         values = feed
         if not batch:
             values = {name: each[np.newaxis] if isinstance(each, np.ndarray) else each for name, each in feed.items()}

@@ -58,14 +58,14 @@ class WorkerPredictor:
         return self._shared.model.fetch_names
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
-        """See :class:`Predictor`."""
+        """Run the model, as :meth:`Predictor.predict`."""
         model = self._shared.model
         wanted = model.wanted(fetch) if fetch else self._default
         outputs = await self._shared.network.infer(model.arrays(feed, batch=batch))
         return model.answer(outputs, wanted)
 
     def check(self, feed: Feed) -> None:
-        """See :class:`Predictor`."""
+        """Raise FeedMismatch or FeedTypeError for an invalid feed."""
         self._shared.model.check(feed)
 
     def close(self) -> None:
