@@ -16,7 +16,7 @@ __all__ = ["CONFIG_VARIABLE", "ArgsParser"]
 
 
 class ArgsParser(ArgumentParser):
-    """Parses ``-c/--config`` and ``-o/--opt key.key=value ...``; ``conf_dict`` of the result merges both.
+    """Parser of ``-c/--config`` and ``-o/--opt key.key=value ...``; ``conf_dict`` of the result merges both.
 
     Without ``-c`` the file is ``$OVMS_PIPELINE_CONFIG``.
     """

@@ -24,7 +24,7 @@ _setflags: Final[Any] = np.ndarray.setflags
 
 
 class _Hidden:
-    """Hides an attribute of arrays."""
+    """Descriptor that hides an attribute of arrays."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name

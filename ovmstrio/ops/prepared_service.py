@@ -48,7 +48,7 @@ _process: Final = Lock()
 
 
 class _ServiceFound(BaseException):
-    """Ends a script at its service; a BaseException, so that scripts do not catch it."""
+    """Signal that ends a script at its service; a BaseException, so that scripts do not catch it."""
 
     def __init__(self, service: WebService) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ __all__ = ["Endpoint", "NotSent", "RemoteDescription", "spec_of", "with_address"
 
 
 class NotSent(NotReady):
-    """The server did not process the call, so that it may be sent again."""
+    """Call that the server did not process, so that it may be sent again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _MAX_STREAM_ID: Final = 2**31 - 3
 
 
 class ProtocolViolation(Exception):
-    """The server violated HTTP/2; the connection is unusable."""
+    """Violation of HTTP/2 by the server; the connection is unusable."""
 
 
 class Exchange:

@@ -15,7 +15,7 @@ _ENDS: Final = 2
 
 
 class ChineseBertReader(BertBaseReader):
-    """Creates ``input_ids``, ``position_ids``, ``segment_ids`` and ``input_mask`` of a sentence.
+    """Reader that creates ``input_ids``, ``position_ids``, ``segment_ids`` and ``input_mask`` of a sentence.
 
     Args:
         args: ``vocab_file``, required, and ``max_seq_len``, default 20.

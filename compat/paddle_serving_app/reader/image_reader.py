@@ -74,7 +74,7 @@ def decoded(file: bytes) -> NDArray[np.uint8] | None:
 
 @dataclass
 class String2Image:
-    """Decodes the bytes of an image file."""
+    """Decoder of the bytes of an image file."""
 
     def __call__(self, img_buffer: bytes) -> NDArray[np.uint8] | None:
         return decoded(img_buffer)
@@ -82,7 +82,7 @@ class String2Image:
 
 @dataclass
 class File2Image:
-    """Reads an image file; blocking."""
+    """Reader of an image file; blocking."""
 
     def __call__(self, img_path: str | Path) -> NDArray[np.uint8] | None:
         return decoded(Path(img_path).read_bytes())
@@ -90,7 +90,7 @@ class File2Image:
 
 @dataclass
 class URL2Image:
-    """Reads an image from a URL; blocking, with a socket timeout in seconds.
+    """Reader of an image at a URL; blocking, with a socket timeout in seconds.
 
     The caller must check untrusted URLs: any address, including ``file:``, is opened.
     """
@@ -104,7 +104,7 @@ class URL2Image:
 
 @dataclass
 class Base64ToImage:
-    """Decodes a base64 image file."""
+    """Decoder of a base64 image file."""
 
     def __call__(self, img_base64: str | bytes) -> NDArray[np.uint8] | None:
         return decoded(b64decode(img_base64))
@@ -115,7 +115,7 @@ class Base64ToImage:
 
 @dataclass
 class Sequential:
-    """Applies transforms in order."""
+    """Sequence of transforms."""
 
     transforms: Sequence[Callable[[Any], Any]]
 
@@ -127,7 +127,7 @@ class Sequential:
 
 @dataclass
 class Lambda:
-    """Applies a function."""
+    """Transform by a function."""
 
     lambd: Callable[[Any], Any]
 
@@ -141,7 +141,7 @@ class Lambda:
 
 @dataclass
 class RGB2BGR:
-    """Reverses the channels; a view."""
+    """Channel reversal; a view."""
 
     def __call__(self, img: NDArray[Any]) -> NDArray[Any]:
         return img[:, :, ::-1]
@@ -149,12 +149,12 @@ class RGB2BGR:
 
 @dataclass
 class BGR2RGB(RGB2BGR):
-    """Reverses the channels; a view."""
+    """Channel reversal; a view."""
 
 
 @dataclass
 class Div:
-    """Divides, in FP32."""
+    """Division in FP32."""
 
     value: float
 
@@ -164,7 +164,7 @@ class Div:
 
 @dataclass
 class Normalize:
-    """Subtracts the mean and divides by the deviation of each channel; FP32 copy."""
+    """Normalization by mean and deviation of each channel; FP32 copy."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -176,7 +176,7 @@ class Normalize:
 
 @dataclass
 class CenterCrop:
-    """Crops a square at the center; a view."""
+    """Square crop at the center; a view."""
 
     size: int
 
@@ -186,7 +186,7 @@ class CenterCrop:
 
 @dataclass
 class Resize:
-    """Resizes to (width, height), or the shorter side to ``size``; no side exceeds ``max_size``."""
+    """Resize to (width, height), or the shorter side to ``size``; no side exceeds ``max_size``."""
 
     size: int | tuple[int, int]
     max_size: int = 2**31 - 1
@@ -198,7 +198,7 @@ class Resize:
 
 @dataclass
 class Transpose:
-    """Permutes axes; a view."""
+    """Axis permutation; a view."""
 
     transpose_target: Sequence[int]
 
@@ -218,7 +218,7 @@ def padded(img: NDArray[Any], stride: int) -> NDArray[Any]:
 
 @dataclass
 class PadStride:
-    """Zero-pads [channels, height, width] at bottom and right to multiples of ``stride``; FP32."""
+    """Zero padding of [channels, height, width] at bottom and right to multiples of ``stride``; FP32."""
 
     stride: int
 
@@ -228,7 +228,7 @@ class PadStride:
 
 @dataclass
 class ResizeByFactor:
-    """Resizes both sides to multiples of ``factor``, rounded down, the longer side to at most ``max_side_len``.
+    """Resize of both sides to multiples of ``factor``, rounded down, the longer side to at most ``max_side_len``.
 
     As in the original, a side that is not a multiple also loses one ``factor``.
     """
@@ -258,7 +258,7 @@ _Pair = tuple[NDArray[Any], Info | None]
 
 @dataclass
 class DetectionSequential:
-    """Applies transforms in order to a file name or image."""
+    """Sequence of transforms of a file name or image."""
 
     transforms: Sequence[Callable[[Any, Info], tuple[Any, Info]]]
 
@@ -271,7 +271,7 @@ class DetectionSequential:
 
 @dataclass
 class DetectionFile2Image:
-    """Reads an image file as RGB; blocking.
+    """Reader of an image file as RGB; blocking.
 
     Raises:
         ValueError: the file is not an image.
@@ -290,7 +290,7 @@ class DetectionFile2Image:
 
 @dataclass
 class DetectionBGR2RGB:
-    """Reverses the channels; a view."""
+    """Channel reversal; a view."""
 
     def __call__(self, img: NDArray[Any], img_info: Info | None = None) -> _Pair:
         return img[:, :, ::-1], img_info
@@ -298,7 +298,7 @@ class DetectionBGR2RGB:
 
 @dataclass
 class DetectionDiv:
-    """Divides, in FP32."""
+    """Division in FP32."""
 
     value: float
 
@@ -308,7 +308,7 @@ class DetectionDiv:
 
 @dataclass
 class DetectionNormalize:
-    """Subtracts the mean and divides by the deviation of each channel, after division by 255 if ``is_scale``."""
+    """Normalization by mean and deviation of each channel, after division by 255 if ``is_scale``."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -321,7 +321,7 @@ class DetectionNormalize:
 
 @dataclass
 class DetectionResize:
-    """Resizes to (height, width); with ``keep_ratio`` proportionally within them."""
+    """Resize to (height, width); with ``keep_ratio`` proportionally within them."""
 
     target_size: int | Sequence[int]
     keep_ratio: bool = True
@@ -354,7 +354,7 @@ class DetectionResize:
 
 @dataclass
 class DetectionTranspose:
-    """Permutes axes; a view."""
+    """Axis permutation; a view."""
 
     transpose_target: Sequence[int]
 
@@ -364,7 +364,7 @@ class DetectionTranspose:
 
 @dataclass
 class DetectionPadStride:
-    """Zero-pads [channels, height, width] at bottom and right to multiples of ``stride``; FP32."""
+    """Zero padding of [channels, height, width] at bottom and right to multiples of ``stride``; FP32."""
 
     stride: int = 0
 
@@ -400,7 +400,7 @@ Found = dict[str, Any]
 
 
 class RCNNPostprocess:
-    """Converts rows of class, score, left, top, right and bottom to dictionaries, and draws them.
+    """Converter of rows of class, score, left, top, right and bottom to dictionaries, with drawing.
 
     Args:
         label_file: class names, one per line.
@@ -508,7 +508,7 @@ _DEFAULT_SIDE: Final = 512
 
 @dataclass
 class SegPostprocess:
-    """Writes a class mask, and a color image of it in the size of the original, next to the image file.
+    """Writer of a class mask, and a color image of it in the size of the original, next to the image file.
 
     ``photo.jpg`` gets ``photo_jpg_mask.png`` and ``photo_jpg_result.png``.
     """
@@ -552,7 +552,7 @@ _MIN_ROTATED_RATIO: Final = 1.5
 
 @dataclass
 class FilterBoxes:
-    """Removes boxes not wider than ``width`` or not higher than ``height``, and clips the others."""
+    """Filter of boxes wider than ``width`` and higher than ``height``, which are clipped."""
 
     width: int
     height: int
@@ -580,7 +580,7 @@ class FilterBoxes:
 
 @dataclass
 class SortedBoxes:
-    """Sorts boxes in reading order: from the top, within a line from the left."""
+    """Reading order of boxes: from the top, within a line from the left."""
 
     def __call__(self, dt_boxes: Any) -> list[Any]:
         boxes = sorted(dt_boxes, key=lambda box: (box[0][1], box[0][0]))
@@ -593,7 +593,7 @@ class SortedBoxes:
 
 @dataclass
 class GetRotateCropImage:
-    """Crops and straightens a box; a box much higher than wide is rotated left by 90 degrees."""
+    """Crop of a straightened box; a box much higher than wide is rotated left by 90 degrees."""
 
     def __call__(self, img: NDArray[Any], points: NDArray[Any]) -> NDArray[Any]:
         """Return the content of a box [4, 2], clockwise from the top left, of an image [height, width, 3]."""
@@ -651,7 +651,7 @@ _MIN_GROWTH: Final = 2
 
 
 class DBPostProcess:
-    """Finds text rectangles by differentiable binarization.
+    """Finder of text rectangles by differentiable binarization.
 
     Args:
         params: ``thresh``, minimum of a text pixel; ``box_thresh``, minimum mean of a region; ``max_candidates``, most
@@ -749,7 +749,7 @@ def generate_colormap(num_classes: int) -> list[list[int]]:
 
 @dataclass
 class ImageReader:
-    """Creates a classifier's input [3, side, side] from the bytes of an image file.
+    """Preprocessor to a classifier's input [3, side, side] from the bytes of an image file.
 
     Resizes the shorter side to ``resize_short_size``, crops a square of ``image_shape[1]`` and normalizes RGB.
     With ``image_shape[1]`` 0 the image keeps its size.

@@ -17,7 +17,7 @@ _SEPARATORS: Final = re.compile(r"([;,.?!\s()])")
 
 
 class IMDBDataset:
-    """Splits reviews into words and punctuation; call ``load_resource`` first."""
+    """Splitter of reviews into words and punctuation; call ``load_resource`` first."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

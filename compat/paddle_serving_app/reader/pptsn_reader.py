@@ -27,7 +27,7 @@ Results = dict[str, Any]
 
 @dataclass
 class Scale:
-    """Resizes the shorter side to ``short_size``, the other side to 4/3 of it, proportionally, or to the same length.
+    """Resize of the shorter side to ``short_size``, the other side to 4/3 of it, proportionally, or to the same length.
 
     Args:
         short_size: pixels.
@@ -75,7 +75,7 @@ class Scale:
 
 @dataclass
 class TenCrop:
-    """Crops the four corners and the center of Pillow images as squares, each followed by its mirror image."""
+    """Square crops of the four corners and the center of Pillow images, each followed by its mirror image."""
 
     target_size: int
 
@@ -93,7 +93,7 @@ class TenCrop:
 
 @dataclass
 class Image2Array:
-    """Stacks images to FP32 [time, channels, height, width] or channels first; without ``transpose`` axes are kept.
+    """Stack of images to FP32 [time, channels, height, width] or channels first; without ``transpose`` axes are kept.
 
     Raises:
         ValueError: ``data_format`` is neither ``tchw`` nor ``cthw``.
@@ -115,7 +115,7 @@ class Image2Array:
 
 
 class Normalization:
-    """Subtracts the mean and divides by the deviation, after division by 255 unless ``inplace``.
+    """Normalization by mean and deviation, after division by 255 unless ``inplace``.
 
     Args:
         mean: mean of each channel.
@@ -157,7 +157,7 @@ _DENSE_CLIPS: Final = 10
 
 @dataclass
 class VideoDecoder:
-    """Reads the video ``filename`` into RGB ``frames`` and ``frames_len``; blocking.
+    """Decoder of the video ``filename`` to RGB ``frames`` and ``frames_len``; blocking.
 
     Args:
         backend: only ``cv2``.
@@ -191,7 +191,7 @@ class VideoDecoder:
 
 @dataclass
 class Sampler:
-    """Samples frames of a video, or image files of a folder (``format`` ``frame``), as Pillow images ``imgs``.
+    """Sampler of frames of a video, or image files of a folder (``format`` ``frame``), as Pillow images ``imgs``.
 
     Args:
         num_seg: number of segments.

@@ -81,7 +81,7 @@ def whitespace_tokenize(text: str) -> list[str]:
 
 
 class BasicTokenizer:
-    """Splits text into words, punctuation and ideographs; optionally lower case without accents."""
+    """Splitter of text into words, punctuation and ideographs; optionally lower case without accents."""
 
     def __init__(self, do_lower_case: bool = True) -> None:
         self.do_lower_case = do_lower_case
@@ -94,7 +94,7 @@ class BasicTokenizer:
 
 
 class WordpieceTokenizer:
-    """Splits words into the longest vocabulary pieces, from the left."""
+    """Splitter of words into the longest vocabulary pieces, from the left."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Vocabulary:
 
 
 class FullTokenizer(_Vocabulary):
-    """Splits text into words and words into pieces."""
+    """Splitter of text into words and words into pieces."""
 
     def __init__(
         self, vocab_file: str | Path, do_lower_case: bool = True, use_sentence_piece_vocab: bool = False
@@ -160,7 +160,7 @@ class FullTokenizer(_Vocabulary):
 
 
 class CharTokenizer(_Vocabulary):
-    """Splits lower-case text at spaces and words into pieces."""
+    """Splitter of lower-case text at spaces and words into pieces."""
 
     def __init__(self, vocab_file: str | Path, do_lower_case: bool = True) -> None:
         super().__init__(vocab_file)

@@ -19,14 +19,14 @@ __all__ = [
 
 
 class ChannelStopError(RuntimeError):
-    """A stopped channel was used."""
+    """Use of a stopped channel."""
 
     def __init__(self) -> None:
         super().__init__("Channel stopped.")
 
 
 class ChannelTimeoutError(RuntimeError):
-    """A channel had no data in time."""
+    """Timeout of a channel."""
 
     def __init__(self) -> None:
         super().__init__("Channel timeout.")

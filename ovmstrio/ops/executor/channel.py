@@ -27,7 +27,7 @@ _QUIET_SECONDS: Final = 0.01
 
 
 class StallDetector:
-    """Detects that no request of a pipeline with ``room`` requests moves, to flush partial batches."""
+    """Detector of a pipeline with ``room`` requests in which nothing moves, to flush partial batches."""
 
     def __init__(self, room: int) -> None:
         self._room = self._capacity = room
@@ -108,7 +108,7 @@ ReportStage = Callable[[Stage, Sequence[int], Span], None]
 
 
 class Worker(Protocol):
-    """Runs one batch at a time with a private copy of the Op; ``index`` is its number within the Op."""
+    """Worker for one batch at a time with a private copy of the Op; ``index`` is its number within the Op."""
 
     index: int
 

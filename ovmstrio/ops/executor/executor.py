@@ -105,7 +105,7 @@ def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
 
 
 class PackageHooks:
-    """Calls the hooks of the RequestOp and the ResponseOp; overridden hooks and large payloads run in ``threads``.
+    """Caller of the hooks of RequestOp and ResponseOp; overridden hooks and large payloads run in ``threads``.
 
     The owner must run ``threads``.  At most as many calls on the loop may be left running.
     """
@@ -227,7 +227,7 @@ _MAX_INLINE_VALUES: Final = 1000
 
 
 class Copier:
-    """Copies outputs for several consumers, because each may modify its input.
+    """Copier of outputs for several consumers, each of which may modify its input.
 
     Small plain data is copied on the loop; the rest in ``threads``, which the owner must run, because objects of users
     copy themselves.
@@ -274,7 +274,7 @@ def _is_small(output: dict[str, Any]) -> bool:
 
 
 class OpRunner:
-    """Moves the samples of one Op from its channel through its batcher to its workers.
+    """Runner of one Op, which moves samples from its channel through its batcher to its workers.
 
     The channel holds ``capacity`` samples, 0 for no limit.  ``report_stage`` receives how long outputs wait for the
     next channels.
@@ -643,7 +643,7 @@ LONGEST_SECONDS: Final = 3600.0
 
 
 class Executor:
-    """Runs requests through the Ops; created by ``open_executor``.
+    """Executor of requests on a graph of Ops; created by ``open_executor``.
 
     Its log lines carry the pipeline name that :data:`PIPELINE` holds at construction.  The nursery hosts package hooks
     and copies.

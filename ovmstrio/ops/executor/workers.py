@@ -113,7 +113,7 @@ class InstanceWorker:
 
 
 class WorkerPool:
-    """Assigns batches to the free workers of one Op and recovers workers after cancelled batches, in ``nursery``."""
+    """Pool of the workers of one Op: assigns batches, and recovers workers after cancelled batches in ``nursery``."""
 
     def __init__(self, name: str, workers: Sequence[Worker], nursery: trio.Nursery, hooks: OpHooks) -> None:
         self._name = name

@@ -179,7 +179,7 @@ def _flat(event: dict[str, Any]) -> str:
 
 
 class _RateLimit(logging.Filter):
-    """Limits lines per second and call site; the next written line counts the suppressed ones."""
+    """Limit of lines per second and call site; the next written line counts the suppressed ones."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()

@@ -12,11 +12,11 @@ __all__ = ["Feed", "FeedMismatch", "FeedTypeError", "MakePredictor", "Prediction
 
 
 class FeedMismatch(InvalidRequest):
-    """Names or shapes of a feed, or requested outputs, do not match the model."""
+    """Mismatch of feed names, feed shapes or requested outputs with the model."""
 
 
 class FeedTypeError(InvalidRequest):
-    """A feed value has an unsupported type."""
+    """Unsupported type of a feed value."""
 
 
 Feed = Mapping[str, Any]
