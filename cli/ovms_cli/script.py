@@ -53,7 +53,7 @@ def call_script(
         BaseException: whatever the script raises.
     """
     from ovmstrio.ops.numpy1_compat import numpy_one
-    from ovmstrio.ops.scripts import run_as_main
+    from ovmstrio.ops.prepared_service import run_as_main
     from ovmstrio.ops.web_service import set_service_runner
 
     sys.argv = [str(script), *arguments]

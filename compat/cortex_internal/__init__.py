@@ -1,1 +1,1 @@
-"""What handlers written for Nucleus import from its server, by the names that they know."""
+"""Package ``cortex_internal`` of Nucleus, as handlers import it."""

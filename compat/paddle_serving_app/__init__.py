@@ -1,6 +1,6 @@
-"""Paddle Serving's package for applications: ``local_predict`` and ``reader`` are ours, all else the original's.
+"""Paddle Serving's application package: ``local_predict`` and ``reader``.
 
-What we have not is found in the original package if that is installed.
+Other modules are found in the original package, if installed.
 """
 
 import sys
@@ -8,5 +8,5 @@ from pathlib import Path
 
 _here = Path(__file__).parent
 _copies = (Path(entry) / __name__ for entry in sys.path)
-# Ours comes first, so that its modules win.
+# This folder comes first, so that its modules take precedence.
 __path__ = [str(_here), *dict.fromkeys(str(each) for each in _copies if each.is_dir() and each != _here)]

@@ -1,4 +1,4 @@
-"""``LocalPredictor``: a model in this process, run by OpenVINO."""
+"""``LocalPredictor``, run by OpenVINO."""
 
 from ovmstrio.ops.predictor.local_predict import LocalPredictor
 

@@ -1,7 +1,7 @@
-"""Paddle Serving's server package as services import it, over ``ovmstrio.ops``.
+"""Paddle Serving's server package over ``ovmstrio.ops``.
 
-``ovms run`` puts it on ``sys.path``.  Beside the original package it refuses to be imported, for one of the two would
-stand in the other's place without anybody's knowing.
+``ovms run`` puts it on ``sys.path``.  It refuses to be imported if the original package is installed too, because one
+would silently replace the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 __version__ = "0.9.0"
-"""The release of Paddle Serving whose names are here."""
+"""Supported release of Paddle Serving."""
 
 
 def _originals() -> list[str]:
@@ -21,13 +21,13 @@ def _originals() -> list[str]:
 
 
 def _is_ours(origin: Path) -> bool:
-    """Tell by what it says of itself, for there may be several copies of ours."""
+    """Return whether a file is a copy of this module, of which there may be several."""
     return "ovmstrio" in origin.read_text(encoding="utf-8", errors="replace")
 
 
 _found = _originals()
 if _found:
     raise ImportError(
-        f"the original paddle_serving_server is installed, too ({', '.join(_found)}), and only one can be imported: "
+        f"the original paddle_serving_server is also installed ({', '.join(_found)}), and only one can be imported: "
         "uninstall it (`pip uninstall paddle-serving-server`), or run the service without ovmstrio"
     )

@@ -1,4 +1,4 @@
-"""``python -m paddle_serving_server.serve stop|kill|check``: ends running services, or tells of them."""
+"""``python -m paddle_serving_server.serve stop|kill|check``: stops or lists running services."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ _SIGNALS: Final[Mapping[str, signal.Signals]] = {"stop": signal.SIGINT, "kill": 
 
 
 def stop_serving(command: str, port: int | None = None) -> bool:
-    """End the services of ``ProcessInfo.json``, or the one of a port; True if any was told to end."""
+    """Stop the services of ``ProcessInfo.json``, or the one on a port; return whether a signal was sent."""
     sent, stale = signal_processes(_SIGNALS[command], port)
     for process in sent:
-        _say(f"{command}: process {process.pid}, ports {process.port}")
+        _print(f"{command}: process {process.pid}, ports {process.port}")
     for process in stale:
-        _say(f"process {process.pid}, ports {process.port}: has ended already")
+        _print(f"process {process.pid}, ports {process.port}: already ended")
     if not sent:
-        where = f"of port {port} " if port is not None else ""
-        _say(f"no running service {where}is known in {home()}")
+        where = f"on port {port} " if port is not None else ""
+        _print(f"no running service {where}found in {home()}")
     return bool(sent)
 
 
 def check() -> bool:
-    """Tell versions, and what is known of running services."""
-    _say(f"ovmstrio {version('ovmstrio')}, OpenVINO {version('openvino')}")
+    """Print versions and running services."""
+    _print(f"ovmstrio {version('ovmstrio')}, OpenVINO {version('openvino')}")
     for process in list_processes():
-        _say(f"process {process.pid}, ports {process.port}: {'running' if process.is_ours else 'ended'}")
+        _print(f"process {process.pid}, ports {process.port}: {'running' if process.is_ours else 'ended'}")
     return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 if it did what it was asked to."""
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser("serve", description=__doc__)
-    parser.add_argument("server", choices=[*_SIGNALS, "check"], help="stop gently, kill at once, or tell")
-    parser.add_argument("--port", type=int, help="only the service of this port")
-    asked = parser.parse_args(arguments)
-    done = check() if asked.server == "check" else stop_serving(asked.server, asked.port)
+    parser.add_argument("server", choices=[*_SIGNALS, "check"], help="stop gracefully, kill, or list services")
+    parser.add_argument("--port", type=int, help="only the service on this port")
+    options = parser.parse_args(arguments)
+    done = check() if options.server == "check" else stop_serving(options.server, options.port)
     return 0 if done else 1
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 

@@ -16,9 +16,9 @@ __all__ = ["CONFIG_VARIABLE", "ArgsParser"]
 
 
 class ArgsParser(ArgumentParser):
-    """Reads ``-c/--config`` and ``-o/--opt key.key=value ...``; the result has them merged as ``conf_dict``.
+    """Parser of ``-c/--config`` and ``-o/--opt key.key=value ...``; ``conf_dict`` of the result merges both.
 
-    A command line without ``-c`` means the file that ``$OVMS_PIPELINE_CONFIG`` names.
+    Without ``-c`` the file is ``$OVMS_PIPELINE_CONFIG``.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ArgsParser(ArgumentParser):
         self.add_argument("-o", "--opt", nargs="+", help="set configuration options")
 
     def parse_args(self, argv: Sequence[str] | None = None) -> Namespace:  # type: ignore[override]
-        """Parse, and read the file.
+        """Parse the arguments and read the file.
 
         Raises:
             ConfigError: the file cannot be read, or an option is not ``key=value``.

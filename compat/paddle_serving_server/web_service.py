@@ -1,4 +1,4 @@
-"""``WebService`` and ``Op``, as service scripts import them."""
+"""``WebService`` and ``Op`` for service scripts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["Op", "WebService"]
 
 
 class WebService(_WebService):
-    """A service; the methods of the time before pipelines say that they are gone."""
+    """Service base class; methods of the API before pipelines raise NotImplementedError."""
 
-    def _is_gone(self, *_: Any, **__: Any) -> NoReturn:
+    def _unsupported(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(
-            "this method serves models without a pipeline, which ovmstrio does with `ovms serve`; "
-            "a pipeline overrides get_pipeline_response and calls prepare_pipeline_config and run_service"
+            "this method serves models without a pipeline: use `ovms serve`; "
+            "for a pipeline override get_pipeline_response and call prepare_pipeline_config and run_service"
         )
 
-    load_model_config = _is_gone
-    set_gpus = _is_gone
-    default_rpc_service = _is_gone
-    create_rpc_config = _is_gone
-    prepare_server = _is_gone
-    run_rpc_service = _is_gone
-    run_web_service = _is_gone
-    run_debugger_service = _is_gone
-    get_prediction = _is_gone
-    get_app_instance = _is_gone
+    load_model_config = _unsupported
+    set_gpus = _unsupported
+    default_rpc_service = _unsupported
+    create_rpc_config = _unsupported
+    prepare_server = _unsupported
+    run_rpc_service = _unsupported
+    run_web_service = _unsupported
+    run_debugger_service = _unsupported
+    get_prediction = _unsupported
+    get_app_instance = _unsupported

@@ -1,4 +1,4 @@
-"""What Python nodes import: ``Tensor``, ``HttpPayload`` and the context of the run."""
+"""API of Python nodes: ``Tensor``, ``HttpPayload`` and the context of the call."""
 
 from pyovms.context import Context, Storage, current_context
 from pyovms.http_payload import HttpPayload

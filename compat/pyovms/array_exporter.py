@@ -1,7 +1,7 @@
-"""An object that offers the buffer of an array, read-only, for Pythons without ``__buffer__``.
+"""Read-only buffer exporter over an array, for Pythons without ``__buffer__``.
 
-Only subclasses of classes written in C can offer one there, so this is an array inside.  Nobody should notice: it has
-no methods, no operators and no items of an array, and numpy's functions take it as they take any other buffer.
+There, only subclasses of C classes can export a buffer, so this class subclasses ndarray and hides its methods,
+operators and items.  Numpy functions accept it as any other buffer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ _setflags: Final[Any] = np.ndarray.setflags
 
 
 class _Hidden:
-    """Stands where arrays have an attribute."""
+    """Descriptor that hides an attribute of arrays."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: Any, owner: type) -> NoReturn:
-        raise AttributeError(
-            f"{owner.__name__!r} object has no attribute {self._name!r}; np.asarray(tensor) gives an array that has"
-        )
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}; use np.asarray(tensor)")
 
     def __set__(self, instance: Any, value: Any) -> None:
         raise AttributeError(f"{type(instance).__name__!r} object has no attribute {self._name!r}")
@@ -43,15 +41,15 @@ def _no_operator(_self: Any, *_others: Any) -> Any:
 
 
 def _no_items(self: Any, *_where: Any) -> NoReturn:
-    raise TypeError(f"{type(self).__name__!r} object has no items; np.asarray(tensor) gives an array that has")
+    raise TypeError(f"{type(self).__name__!r} object has no items; use np.asarray(tensor)")
 
 
 def _no_number(self: Any, *_more: Any) -> NoReturn:
-    raise TypeError(f"{type(self).__name__!r} object is no number; np.asarray(tensor) gives an array")
+    raise TypeError(f"{type(self).__name__!r} object is not a number; use np.asarray(tensor)")
 
 
 def _as_arrays(value: Any) -> Any:
-    """Replace exporters by plain arrays, also in lists, tuples and dictionaries."""
+    """Replace exporters by arrays, also in lists, tuples and dictionaries."""
     match value:
         case Exporter():
             return np.asarray(value)
@@ -86,7 +84,7 @@ def _hidden_namespace() -> dict[str, Any]:
 
 
 class Exporter(np.ndarray[Any, Any]):
-    """Base of what is made by :func:`over_buffer` and :func:`over_array`."""
+    """Base of the objects created by :func:`over_buffer` and :func:`over_array`."""
 
     __slots__ = ()
 
@@ -124,14 +122,14 @@ class Exporter(np.ndarray[Any, Any]):
 
 
 def over_buffer(cls: type[_E], shape: int | Sequence[int], dtype: Any, buffer: Any) -> _E:
-    """Make an exporter of a contiguous buffer."""
+    """Return an exporter of a contiguous buffer."""
     self: _E = _new(cls, shape, dtype, buffer)
     _setflags(self, False)
     return self
 
 
 def over_array(cls: type[_E], array: np.ndarray[Any, Any]) -> _E:
-    """Make an exporter of the memory of an array."""
+    """Return an exporter of an array's memory."""
     self: _E = _view(array, cls)
     _setflags(self, False)
     return self

@@ -1,4 +1,4 @@
-"""An object that offers the buffer of an array (PEP 688), read-only."""
+"""Read-only buffer exporter over an array (PEP 688)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _E = TypeVar("_E", bound="Exporter")
 
 
 class Exporter:
-    """Base of what is made by :func:`over_buffer` and :func:`over_array`."""
+    """Base of the objects created by :func:`over_buffer` and :func:`over_array`."""
 
     __slots__ = ("_array",)
 
@@ -36,13 +36,13 @@ class Exporter:
 
 
 def over_buffer(cls: type[_E], shape: int | Sequence[int], dtype: Any, buffer: Any) -> _E:
-    """Make an exporter of a contiguous buffer."""
+    """Return an exporter of a contiguous buffer."""
     return over_array(cls, np.ndarray(shape, dtype, buffer))
 
 
 def over_array(cls: type[_E], array: np.ndarray[Any, Any]) -> _E:
-    """Make an exporter of the memory of an array."""
-    # What the class makes of its own arguments is not wanted here.
+    """Return an exporter of an array's memory."""
+    # Bypasses the subclass's ``__new__``.
     self = object.__new__(cls)
     view = array.view(np.ndarray)
     view.setflags(write=False)

@@ -1,4 +1,4 @@
-"""What user code may know of the call or stream that it works for."""
+"""Context of a Python node's call or stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CURRENT", "Context", "Storage", "current_context"]
 
 
 class Storage(dict[str, Any]):
-    """What one node keeps for one call or stream: a dictionary whose items are attributes, too."""
+    """Dictionary with attribute access, for one node in one call or stream."""
 
     __slots__ = ()
 
@@ -21,25 +21,23 @@ class Storage(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(
-                f"nothing called {name!r} is stored; stored are: {', '.join(self) or 'none'}"
-            ) from None
+            raise AttributeError(f"storage has no {name!r}; stored names: {', '.join(self) or 'none'}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
         if self.pop(name, self) is self:
-            raise AttributeError(f"nothing called {name!r} is stored")
+            raise AttributeError(f"storage has no {name!r}")
 
 
 class Context:
-    """One node of one running graph: of a unary call, or of a stream with all its requests.
+    """Context of one node in a unary call, or in a stream with all its requests.
 
     Attributes:
-        storage: for whatever the node wants to find again in its next run; nobody else sees it.
-        parameters: those of the call, or of the first request of the stream; read only.
-        request_id: the client's, empty where it gave none.
+        storage: values that the node keeps between its runs, private to the node.
+        parameters: read-only parameters of the call, or of the first request of the stream.
+        request_id: the client's request id; empty if not set.
     """
 
     __slots__ = ("_deadline", "_is_cancelled", "parameters", "request_id", "storage")
@@ -59,29 +57,29 @@ class Context:
 
     @property
     def deadline(self) -> float | None:
-        """When the caller stops waiting, as ``time.time()`` counts; None if it waits for ever."""
+        """Deadline in seconds since the epoch, as ``time.time()``; None without a deadline."""
         left = self._deadline - time.monotonic()
         return None if left == math.inf else time.time() + left
 
     def remaining(self) -> float | None:
-        """Give the seconds until the deadline, 0 after it, None if there is none."""
+        """Return the seconds until the deadline, 0 after it, None without a deadline."""
         left = self._deadline - time.monotonic()
         return None if left == math.inf else max(0.0, left)
 
     def is_cancelled(self) -> bool:
-        """Tell whether nobody wants the result any more; code that runs long should look now and then."""
+        """Return whether the call was cancelled; long-running code should check this regularly."""
         return self._is_cancelled()
 
 
 CURRENT: Final[ContextVar[Context]] = ContextVar("pyovms.context")
-"""Set by the server around everything that it calls of a node."""
+"""Set by the server for every call of a node's methods."""
 
 
 def current_context() -> Context:
-    """Give the context of the node that runs.
+    """Return the context of the running node.
 
     Raises:
-        RuntimeError: no node runs here.
+        RuntimeError: no node runs in this context.
     """
     try:
         return CURRENT.get()

@@ -1,4 +1,4 @@
-"""How a tensor offers its buffer: by ``__buffer__`` where Python has it (3.12), else by being an array inside."""
+"""Buffer exporter for this Python version: ``__buffer__`` since 3.12, an ndarray subclass before."""
 
 from __future__ import annotations
 

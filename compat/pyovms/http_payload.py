@@ -1,4 +1,4 @@
-"""A request over HTTP as a Python node receives it."""
+"""HTTP request payload of Python nodes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _UNREAD: Final[Any] = object()
 
 
 class HttpPayload(Tensor):
-    """A whole request, which is what a stream tagged ``HTTP_REQUEST_PAYLOAD`` carries; read only.
+    """Complete HTTP request, the packet of streams tagged ``HTTP_REQUEST_PAYLOAD``; read-only.
 
-    As a tensor it is the body: ``bytes(payload)``, shape ``[length]``, and for a datatype the type of its content.
+    As a tensor it holds the body: ``bytes(payload)``, shape ``[length]``, and the content type as datatype.
 
     Attributes:
-        method: in capitals.
-        uri: what was asked for, with the query.
-        headers: by names in lower case; what came several times is joined by commas.
-        client: the host of the client; empty for a Unix socket, ``unknown`` without an address.
+        method: HTTP method in upper case.
+        uri: request target with query.
+        headers: headers by lower-case name; repeated headers are joined by commas.
+        client: host of the client; empty for a Unix socket, ``unknown`` without an address.
     """
 
     __slots__ = ("_parse", "_read", "client", "headers", "method", "uri")
@@ -45,28 +45,28 @@ class HttpPayload(Tensor):
         head: tuple[str, str, Mapping[str, str], str],
         parse: Callable[[bytes], Any] = json.loads,
     ) -> HttpPayload:
-        """Create the payload of a request: its body, and method, URI, headers and client; ``parse`` reads JSON."""
+        """Create the payload from body and head; ``parse`` decodes JSON."""
         data = np.frombuffer(body, np.uint8)
         method, uri, headers, client = head
         payload = cls._restored(name, data, data.shape, headers.get("content-type", ""))
         payload.method, payload.uri, payload.client = method, uri, client
         payload.headers = MappingProxyType(dict(headers))
-        payload._parse, payload._read = parse, _UNREAD  # noqa: SLF001 - of its own class
+        payload._parse, payload._read = parse, _UNREAD  # noqa: SLF001 - same class
         return payload
 
     @property
     def _head(self) -> tuple[str, str, Mapping[str, str], str]:
-        """What :meth:`_received` takes."""
+        """Head argument of :meth:`_received`."""
         return self.method, self.uri, dict(self.headers), self.client
 
     @property
     def body(self) -> bytes:
-        """The body."""
+        """Request body."""
         return bytes(self)
 
     @property
     def json(self) -> Any:
-        """The body as JSON; None if it is none."""
+        """Body decoded as JSON; None if invalid."""
         if self._read is _UNREAD:
             try:
                 self._read = self._parse(bytes(self))

@@ -1,4 +1,4 @@
-"""Tensors as Python nodes receive and make them."""
+"""Tensors of Python nodes."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ _T = TypeVar("_T", bound="Tensor")
 
 
 class Tensor(Exporter):
-    """A name, a shape and a datatype around a buffer, which is neither copied nor changed.
-
-    Args:
-        name: of the stream that the tensor belongs to.
-        data: anything with the buffer protocol, such as ``bytes``, a numpy array or another tensor; ``buffer`` is its
-            other name.
-        shape: what the receiver is told instead of the buffer's shape; not compared with the data.
-        datatype: what the receiver is told instead of the name that belongs to the buffer's format.
-
-    Raises:
-        TypeError: an argument is of another type, or the buffer holds Python objects.
+    """Name, shape and datatype over a buffer, which is not copied.
 
     ``bytes(tensor)``, ``memoryview(tensor)`` and ``np.asarray(tensor)`` read it.
+
+    Args:
+        name: name of the stream.
+        data: object with the buffer protocol, such as ``bytes``, a numpy array or a tensor; alias ``buffer``.
+        shape: shape sent in place of the buffer's shape; not checked against the data.
+        datatype: datatype sent in place of the one of the buffer's format.
+
+    Raises:
+        TypeError: an argument has a wrong type, or the buffer holds Python objects.
     """
 
     __slots__ = ("_datatype", "_name", "_shape", "_source")
@@ -71,7 +70,7 @@ class Tensor(Exporter):
         *,
         buffer: Any = _MISSING,
     ) -> Self:
-        """Make a tensor."""
+        """Create a tensor."""
         if data is _MISSING or buffer is not _MISSING:
             data = _one_of(data, buffer)
         kind = type(data)
@@ -93,7 +92,7 @@ class Tensor(Exporter):
 
     @classmethod
     def _from_request(cls, name: str, raw: Any, shape: tuple[int, ...], datatype: str) -> Self:
-        """Make a tensor of what a client sent; the length of ``raw`` must fit where the datatype is known."""
+        """Create a tensor of a request; the size of ``raw`` must match a known datatype."""
         dtype = _DTYPES.get(datatype)
         self = over_buffer(cls, len(raw), _BYTE, raw) if dtype is None else over_buffer(cls, shape, dtype, raw)
         self._name = name
@@ -104,7 +103,7 @@ class Tensor(Exporter):
 
     @classmethod
     def _restored(cls, name: str, array: np.ndarray[Any, Any], shape: tuple[int, ...], datatype: str) -> Self:
-        """Make a tensor of what another process had; nobody changes the array."""
+        """Create a tensor received from another process; the array must not change."""
         self = over_array(cls, array)
         self._name = name
         self._shape = shape
@@ -114,36 +113,36 @@ class Tensor(Exporter):
 
     @property
     def name(self) -> str:
-        """The name of the stream that the tensor belongs to."""
+        """Name of the stream."""
         return self._name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that was given, else the buffer's."""
+        """Given shape, or the buffer's shape."""
         return self._shape
 
     @property
     def datatype(self) -> str:
-        """The datatype that was given, else that of the buffer's format, else the format."""
+        """Given datatype, or the datatype of the buffer's format, or the format itself."""
         return self._datatype
 
     @property
     def data(self) -> memoryview:
-        """The buffer, with its own shape and format."""
+        """Buffer with its shape and format."""
         return memoryview(self)
 
     @property
     def size(self) -> int:
-        """The length of the buffer in bytes."""
+        """Size of the buffer in bytes."""
         return memoryview(self).nbytes
 
     @property
     def ref_obj(self) -> Any:
-        """What the tensor was made of; None if a request brought it."""
+        """Source object of the tensor; None for a tensor of a request."""
         return self._source
 
     def _wire_bytes(self) -> bytes | memoryview:
-        """Give the elements in C order; a view of the buffer where they lie so already."""
+        """Return the elements in C order, as a view if they are contiguous."""
         if type(self._source) is bytes:
             return self._source
         view = memoryview(self)
@@ -152,7 +151,7 @@ class Tensor(Exporter):
         return np.frombuffer(view, np.uint8).data if view.c_contiguous else view.tobytes()
 
     def _frozen(self) -> Tensor:
-        """Give a tensor that nobody can change any more: this one, or, if its source can be written to, a copy."""
+        """Return this tensor, or a copy if its source is writable."""
         source = self._source
         while isinstance(source, Tensor):
             source = source.ref_obj
@@ -171,12 +170,11 @@ def _one_of(data: Any, buffer: Any) -> Any:
 
 
 def _of_any(cls: type[_T], name: Any, data: Any) -> _T:
-    """Make a tensor of anything else that offers a buffer."""
     view = _view_of(name, data)
     code, size = view.format, view.itemsize
     if "O" in code:
         raise TypeError(
-            f"Tensor {name!r}: the array holds Python objects, which cannot be sent; give it a dtype, such as "
+            f"Tensor {name!r}: the array holds Python objects, which cannot be sent; use a dtype such as "
             "np.float32 or, for text, np.str_"
         )
     if code == "B" and view.ndim == 1 and view.c_contiguous:
@@ -192,7 +190,7 @@ def _view_of(name: Any, data: Any) -> memoryview:
     try:
         return memoryview(data)
     except TypeError:
-        hint = "; text.encode() makes bytes of it" if isinstance(data, str) else "; np.array(...) may make one of it"
+        hint = "; use text.encode()" if isinstance(data, str) else "; try np.array(...)"
         raise TypeError(
             f"Tensor {name!r}: data must have the buffer protocol, as bytes and numpy arrays do, "
             f"got {type(data).__name__}{hint}"
@@ -203,7 +201,7 @@ def _array_of(view: memoryview) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(view)
     except (ValueError, NotImplementedError, RuntimeError, TypeError):
-        # A format that numpy does not know: its bytes can be handed over all the same.
+        # numpy does not know the format, but its bytes can be sent.
         return np.frombuffer(view.tobytes(), np.uint8)
 
 
@@ -213,7 +211,7 @@ def _shape(name: Any, shape: Any) -> tuple[int, ...]:
             return tuple(each.__index__() for each in shape)
     except (TypeError, AttributeError):
         pass
-    raise TypeError(f"Tensor {name!r}: shape must be a sequence of whole numbers, got {shape!r}")
+    raise TypeError(f"Tensor {name!r}: shape must be a sequence of integers, got {shape!r}")
 
 
 def _text(what: str, value: Any) -> str:

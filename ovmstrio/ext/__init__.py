@@ -1,1 +1,1 @@
-"""The public surface for user code: calculators, custom nodes, handlers, Ops, batching and kinds of services."""
+"""Public API for user code: calculators, custom nodes, handlers, Ops, batching and service kinds."""

@@ -1,4 +1,4 @@
-"""The request batcher, for code that joins the calls of many callers."""
+"""Request batching API."""
 
 from ovmstrio.serving.batching import Batcher, BatchOptions, BatchPolicy, open_batcher
 

@@ -1,4 +1,4 @@
-"""What writes a calculator: its protocols, its errors, and what flows through graphs."""
+"""Calculator API: protocols, errors and packet values."""
 
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.graphs.calculator import (

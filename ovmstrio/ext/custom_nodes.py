@@ -1,4 +1,4 @@
-"""What a custom node of a pipeline is written with: types for its functions in Python, the interface for C."""
+"""Custom node API: types for Python functions, and the C interface."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from ovmstrio import pipelines
 __all__ = ["Array", "Infos", "Params", "include_folder"]
 
 Array = np.ndarray[Any, Any]
-"""An input, which is read-only, or an output."""
+"""Read-only input, or output."""
 
 Params = Mapping[str, str]
-"""The texts of the node's ``params`` in the configuration."""
+"""The node's ``params`` in the configuration."""
 
 Infos = Mapping[str, tuple[Any, Sequence[int]]]
-"""What ``get_inputs_info`` and ``get_outputs_info`` give: element type and shape by name; a size of -1 means any."""
+"""Result of ``get_inputs_info`` and ``get_outputs_info``: element type and shape by name; a size of -1 is dynamic."""
 
 
 def include_folder() -> Path:

@@ -1,4 +1,4 @@
-"""What handlers may import: answers with a status or headers of their own."""
+"""Handler API: HTTP responses with status and headers."""
 
 from ovmstrio.handlers.http_results import (
     HTMLResponse,

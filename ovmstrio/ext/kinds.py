@@ -1,4 +1,4 @@
-"""What a kind of service of one's own is written with; ``ovmstrio.serve`` takes it beside those of the server."""
+"""Service kind API, for kinds passed to ``ovmstrio.serve``."""
 
 from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import Findings, Located, Place, Schema, check_members, is_whole

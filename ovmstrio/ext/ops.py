@@ -1,4 +1,4 @@
-"""Classes for scripts of Op pipelines."""
+"""Op pipeline API, for scripts."""
 
 from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
 from ovmstrio.ops.op import Op, RequestOp, ResponseOp
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def _run_service(service: WebService) -> None:
-    # A script that only describes a pipeline needs no server.
+    # Imported late, because scripts that only describe a pipeline need no server.
     from ovmstrio.workers.run_service import run_script_service  # noqa: PLC0415
 
     run_script_service(service)

@@ -1,4 +1,4 @@
-"""``config.yml`` as settings: every problem of it is told at once, with its line and the way out."""
+"""Configuration file ``config.yml`` of an Op pipeline: reading, overrides, validation and Op settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -24,6 +24,9 @@ from ovmstrio.ops.settings import (
     TracerSettings,
 )
 
+if TYPE_CHECKING:
+    from ovmstrio.ops.op import Op
+
 __all__ = [
     "CONFIG_VARIABLE",
     "TOP_RULES",
@@ -38,56 +41,23 @@ __all__ = [
     "settings_of",
 ]
 
-# ----------------------------------------------------------------------
-# The text of ``config.yml`` as located values: a file, or a dictionary, with options put over it
-# ----------------------------------------------------------------------
+# Documents and overrides
 
 _SCALARS: Final = (
     "concurrency", "timeout", "batch_size", "auto_batching_timeout", "client_type", "client_config",
 )  # fmt: skip
 
 
-class ConstructorArguments(Protocol):
-    """What an Op's constructor was given: None, and 0 for ``retry``, for what it was not."""
-
-    @property
-    def name(self) -> str:
-        """The Op's name, under which ``config.yml`` has its entry."""
-        ...
-
-    @property
-    def server_endpoints(self) -> Sequence[str] | None:
-        """Where its model is served elsewhere."""
-        ...
-
-    @property
-    def fetch_list(self) -> Sequence[str] | None:
-        """The outputs that are wanted."""
-        ...
-
-    @property
-    def retry(self) -> int | None:
-        """How often ``process`` is tried in all."""
-        ...
-
-
-def settings_of(op: ConstructorArguments, settings: PipelineSettings) -> OpSettings:
-    """Give what holds for an Op; ``fetch_list`` and ``client_type`` are those of the place where its model is.
-
-    The block ``local_service_conf`` says more of a model of this process than the Op's own keys do, but less than the
-    constructor.
-
-    Raises:
-        ConfigError: an argument is of a wrong type or out of bounds; every one is listed.
-    """
-    given = _given(op)
+def settings_of(op: Op, settings: PipelineSettings) -> OpSettings:
+    """Return an Op's settings: constructor over ``local_service_conf`` over Op keys; raises ConfigError."""
+    given = _constructor_settings(op)
     resolved = replace(settings.op(op.name), **given)
     if resolved.server_endpoints or resolved.local_service_conf.model_config is None:
         return resolved
-    return _with_local(resolved, given)
+    return _merge_local(resolved, given)
 
 
-def _given(op: ConstructorArguments) -> dict[str, Any]:
+def _constructor_settings(op: Op) -> dict[str, Any]:
     arguments: dict[str, Any] = {key: value for key in _SCALARS if (value := getattr(op, key)) is not None}
     if op.retry:
         arguments["retry"] = op.retry
@@ -100,7 +70,7 @@ def _given(op: ConstructorArguments) -> dict[str, Any]:
         try:
             given[key] = rules_of(OpSettings)[key](locate(value))
         except Unusable as error:
-            message = f"argument {key} of Op {op.name} cannot be used"
+            message = f"argument {key} of Op {op.name} is invalid"
             problem = Problem(message, expected=error.expected, found=shown(value), suggestion=error.suggestion)
             problems.append(problem)
     if problems:
@@ -108,26 +78,21 @@ def _given(op: ConstructorArguments) -> dict[str, Any]:
     return given
 
 
-def _with_local(settings: OpSettings, given: dict[str, Any]) -> OpSettings:
-    """Make the Op's keys and those of ``local_service_conf`` say the same."""
+def _merge_local(settings: OpSettings, given: dict[str, Any]) -> OpSettings:
     local = settings.local_service_conf
-    said: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for key in ("fetch_list", "client_type"):
         inner = getattr(local, key)
-        said[key] = getattr(settings, key) if key in given or inner is None else inner
-    return replace(settings, **said, local_service_conf=replace(local, **said))
+        merged[key] = getattr(settings, key) if key in given or inner is None else inner
+    return replace(settings, **merged, local_service_conf=replace(local, **merged))
 
 
 CONFIG_VARIABLE: Final = "OVMS_PIPELINE_CONFIG"
-"""The environment variable that names a configuration for ``ArgsParser``."""
+"""Environment variable with a configuration file for ``ArgsParser``."""
 
 
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Located, Findings]:
-    """Read a configuration, and put options such as ``op.uci.concurrency=2`` over it; blocking where it is a file.
-
-    Raises:
-        ConfigError: the file cannot be read, is no YAML or no mapping, or an option is not of that form.
-    """
+    """Read a configuration and apply overrides such as ``op.uci.concurrency=2``; blocking; raises ConfigError."""
     if isinstance(source, Path):
         root, findings = _read_file(source)
     else:
@@ -143,11 +108,7 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
 
 
 def conf_dict(source: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Give a file with options put over it as a plain dictionary; blocking.
-
-    Raises:
-        ConfigError: as :func:`read_document`.
-    """
+    """Return a file with overrides as a plain dictionary; blocking; raises ConfigError."""
     root, _ = read_document(source, overrides)
     plain: dict[str, Any] = root.plain()
     return plain
@@ -164,22 +125,20 @@ def _read_file(path: Path) -> tuple[Located, Findings]:
 
 
 def _option(text: str) -> Located | Problem:
-    """Read ``k.k=v`` as the mappings that it stands for; the value is YAML."""
     key, equals, value = text.strip().partition("=")
     steps = key.strip().split(".")
     if not equals or not all(steps):
-        return Problem("the option cannot be used", path=text, expected="key.key=value", found=text)
+        return Problem("malformed option", path=text, expected="key.key=value", found=text)
     try:
         plain = parse_yaml(value).root.plain()
     except InvalidSyntax as error:
-        return Problem(f"the option's value is not YAML: {error.message}", path=key, found=value)
+        return Problem(f"option value is not YAML: {error.message}", path=key, found=value)
     for step in reversed(steps):
         plain = {step: plain}
     return locate(plain)
 
 
 def _merge(under: Located, over: Located) -> Located:
-    """Put a mapping over another key by key; anything else takes the place of what was there."""
     if not isinstance(under.value, dict) or not isinstance(over.value, dict):
         return over
     members = dict(under.value)
@@ -188,41 +147,41 @@ def _merge(under: Located, over: Located) -> Located:
     return replace(under, value=members)
 
 
-# ----------------------------------------------------------------------
-# ``config.yml`` as settings: every problem of it is told at once, with its line and the way out
-# ----------------------------------------------------------------------
+# Settings
 
 _LAST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a pipeline listens: ``rpc`` for gRPC, ``http`` for HTTP or None; 0 lets the system choose."""
+    """Ports of a pipeline; 0 lets the system choose, None disables HTTP."""
 
     rpc: int
     http: int | None
 
 
 def choose_ports(rpc_port: int | None, http_port: int | None) -> Ports:
-    """Settle the ports of a configuration; blocking, but only for system calls.
+    """Return the ports of a configuration; raises ConfigError if both are missing or one is in use.
 
-    With ``http_port`` alone, gRPC gets the next port above that is free; with ``rpc_port`` alone there is no HTTP.
-
-    Raises:
-        ConfigError: neither port is given, or one that is given is in use.
+    ``http_port`` alone gives gRPC the next free port above; ``rpc_port`` alone disables HTTP.
     """
     if rpc_port is None and http_port is None:
-        suggestion = "give at least one of them, such as `http_port: 9999`"
+        suggestion = "set at least one, such as `http_port: 9999`"
         raise ConfigError([Problem("rpc_port and http_port are both missing", suggestion=suggestion)])
     named = (("rpc_port", rpc_port), ("http_port", http_port))
-    taken = [_in_use(key, port) for key, port in named if port is not None and not is_free(port)]
+    hint = "choose another port, or stop its program"
+    taken = [
+        Problem(f"port {port} is in use", path=key, suggestion=hint)
+        for key, port in named
+        if port is not None and not is_free(port)
+    ]
     if taken:
         raise ConfigError(taken)
     return Ports(_next_free(http_port or 0) if rpc_port is None else rpc_port, http_port)
 
 
 def is_free(port: int) -> bool:
-    """Tell whether nobody listens on a port of any address; 0 is always free."""
+    """Return whether a port is free on all addresses; 0 is always free."""
     families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_ipv6 else [])]
     return all(_can_bind(family, port) for family in families)
 
@@ -231,7 +190,7 @@ def _can_bind(family: socket.AddressFamily, port: int) -> bool:
     try:
         probe = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
-        return True  # a family that this machine does not have cannot be in anybody's way
+        return True  # this machine lacks the address family
     with closing(probe):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -240,13 +199,9 @@ def _can_bind(family: socket.AddressFamily, port: int) -> bool:
             probe.bind(("", port))
             probe.listen(1)
         except OSError as error:
-            return _is_no_address(family, error)
+            # IPv6 is switched off, which says nothing about the port.
+            return family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL
     return True
-
-
-def _is_no_address(family: socket.AddressFamily, error: OSError) -> bool:
-    """Tell whether a bind failed because IPv6 is switched off, which says nothing of the port."""
-    return family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL
 
 
 def _next_free(above: int) -> int:
@@ -254,56 +209,48 @@ def _next_free(above: int) -> int:
         if is_free(port):
             return port
     message = f"no port above {above} is free for gRPC"
-    raise ConfigError([Problem(message, path="rpc_port", suggestion="give `rpc_port`")])
-
-
-def _in_use(key: str, port: int) -> Problem:
-    return Problem(
-        f"port {port} is in use",
-        path=key,
-        suggestion="choose another, or end the program that has it",
-    )
+    raise ConfigError([Problem(message, path="rpc_port", suggestion="set `rpc_port`")])
 
 
 TOP_RULES: Final = {**rules_of(PipelineSettings), "grpc_gateway_port": whole()}
 _WITHOUT_EFFECT: Final[Mapping[type, Mapping[str, str]]] = {
     PipelineSettings: {
         "grpc_gateway_port": "HTTP is served without a gateway",
-        "build_dag_each_worker": "one process serves; `is_thread_op: false` gives the Ops processes of their own",
+        "build_dag_each_worker": "one process serves; `is_thread_op: false` runs Ops in worker processes",
     },
-    DagSettings: {"client_type": "each Op says how its model is reached"},
+    DagSettings: {"client_type": "client_type is set per Op"},
     LocalServiceConf: {
         "workdir": "no server is started for the model",
-        "mem_optim": "OpenVINO reuses memory by itself",
+        "mem_optim": "OpenVINO always reuses memory",
         "ir_optim": "OpenVINO always optimises",
         "use_mkldnn": "OpenVINO runs on oneDNN",
-        "mkldnn_cache_capacity": "OpenVINO keeps a cache of its own",
-        "mkldnn_op_list": "OpenVINO chooses by itself",
-        "mkldnn_bf16_op_list": "`precision` says it for the whole model",
-        "use_calib": "it belongs to TensorRT",
-        "min_subgraph_size": "it belongs to TensorRT",
-        "reload_interval_s": "a model is read once, when the server starts",
+        "mkldnn_cache_capacity": "OpenVINO manages its cache",
+        "mkldnn_op_list": "OpenVINO selects the operators",
+        "mkldnn_bf16_op_list": "`precision` applies to all operators",
+        "use_calib": "TensorRT only",
+        "min_subgraph_size": "TensorRT only",
+        "reload_interval_s": "models are read once at server start",
     },
 }
-"""Keys that are taken but have no effect on OpenVINO, with the reasons, by the settings that have them."""
-_RIGHTLY_SPELT: Final = "channel_recv_first_arrive"
+"""Accepted keys without effect on OpenVINO, with the reasons, by settings class."""
+_CORRECT_SPELLING: Final = "channel_recv_first_arrive"
 _BLOCKS: Final[Mapping[type, tuple[str, ...]]] = {
     PipelineSettings: ("dag", "op", "logging"),
     DagSettings: ("tracer",),
     OpSettings: ("local_service_conf",),
 }
-"""The blocks that a block can hold."""
+"""Nested blocks by settings class."""
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedConfig:
-    """A configuration with all there is to say of it.
+    """Configuration with all its findings.
 
     Attributes:
-        settings: what it says, with defaults in the place of what cannot be used.
-        problems: what is wrong with it, in the order of its lines.
-        without_effect: by the path of a key that has no effect here, why.
+        settings: the settings, with defaults for invalid values.
+        problems: all problems in line order.
+        without_effect: reasons by path of each key without effect.
     """
 
     settings: PipelineSettings
@@ -314,11 +261,11 @@ class ExaminedConfig:
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems because of which it cannot be used."""
+        """Problems of severity "error"."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     def place(self, problem: Problem) -> Problem:
-        """Give a problem that was found later the place of its path; one of another file, or without a path, stays."""
+        """Add file and line to a problem with a path; other problems are returned unchanged."""
         if problem.file or not problem.path:
             return problem
         return self._findings.place(self._root, problem)
@@ -329,17 +276,9 @@ def read_pipeline_config(
     yml_dict: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> PipelineSettings:
-    """Read ``config.yml``, or a dictionary in its place; blocking where it is a file.
+    """Read ``config.yml`` or an equivalent dictionary with overrides such as ``op.uci.concurrency=2``; blocking.
 
-    Unknown keys are warned about, keys that have no effect here are told at debug level.
-
-    Args:
-        yml_file: the file.
-        yml_dict: what would be in it.
-        overrides: options that are put over it, such as ``op.uci.concurrency=2``.
-
-    Raises:
-        ConfigError: something in it cannot be used, or not exactly one of file and dictionary is given.
+    Logs unknown keys as warnings and keys without effect at debug level.  Raises ConfigError for invalid content.
     """
     examined = examine_pipeline_config(yml_file, yml_dict, overrides)
     if examined.errors:
@@ -356,13 +295,9 @@ def examine_pipeline_config(
     yml_dict: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> ExaminedConfig:
-    """Read as :func:`read_pipeline_config`, but hand over what is wrong, and what has no effect, with the settings.
-
-    Raises:
-        ConfigError: there is nothing to read.
-    """
+    """Read like :func:`read_pipeline_config`, but return the problems with the settings; ConfigError if unreadable."""
     if (yml_file is None) == (yml_dict is None):
-        raise ConfigError([Problem("give either yml_file or yml_dict", suggestion="give one of the two")])
+        raise ConfigError([Problem("expected exactly one of yml_file and yml_dict")])
     source = Path(yml_file) if yml_file is not None else yml_dict or {}
     root, findings = read_document(source, overrides)
     reader = _PipelineReader(root, findings)
@@ -371,8 +306,6 @@ def examine_pipeline_config(
 
 
 class _PipelineReader:
-    """Reads one document from the top down; a block that has no value is an empty one."""
-
     def __init__(self, root: Located, findings: Findings) -> None:
         self._top = Section(root, findings)
         self.without_effect: dict[str, str] = {}
@@ -394,20 +327,23 @@ class _PipelineReader:
 
     def _values(self, section: Section, settings: type) -> dict[str, Any]:
         rules = TOP_RULES if settings is PipelineSettings else rules_of(settings)
-        idle = _WITHOUT_EFFECT.get(settings, {})
+        without_effect = _WITHOUT_EFFECT.get(settings, {})
         given = replace(section, node=replace(section.node, value=section.members))
-        self.without_effect |= {member.path: idle[key] for key, member in given.members.items() if key in idle}
+        self.without_effect |= {
+            member.path: without_effect[key] for key, member in given.members.items() if key in without_effect
+        }
         return given.read({**rules, **dict.fromkeys(_BLOCKS.get(settings, ()))})
 
     def _dag(self, section: Section) -> DagSettings:
-        spelt = {
-            "channel_recv_frist_arrive" if key == _RIGHTLY_SPELT else key: each for key, each in section.members.items()
+        members = {
+            "channel_recv_frist_arrive" if key == _CORRECT_SPELLING else key: each
+            for key, each in section.members.items()
         }
-        section = replace(section, node=replace(section.node, value=spelt))
+        section = replace(section, node=replace(section.node, value=members))
         values = self._values(section, DagSettings)
-        if values.get("enable_prometheus") and "prometheus_port" not in spelt:
-            section.warn("enable_prometheus", "no prometheus_port is given: metrics are at /metrics of http_port alone")
-        if "prometheus_port" in spelt and not values.get("enable_prometheus"):
+        if values.get("enable_prometheus") and "prometheus_port" not in members:
+            section.warn("enable_prometheus", "no prometheus_port: metrics are served only at /metrics of http_port")
+        if "prometheus_port" in members and not values.get("enable_prometheus"):
             section.warn("prometheus_port", "prometheus_port has no effect without enable_prometheus")
         tracer = TracerSettings(**self._values(self._block(section, "tracer"), TracerSettings))
         return DagSettings(**values, tracer=tracer)
@@ -421,11 +357,11 @@ class _PipelineReader:
         top = self._top
         if "rpc_port" not in top.members and "http_port" not in top.members:
             message = "rpc_port and http_port are both missing"
-            top.findings.refuse(top.node, message, suggestion="give one of them, or both")
+            top.findings.refuse(top.node, message, suggestion="set one of them, or both")
         rpc = values.get("rpc_port")
-        taken = f"port {rpc} is that of rpc_port already"
+        taken = f"port {rpc} is already rpc_port"
         if rpc and rpc == values.get("http_port"):
-            top.refuse("http_port", taken, suggestion="give another port")
+            top.refuse("http_port", taken, suggestion="use another port")
         if rpc and rpc == metrics:
             node = top.node.find("dag", "prometheus_port")
-            top.findings.refuse(node, taken, suggestion="give another port, or that of http_port")
+            top.findings.refuse(node, taken, suggestion="use another port, or the http_port")

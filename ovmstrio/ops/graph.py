@@ -1,4 +1,4 @@
-"""The graph of a pipeline's Ops, from its RequestOp to its ResponseOp, and what no pipeline can be made of."""
+"""Graph of a pipeline's Ops from RequestOp to ResponseOp, its validation and its drawing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _Edges = Mapping[str, tuple[str, ...]]
 
 
 def reach(names: Iterable[str], edges: _Edges) -> set[str]:
-    """Give the names and everything that edges lead to from them."""
-    found = list(dict.fromkeys(names))
-    for name in found:
-        found.extend(one for one in edges.get(name, ()) if one not in found)
-    return set(found)
+    """Return the names and all names reachable over the edges."""
+    reached = list(dict.fromkeys(names))
+    for name in reached:
+        reached.extend(one for one in edges.get(name, ()) if one not in reached)
+    return set(reached)
 
 
 def unsatisfiable_join(jumper: str, targets: Iterable[str], inputs: _Edges, consumers: _Edges) -> str | None:
-    """Tell what could go wrong after ``jumper`` has put its output in the place of that of ``targets``.
+    """Return the problem of a jump from ``jumper`` to ``targets``, or None.
 
-    An Op that has run before the jump and runs again needs all its inputs again; and none needs what the Ops that are
-    jumped over would have made.  An Op that loops beside the one that jumps could run in two rounds at once.
+    An Op that ran before the jump and runs again needs all its inputs again, and no Op may need an output of the Ops
+    that the jump skips.  An Op in parallel to a loop could run in two rounds at once.
     """
     targets = set(targets)
     before, after = reach([jumper], inputs), reach([jumper], consumers)
@@ -47,25 +47,25 @@ def unsatisfiable_join(jumper: str, targets: Iterable[str], inputs: _Edges, cons
         missing = [one for one in inputs[name] if one not in given and (name in before or one in after)]
         if missing:
             return f"{name} would never get the output of {', '.join(missing)}"
-    beside = [name for name in inputs if name in again and name not in before | after]
-    if beside and again & before:
-        return f"{', '.join(beside)} would run beside the loop"
+    parallel = [name for name in inputs if name in again and name not in before | after]
+    if parallel and again & before:
+        return f"{', '.join(parallel)} would run in parallel to the loop"
     return None
 
 
 @dataclass(frozen=True)
 class OpGraph:
-    """Ops in an order in which each comes after its inputs; the RequestOp is an input by the name ``@DAGExecutor``.
+    """Graph of Ops in topological order; the RequestOp is the input named ``@DAGExecutor``.
 
     Attributes:
-        request: makes the input of the Ops that come first.
-        response: makes the answer of the output of ``last``.
-        ops: the Ops between them, by name.
-        inputs: by an Op's name, whose outputs it gets.
-        consumers: by the name of an Op or of the RequestOp, who gets its output.
-        jumps: by the name of an Op that may jump, whose place its output may take.
-        last: the name of the last Op.
-        is_chain: whether no request is ever in two Ops at once.
+        request: creates the input of the first Ops.
+        response: creates the response from the output of ``last``.
+        ops: Ops between request and response, by name.
+        inputs: producers by Op name.
+        consumers: consumers by name of the Op or RequestOp.
+        jumps: jump targets by Op name.
+        last: name of the last Op.
+        is_chain: whether a request is never in two Ops at once.
     """
 
     request: RequestOp
@@ -83,55 +83,51 @@ class OpGraph:
 
 
 def build(response_op: Op) -> OpGraph:
-    """Make the graph of all Ops that lead to a ResponseOp.
-
-    Raises:
-        ConfigError: no pipeline can be made of them; every problem lists the Ops that it is about.
-    """
+    """Return the graph of all Ops that lead to a ResponseOp; ConfigError lists the problems with their Ops."""
     if not isinstance(response_op, ResponseOp):
-        raise _error("a pipeline ends with a ResponseOp", "a ResponseOp", _named([response_op]))
+        raise _error("a pipeline ends with a ResponseOp", "a ResponseOp", _names([response_op]))
     ends = response_op.get_input_ops()
     if len(ends) != 1:
-        raise _error("a ResponseOp has exactly one input, the last Op", "one Op", _named(ends))
+        raise _error("a ResponseOp has exactly one input, the last Op", "one Op", _names(ends))
     if isinstance(ends[0], RequestOp):
-        raise _error("a pipeline has at least one Op between RequestOp and ResponseOp", "an Op", _named(ends))
-    found = _reachable(ends[0])
-    _check_names(found)
-    request = _only_source(found)
-    return _joined(request, response_op, _sorted(found), ends[0].name)
+        raise _error("a pipeline has at least one Op between RequestOp and ResponseOp", "an Op", _names(ends))
+    reached = _reachable(ends[0])
+    _check_names(reached)
+    request = _only_source(reached)
+    return _make_graph(request, response_op, _sorted(reached), ends[0].name)
 
 
 def _error(message: str, expected: str, found: str) -> ConfigError:
     return ConfigError([Problem(message, expected=expected, found=found)])
 
 
-def _named(ops: Iterable[Op]) -> str:
+def _names(ops: Iterable[Op]) -> str:
     return ", ".join(getattr(op, "name", type(op).__name__) for op in ops) or "no Op"
 
 
 def _reachable(last: Op) -> list[Op]:
-    found = [last]
-    for op in found:
-        found.extend(one for one in dict.fromkeys(op.get_input_ops()) if one not in found)
-    return found
+    reached = [last]
+    for op in reached:
+        reached.extend(one for one in dict.fromkeys(op.get_input_ops()) if one not in reached)
+    return reached
 
 
 def _check_names(ops: list[Op]) -> None:
     counts = Counter(op.name for op in ops)
     twice = [f"{name} ({count} times)" for name, count in counts.items() if count > 1]
     if twice:
-        raise _error("the Ops of a pipeline have names of their own", "each name once", ", ".join(twice))
+        raise _error("Op names of a pipeline must be unique", "each name once", ", ".join(twice))
 
 
 def _only_source(ops: list[Op]) -> RequestOp:
     sources = [op for op in ops if not op.get_input_ops()]
     if not sources:
-        raise _error("no Op is without inputs, so that the Ops form a cycle", "one RequestOp", _named(ops))
+        raise _error("every Op has inputs, so the Ops form a cycle", "one RequestOp", _names(ops))
     if len(sources) > 1:
-        raise _error("only one Op of a pipeline, its RequestOp, is without inputs", "one RequestOp", _named(sources))
+        raise _error("only the RequestOp of a pipeline has no inputs", "one RequestOp", _names(sources))
     (source,) = sources
     if not isinstance(source, RequestOp):
-        raise _error("a pipeline begins with a RequestOp", "a RequestOp", _named(sources))
+        raise _error("a pipeline begins with a RequestOp", "a RequestOp", _names(sources))
     return source
 
 
@@ -144,26 +140,25 @@ def _sorted(ops: list[Op]) -> list[Op]:
         raise _error("the Ops form a cycle", "none", " -> ".join(error.args[1])) from error
 
 
-def _joined(request: RequestOp, response: ResponseOp, ordered: list[Op], last: str) -> OpGraph:
+def _make_graph(request: RequestOp, response: ResponseOp, ordered: list[Op], last: str) -> OpGraph:
     ops = {op.name: op for op in ordered if op is not request}
     inputs = {name: tuple(dict.fromkeys(one.name for one in op.get_input_ops())) for name, op in ops.items()}
     consumers = {
         producer: tuple(name for name, producers in inputs.items() if producer in producers)
         for producer in (EXECUTOR_NAME, *ops)
     }
-    problems = [*_unable_to_join(ops, inputs), *_bad_jumps(ops, inputs, consumers)]
+    problems = [*_missing_preprocess(ops, inputs), *_bad_jumps(ops, inputs, consumers)]
     if problems:
         raise ConfigError(problems)
     jumps = {name: tuple(one.name for one in targets) for name, op in ops.items() if (targets := op.get_jump_to_ops())}
     return OpGraph(request, response, ops, inputs, consumers, jumps, last)
 
 
-def _unable_to_join(ops: Mapping[str, Op], inputs: Mapping[str, tuple[str, ...]]) -> list[Problem]:
-    """Find Ops with several inputs that leave it to the default to make one feed of them."""
+def _missing_preprocess(ops: Mapping[str, Op], inputs: Mapping[str, tuple[str, ...]]) -> list[Problem]:
     return [
         Problem(
-            f"Op {name} has several inputs ({', '.join(inputs[name])}), so that it must override preprocess",
-            suggestion="override preprocess, or give it one input",
+            f"Op {name} has several inputs ({', '.join(inputs[name])}) and does not override preprocess",
+            suggestion="override preprocess, or use one input",
         )
         for name, op in ops.items()
         if len(inputs[name]) > 1 and type(op).preprocess is Op.preprocess
@@ -179,19 +174,22 @@ def _bad_jumps(
         foreign = [one for one in targets if ops.get(one.name) is not one and not isinstance(one, RequestOp)]
         if foreign:
             message = f"Op {name} jumps to Ops that are not in the pipeline"
-            problems.append(Problem(message, expected=f"some of {', '.join(ops)}", found=_named(foreign)))
+            problems.append(Problem(message, expected=f"some of {', '.join(ops)}", found=_names(foreign)))
         elif targets:
             join = unsatisfiable_join(name, [one.name for one in targets], inputs, consumers)
             if join is not None:
-                problems.append(Problem(f"Op {name} jumps to {_named(targets)}: {join}"))
+                problems.append(Problem(f"Op {name} jumps to {_names(targets)}: {join}"))
     return problems
 
 
 def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
-    """Arrange a pipeline, with the settings that hold for its Ops; jumps lead up."""
+    """Return the drawing of a pipeline with its settings; jumps are back edges."""
     settings = settings or PipelineSettings()
     keys = {name: f"n{number}" for number, name in enumerate(graph.ops)} | {graph.request.name: "i0"}
-    boxes = [_box(keys[name], settings_of(op, settings), settings) for name, op in graph.ops.items()]
+    resolved = {name: settings_of(op, settings) for name, op in graph.ops.items()}
+    boxes = [
+        DrawnBox(keys[name], "node", op.name, _runs(op), tuple(_notes(op, settings))) for name, op in resolved.items()
+    ]
     edges = [
         DrawnEdge(keys[producer], keys[name], "") for name, producers in graph.inputs.items() for producer in producers
     ]
@@ -204,12 +202,7 @@ def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
     return arrange([DrawnBox("i0", "input", "request")], boxes, [DrawnBox("o0", "output", "response")], edges)
 
 
-def _box(key: str, op: OpSettings, settings: PipelineSettings) -> DrawnBox:
-    return DrawnBox(key, "node", op.name, _runs(op), tuple(_notes(op, settings)))
-
-
 def _runs(op: OpSettings) -> str:
-    """Say what an Op calls."""
     if op.server_endpoints:
         return f"{op.client_type or 'remote'} at {', '.join(op.server_endpoints)}"
     model = op.local_service_conf.model_config
@@ -217,7 +210,6 @@ def _runs(op: OpSettings) -> str:
 
 
 def _notes(op: OpSettings, settings: PipelineSettings) -> list[str]:
-    """Say what is not as it is by default."""
     kind = "thread" if settings.dag.is_thread_op else "process"
     notes = [f"{op.concurrency} {kind}{'' if op.concurrency == 1 else 'es' if kind == 'process' else 's'}"]
     if op.batch_size > 1:

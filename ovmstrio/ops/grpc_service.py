@@ -1,4 +1,4 @@
-"""``PipelineService.inference``: a unary call whose failures, but overload, are in the answer and not in the status."""
+"""gRPC service ``PipelineService``; failures except overload are in the response, not in the gRPC status."""
 
 from __future__ import annotations
 
@@ -35,35 +35,30 @@ __all__ = ["PipelineService"]
 
 @runtime_checkable
 class AnsweringService(Service, Protocol):
-    """A loaded pipeline; ``name`` is what its configuration calls it."""
+    """Loaded pipeline with the name of its configuration."""
 
     name: str
 
     async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request, whatever comes of it; raises nothing but cancellation."""
+        """Run one request; raises only cancellation."""
         ...
 
 
 class PipelineEntries:
-    """Finds pipelines by the names that requests give.
-
-    Args:
-        registry: has them.
-        root: the entry that answers nameless requests where there are several; empty for none.
-    """
+    """Lookup of pipelines by request name; ``root`` serves requests without a name if there are several."""
 
     def __init__(self, registry: Registry, root: str = "") -> None:
         self._registry = registry
         self._root = root
 
-    def find(self, asked: str) -> str | None:
-        """Give the entry that has a name, or whose service has it; None if there is none."""
+    def find(self, request_name: str) -> str | None:
+        """Return the entry with the name or with a service of that name; None if unknown or ambiguous."""
         entries = self._registry.names_of(OpPipelineSpec.kind)
-        if asked in entries:
-            return asked
-        if not asked:
+        if request_name in entries:
+            return request_name
+        if not request_name:
             return self._root if self._root in entries else _only(entries)
-        return _only({entry for entry in entries if self._service_name(entry) == asked})
+        return _only({entry for entry in entries if self._service_name(entry) == request_name})
 
     def _service_name(self, entry: str) -> str:
         try:
@@ -74,16 +69,10 @@ class PipelineEntries:
 
 
 async def answer_of(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
-    """Have a pipeline answer a request, and note in the call's event how that ended.
-
-    Raises:
-        NotSupported: it is no pipeline any more.
-
-    Cancellation: at any checkpoint; the pipeline gives back what the request held.
-    """
+    """Run a request on a call's pipeline and record its failure in the event; NotSupported for other services."""
     service = call.service
     if not isinstance(service, AnsweringService):
-        raise NotSupported(f'"{call.event.name}" is no pipeline of Ops')
+        raise NotSupported(f'"{call.event.name}" is not an Op pipeline')
     response = await service.answer(request, deadline)
     note_answer(response)
     return response
@@ -97,37 +86,22 @@ _INFERENCE = METHOD.rpartition("/")[2]
 
 
 class PipelineService:
-    """The service over all pipelines of a server, of which a request chooses one by its name.
-
-    Args:
-        plane: has the pipelines.
-        root: the one that answers nameless requests where there are several; empty for none.
-    """
+    """gRPC service over all pipelines of a server; ``root`` serves requests without a name if there are several."""
 
     def __init__(self, plane: DataPlane, root: str = "") -> None:
         self._plane = plane
         self._entries = PipelineEntries(plane.registry, root)
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Give the handler by path; both messages come in layouts that are read and written here."""
         return {METHOD: OrderedHandler(self._inference, Cardinality.UNARY_UNARY, bytes, bytes)}
 
     async def _inference(self, call: Call) -> None:
-        """Answer one request; a client that does not say its address gets that of its connection.
-
-        Raises:
-            InvalidRequest: it is no request of a pipeline.
-            NotReady: the pipeline is not there yet.
-            Overloaded: too many requests wait.
-
-        Cancellation: at any checkpoint; the pipeline gives back what the request held.
-        """
         data: bytes = await call.recv_message()
-        named = self._entries.find(name_in(data).decode(errors="replace")) if self._plane.has_limits() else None
-        if named is None:
+        entry_name = self._entries.find(name_in(data).decode(errors="replace")) if self._plane.has_limits() else None
+        if entry_name is None:
             await self._answer(call, data)
             return
-        entry, arrival = named.encode(), call.arrival
+        entry, arrival = entry_name.encode(), call.arrival
         answer = partial(self._answer, call, data, entry)
         await answer_admitted(self._plane, PADDLE_GRPC, entry, answer, method=_INFERENCE, arrival=arrival)
 
@@ -138,7 +112,7 @@ class PipelineService:
         if name is None:
             if arrival is not None:
                 arrival.settle()
-            await call.send_message(_written(wrong_name(request)))
+            await call.send_message(_encode(wrong_name(request)))
             return
         keep_place(name, entry)
         if arrival is not None:
@@ -150,22 +124,22 @@ class PipelineService:
             response = await answer_of(observed, request, call.deadline)
             if response.is_overload:
                 raise Overloaded(response.err_msg)
-            written = _written(response)
-            observed.event.sent = len(written)
-            await call.send_message(written)
+            encoded = _encode(response)
+            observed.event.sent = len(encoded)
+            await call.send_message(encoded)
 
 
 def _read(data: bytes) -> PipelineRequest:
     try:
         message = decode_request(data)
     except ValueError as error:
-        raise InvalidRequest(f"malformed request of a pipeline: {error}") from None
+        raise InvalidRequest(f"malformed pipeline request: {error}") from None
     for field in ("key", "value", "tensors"):
         if len(getattr(message, field)) > MAX_MEMBERS:
             raise InvalidRequest(f"{field}: expected at most {MAX_MEMBERS}, got {len(getattr(message, field))}")
     return from_message(message)
 
 
-def _written(response: PipelineResponse) -> bytes:
-    written: bytes = to_message(response).SerializeToString()
-    return written
+def _encode(response: PipelineResponse) -> bytes:
+    encoded: bytes = to_message(response).SerializeToString()
+    return encoded

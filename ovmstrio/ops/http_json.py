@@ -1,7 +1,7 @@
-"""The JSON form of a pipeline's requests, and of its answers, byte for byte as the gateway of Paddle Serving writes it.
+"""JSON codec of pipeline requests and responses, byte for byte as the gateway of Paddle Serving writes them.
 
-Every field is there, in the order of its number, without blanks; numbers of 64 bits are texts, bytes are base64, and
-characters that mean something in HTML are escaped.
+Responses have every field in order of its number, without spaces; 64-bit numbers are strings, bytes are base64, and
+HTML characters are escaped.
 """
 
 from __future__ import annotations
@@ -47,27 +47,20 @@ if TYPE_CHECKING:
 __all__ = ["error_answer", "read_request", "receive_request", "render", "status_of_code", "text_answer"]
 
 _INT64: Final = range(-(2**63), 2**63)
-_MOST_DIGITS: Final = 100
+_MAX_DIGITS: Final = 100
 _AT_ONCE_BYTES: Final = 8 * 1024
-"""Larger bodies may have so many tensors that reading all of them takes long."""
+"""Larger bodies may hold so many tensors that parsing blocks the event loop."""
 
 
 async def receive_request(body: bytes, name: str, method: str) -> PipelineRequest:
-    """Read a body as :func:`read_request`, in a worker thread if the body is large.
-
-    Cancellation: as :func:`run_in_slices`; not a checkpoint for small bodies.
-    """
+    """Parse a body like :func:`read_request`, in a worker thread if it is large; no checkpoint for small bodies."""
     if len(body) <= _AT_ONCE_BYTES:
         return read_request(body, name, method)
     return await run_in_slices(_request_in_slices(body, name, method))
 
 
 def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
-    """Read a body; ``name`` and ``method`` are those of the path, whatever the body says.
-
-    Raises:
-        InvalidRequest: the body is not JSON, exceeds a limit, or fields do not have their types; all of them are named.
-    """
+    """Parse a body, whose name and method the arguments override; InvalidRequest lists all malformed fields."""
     return run_to_end(_request_in_slices(body, name, method))
 
 
@@ -141,7 +134,7 @@ def _stringified(value: Any) -> str:
     try:
         return orjson.dumps(without_arrays(value)).decode()
     except orjson.JSONEncodeError:
-        raise InvalidRequest("value: expected lists and objects that are not so deep in one another") from None
+        raise InvalidRequest("value: lists and objects are nested too deeply") from None
 
 
 def _integer(field: str, value: Any) -> int:
@@ -150,13 +143,13 @@ def _integer(field: str, value: Any) -> int:
     number = None
     if isinstance(value, str):
         digits = value.removeprefix("-")
-        number = int(value) if digits.isdecimal() and value.isascii() and len(digits) <= _MOST_DIGITS else None
+        number = int(value) if digits.isdecimal() and value.isascii() and len(digits) <= _MAX_DIGITS else None
     elif isinstance(value, float):
         number = int(value) if value.is_integer() else None
     elif isinstance(value, int) and not isinstance(value, bool):
         number = value
     if number is None or number not in _INT64:
-        raise InvalidRequest(f"{field}: expected a whole number of 64 bits, or its text, got {_kind(value)}")
+        raise InvalidRequest(f"{field}: expected a 64-bit integer or its text, got {_kind(value)}")
     return number
 
 
@@ -169,7 +162,7 @@ def _read_tensor(index: int, value: Any) -> PipelineTensor:
         read = _PLAIN_FIELDS.get(name)
         elements = None if read is None else read(given)
         if read is not None and elements is None and type(given) is NumberArray:
-            # Booleans, null or lists.
+            # The array holds booleans, nulls or lists.
             given = without_arrays(given)  # noqa: PLW2901 - the same value
             elements = read(given)
         if elements is not None:
@@ -177,7 +170,7 @@ def _read_tensor(index: int, value: Any) -> PipelineTensor:
         elif name in _FIELDS:
             if isinstance(given, list) and len(given) > MAX_MEMBERS:
                 raise InvalidRequest(
-                    f"tensors[{index}]: {name}: expected JSON values of the field's own type in a list of more than "
+                    f"tensors[{index}]: {name}: expected JSON values of the field's type in a list of more than "
                     f"{MAX_MEMBERS}"
                 )
             others[name] = given
@@ -190,8 +183,8 @@ def _read_tensor(index: int, value: Any) -> PipelineTensor:
     return replace(read_others, **plain)
 
 
-def _whole_numbers(bounds: range) -> Callable[[Any], list[int] | None]:
-    """Return a reader of lists of whole numbers, or of their texts; it returns None for any other list."""
+def _integer_reader(bounds: range) -> Callable[[Any], list[int] | None]:
+    """Return a reader of lists of integers or their strings; it returns None for any other list."""
 
     def read(value: Any) -> list[int] | None:
         if type(value) is NumberArray:
@@ -209,7 +202,7 @@ def _whole_numbers(bounds: range) -> Callable[[Any], list[int] | None]:
     return read
 
 
-def _fractions(datatype: str) -> Callable[[Any], list[float] | None]:
+def _float_reader(datatype: str) -> Callable[[Any], list[float] | None]:
     """Return a reader of lists of numbers, rounded to a datatype; it returns None for any other list."""
     dtype = np.dtype(datatype)
 
@@ -229,11 +222,6 @@ def _fractions(datatype: str) -> Callable[[Any], list[float] | None]:
     return read
 
 
-def _elements_of(kind: type) -> Callable[[Any], list[Any] | None]:
-    """Return a reader of lists of one type; it returns None for any other list."""
-    return lambda value: value if type(value) is list and {kind} >= set(map(type, value)) else None
-
-
 def _texts(value: Any) -> list[str] | None:
     if type(value) is not list or not {str} >= set(map(type, value)):
         return None
@@ -249,19 +237,19 @@ _MAX_REASON_CHARACTERS: Final = 300
 _FIELDS: Final = frozenset(name for field in TENSOR.DESCRIPTOR.fields for name in (field.name, field.json_name))
 _INT32: Final = range(-(2**31), 2**31)
 _PLAIN_FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "int64_data": _whole_numbers(_INT64),
-    "int_data": _whole_numbers(_INT32),
-    "uint32_data": _whole_numbers(range(2**32)),
-    "shape": _whole_numbers(_INT32),
-    "lod": _whole_numbers(_INT32),
-    "float_data": _fractions("f4"),
-    "float64_data": _fractions("f8"),
-    "bool_data": _elements_of(bool),
+    "int64_data": _integer_reader(_INT64),
+    "int_data": _integer_reader(_INT32),
+    "uint32_data": _integer_reader(range(2**32)),
+    "shape": _integer_reader(_INT32),
+    "lod": _integer_reader(_INT32),
+    "float_data": _float_reader("f4"),
+    "float64_data": _float_reader("f8"),
+    "bool_data": lambda value: value if type(value) is list and {bool} >= set(map(type, value)) else None,
     "str_data": _texts,
     "elem_type": lambda value: value if type(value) is int and value in _INT32 else None,
     "name": lambda value: value if type(value) is str and value.isascii() else None,
 }
-"""Readers of fields as nearly all clients write them; protobuf's slower reader takes all other values."""
+"""Fast readers for fields as most clients write them; protobuf's slower parser takes all other values."""
 
 
 def _kind(value: Any) -> str:
@@ -285,11 +273,11 @@ _ESCAPES: Final[Mapping[bytes, bytes]] = {
     "\u2029".encode(): b"\\u2029",
 }
 _ESCAPED: Final = re.compile(b"|".join(map(re.escape, _ESCAPES)))
-_SHORT: Final = re.compile(rb'\\(?:\\|"|[bf])')
-_LONG: Final[Mapping[bytes, bytes]] = {rb"\b": rb"\u0008", rb"\f": rb"\u000c"}
+_SHORT_ESCAPE: Final = re.compile(rb'\\(?:\\|"|[bf])')
+_LONG_ESCAPES: Final[Mapping[bytes, bytes]] = {rb"\b": rb"\u0008", rb"\f": rb"\u000c"}
 
 _OK: Final = 200
-_OF_PRODUCT: Final = 422
+_PRODUCT_STATUS: Final = 422
 _STATUS_BY_CODE: Final[Mapping[int, int]] = {
     0: _OK,
     3000: 501,
@@ -306,11 +294,11 @@ _STATUS_BY_CODE: Final[Mapping[int, int]] = {
 }
 
 INVALID_ARGUMENT: Final = 3
-"""gRPC's number of the error that every unreadable body is."""
+"""gRPC status code of an unreadable body."""
 
 
 def render(message: Any) -> bytes:
-    """Write an answer's message."""
+    """Encode a response message."""
     tensors = b",".join(_tensor(tensor) for tensor in message.tensors)
     head = _dump(
         {
@@ -324,27 +312,27 @@ def render(message: Any) -> bytes:
 
 
 def status_of_code(code: int) -> int:
-    """Give the HTTP status of an ``err_no``; a product's codes have one in common."""
-    return _STATUS_BY_CODE.get(code, _OF_PRODUCT)
+    """Return the HTTP status of an ``err_no``; all product codes share one status."""
+    return _STATUS_BY_CODE.get(code, _PRODUCT_STATUS)
 
 
 def error_answer(text: str, status: int = 400, code: int = INVALID_ARGUMENT) -> HttpAnswer:
-    """Refuse a body that cannot be read."""
+    """Return the gateway's error response."""
     body = _dump({"error": text, "code": code, "message": text, "details": []})
     return HttpAnswer(status, JSON_TYPE, body)
 
 
 def text_answer(status: int, text: str) -> HttpAnswer:
-    """Refuse a path or a verb."""
+    """Return a plain-text error response for a path or method."""
     headers = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
     return HttpAnswer(status, headers, f"{text}\n".encode())
 
 
 def _dump(value: Any) -> bytes:
-    """Write JSON with the escapes that the gateway's library makes."""
+    """Encode JSON with the escapes of the gateway's library."""
     plain = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     plain = _ESCAPED.sub(lambda match: _ESCAPES[match[0]], plain)
-    return _SHORT.sub(lambda match: _LONG.get(match[0], match[0]), plain)
+    return _SHORT_ESCAPE.sub(lambda match: _LONG_ESCAPES.get(match[0], match[0]), plain)
 
 
 def _tensor(tensor: Any) -> bytes:
@@ -368,6 +356,6 @@ def _tensor(tensor: Any) -> bytes:
 
 
 def _numbers(datatype: str, values: Any) -> Any:
-    """Give numbers with as many digits as their type has, and texts for those that JSON does not have."""
+    """Return numbers with the digits of their datatype, and strings for non-finite values."""
     known = BY_NAME[datatype]
     return json_values(Tensor("", known, np.array(values, known.numpy)))

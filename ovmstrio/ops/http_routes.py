@@ -1,13 +1,13 @@
-"""The HTTP paths of a pipeline.
+"""HTTP paths of a pipeline.
 
 ::
 
-    POST /{name}/{method}     a request of the pipeline; any method is accepted
-    GET  /health              200 once every worker is there, else 503 with why
-    GET  /metrics             Prometheus's text
-    GET  /trace               the figures of Ops and channels, for a live view
+    POST /{name}/{method}     pipeline request with any method name
+    GET  /health              200 if ready, otherwise 503 with the reason
+    GET  /metrics             metrics in Prometheus's text format
+    GET  /trace               figures of Ops and channels for a live view
 
-Below its name in a server that serves others as well, ``/{method}`` alone is enough.
+Below the pipeline's name on a shared server, ``/{method}`` is enough.
 """
 
 from __future__ import annotations
@@ -42,39 +42,25 @@ if TYPE_CHECKING:
 
 __all__ = ["OpsMountKind", "metrics_router", "note_answer"]
 
-# ----------------------------------------------------------------------
-# Answers of pipelines that tell of a failure, as observers of their calls see them
-# ----------------------------------------------------------------------
-
 
 def note_answer(response: PipelineResponse) -> None:
-    """Note in the event of the running call that its answer tells of a failure, if it does."""
+    """Record the failure of a response in the current call event."""
     if response.err_no and not response.is_overload:
         note_failure(response.err_msg, code=_code_of(response.err_no))
 
 
 def _code_of(number: int) -> str:
-    """Name an error; those that services define themselves have one name together."""
     try:
         return CustomExceptionCode(number).name
     except ValueError:
         return CustomExceptionCode.PRODUCT_ERROR.name
 
 
-# ----------------------------------------------------------------------
-# The HTTP paths of a pipeline
-# ----------------------------------------------------------------------
-
 _RESOURCE_EXHAUSTED: Final = 8
 
 
 class OpsMountKind:
-    """How pipelines of Ops are mounted.
-
-    Args:
-        plane: knows whether requests will be answered.
-        max_body_bytes: what a body may have once it is not encoded any more.
-    """
+    """Mount kind of Op pipelines, with a limit for decompressed bodies."""
 
     door = PADDLE_HTTP
 
@@ -83,12 +69,12 @@ class OpsMountKind:
         self._max_body_bytes = max_body_bytes
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
-        """Give the paths of a pipeline."""
+        """Return the paths of a pipeline."""
         del name, is_root
         return _PipelineRoutes(service, self._plane, self._max_body_bytes)
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer for an error in the form of the gateway."""
+        """Return the gateway's response for an error."""
         if not isinstance(error, ServerError):
             return answers.error_answer(error)
         if isinstance(error, PayloadTooLarge):
@@ -97,50 +83,40 @@ class OpsMountKind:
         return error_answer(error.message, status.http, status.grpc.value).with_headers(answers.retry_after(error))
 
     def is_call(self, method: str, path: str) -> bool:
-        """Take requests of the pipeline for calls, and no questions about it."""
+        """Return whether the request is a pipeline call."""
         del path
         return method == "POST"
 
     def need(self, method: str, path: str) -> Need:
-        """Leave health to everybody, and metrics to who scrapes."""
+        """Return the required scope: none for health, metrics for metrics."""
         if self.is_call(method, path):
             return Need.INFER
         return {"health": Need.NOTHING, "metrics": Need.METRICS}.get(path.strip("/"), Need.ABOUT)
 
 
 class _PipelineRoutes:
-    """The paths of one pipeline."""
-
     def __init__(self, service: OpService, plane: DataPlane, max_body_bytes: int) -> None:
         self._service = service
         self._plane = plane
         self._max_body_bytes = max_body_bytes
 
     async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
-        """Answer one request; None if there is no such path below the pipeline's name.
-
-        Raises:
-            InvalidRequest: the body cannot be read.
-            PayloadTooLarge: it is too large once it is not encoded any more.
-
-        Cancellation: as the pipeline's.
-        """
         _, *parts = request.path.split("/")
         if request.method in {"GET", "HEAD"} and parts[1:] in ([], [""]) and parts:
             answer = self._operation(parts[0])
             if answer is not None:
                 return answer
-        called = _called(parts, self._service.own_name if request.mount else None)
-        if called is None:
-            return None if request.mount else _refused(request.method, parts)
+        target = _parse_path(parts, self._service.own_name if request.mount else None)
+        if target is None:
+            return None if request.mount else _path_error(request.method, parts)
         if request.method != "POST":
             return text_answer(405, "Method Not Allowed")
-        return await self._infer(request, *called)
+        return await self._infer(request, *target)
 
     async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
-        asked = await receive_request(await inflated_body(request, self._max_body_bytes), name, method)
-        asked.clientip = asked.clientip or request.client.host
-        response = await self._service.answer(asked, math.inf)
+        pipeline_request = await receive_request(await inflated_body(request, self._max_body_bytes), name, method)
+        pipeline_request.clientip = pipeline_request.clientip or request.client.host
+        response = await self._service.answer(pipeline_request, math.inf)
         note_answer(response)
         message = to_message(response)
         by_code = status_of_code(message.err_no) if self._service.settings.http_status else 200
@@ -157,8 +133,8 @@ class _PipelineRoutes:
         return None
 
 
-def _called(parts: list[str], own: str | None) -> tuple[str, str] | None:
-    """Read name and method, the one of which is known below a mount; a method may be empty, its slash must be there."""
+def _parse_path(parts: list[str], own: str | None) -> tuple[str, str] | None:
+    """Return name and method of a path; below a mount the name is known.  A method may be empty after its slash."""
     is_ended = len(parts) > 1 and not parts[-1]
     if own is not None and len(parts) == 1 + is_ended:
         return own, parts[0]
@@ -168,8 +144,7 @@ def _called(parts: list[str], own: str | None) -> tuple[str, str] | None:
     return name, methods[0]
 
 
-def _refused(method: str, parts: list[str]) -> HttpAnswer:
-    """Refuse a path at the root that no request of a pipeline has; a name alone is one of another method."""
+def _path_error(method: str, parts: list[str]) -> HttpAnswer:
     if method == "POST" or len(parts) > 1 or not parts[0]:
         return text_answer(404, "Not Found")
     return text_answer(405, "Method Not Allowed")
@@ -182,19 +157,15 @@ def metrics_router(plane: DataPlane, metrics: Iterable[Rule], gate: Gate | None 
         return _health(plane)
 
     rules = [rule("/health", "GET", health, need=Need.NOTHING), *metrics]
-    return Router(rules, _Refusals(), gate=gate)
+    return Router(rules, _PathErrors(), gate=gate)
 
 
-class _Refusals:
-    """The gateway's words for what there is not."""
-
+class _PathErrors:
     def no_path(self, method: str, path: str) -> HttpAnswer:
-        """Answer for a path that there is not."""
         del method, path
         return text_answer(404, "Not Found")
 
     def no_method(self, method: str, path: str) -> HttpAnswer:
-        """Answer for a method that there is not."""
         del method, path
         return text_answer(405, "Method Not Allowed")
 

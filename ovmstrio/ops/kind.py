@@ -1,4 +1,4 @@
-"""Pipelines of Ops as a kind of service: made by their scripts, each in a task of its own."""
+"""Op pipelines as a kind of service, each created by a script and hosted in a task."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.service import NOTHING_INSIDE
-from ovmstrio.ops.executor.opening import open_executor
+from ovmstrio.ops.executor.executor import open_executor
 from ovmstrio.ops.graph import draw
 from ovmstrio.ops.observing.figures import PIPELINE
 from ovmstrio.ops.observing.observing import open_observing
 from ovmstrio.ops.op_service import NAMELESS, OpService
-from ovmstrio.ops.prepared_service import PreparedService
-from ovmstrio.ops.scripts import run_beside_others
+from ovmstrio.ops.prepared_service import PreparedService, run_beside_others
 from ovmstrio.serving.fingerprints import paths_mark, python_files
 from ovmstrio.serving.hosted_service import host
 from ovmstrio.serving.kind import Kind, Takes
@@ -37,17 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OpPipelineKind", "open_loaded"]
 
-# ----------------------------------------------------------------------
-# Pipelines of Ops as a kind of service: made by their scripts, each in a task of its own
-# ----------------------------------------------------------------------
-
 
 class OpPipelineKind(Kind[OpPipelineSpec]):
-    """Pipelines of Ops.
-
-    Args:
-        prepared: services that a running script has handed over, by the names of their specs, which have no script.
-    """
+    """Kind of Op pipelines; ``prepared`` holds services of a running script, by names of specs without script."""
 
     name: ClassVar[str] = OpPipelineSpec.kind
     spec = OpPipelineSpec
@@ -61,18 +52,15 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         self._prepared = prepared or {}
 
     def read(self, file: ConfigFile) -> list[OpPipelineSpec]:
-        """Read the pipelines of Ops of the file."""
+        """Read the Op pipelines of the configuration file."""
         return read_op_pipelines(file)
 
     def list_versions(self, spec: OpPipelineSpec) -> Listing:
-        """Give the one version."""
+        """Return the only version."""
         return Listing({ONLY_VERSION: spec.base_path}, mark=self.files_mark(spec, spec.base_path))
 
     def files_mark(self, spec: OpPipelineSpec, directory: Path) -> str:
-        """Give a mark of the configuration, of the script and of all Python files beside it; blocking.
-
-        What was handed over is made by code, so that no file of it is looked at.
-        """
+        """Return a fingerprint of configuration, script and its folder; empty for a prepared service; blocking."""
         if spec.script is None:
             return ""
         files = {spec.script, *python_files(spec.script.parent), *python_files(directory)}
@@ -80,15 +68,11 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         return paths_mark(files)
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
-        """Run the script as far as its service, and start the Ops; the caller owns the service and closes it.
+        """Run the script up to its service and start the Ops; the caller must close the service.
 
-        Raises:
-            ConfigError: the script, the configuration or the Ops cannot be used, or an Op cannot be prepared.
-
-        Cancellation: at any checkpoint, but a script that runs is first run; nothing is left.
+        Raises ConfigError if the script, the configuration or an Op is unusable.  A running script ignores
+        cancellation.
         """
-        # What only pipelines of Ops need is left alone by those who have none.
-
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
@@ -96,29 +80,21 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         return await host(context.tasks, opened, kind=self.name, name=spec.name)
 
     def obstacle(self, service: Service) -> str:
-        """Tell of workers that died."""
-        from ovmstrio.ops.op_service import OpService  # noqa: PLC0415 - as in `load`
-
+        """Return which Ops have no running worker; empty if none."""
         return service.obstacle() if isinstance(service, OpService) else ""
 
     def begin_drain(self, service: Service) -> None:
-        """Answer what waits with 3001."""
-        from ovmstrio.ops.op_service import OpService  # noqa: PLC0415 - as in `load`
-
+        """Reject waiting requests with 3001."""
         if isinstance(service, OpService):
             service.begin_drain()
 
     def look_inside(self, spec: OpPipelineSpec, service: Service) -> Inside:
-        """Tell of the Ops."""
-        from ovmstrio.ops.op_service import OpService  # noqa: PLC0415 - as in `load`
-
+        """Return the state of the Ops."""
         del spec
         return service.inside if isinstance(service, OpService) else NOTHING_INSIDE
 
 
-# ----------------------------------------------------------------------
-# From a script, or a service that one has handed over, to a pipeline of Ops that answers
-# ----------------------------------------------------------------------
+# Loading
 
 log = structlog.get_logger(__name__)
 
@@ -127,24 +103,15 @@ log = structlog.get_logger(__name__)
 async def open_loaded(
     spec: OpPipelineSpec, context: LoadContext, prepared_services: Mapping[str, PreparedService]
 ) -> AsyncIterator[OpService]:
-    """Run the script of a pipeline as far as its service, and start its Ops, until the block is left.
+    """Run a pipeline's script, or a prepared service, up to its service, and run its Ops within the block.
 
-    Args:
-        spec: the pipeline.
-        context: what the server lends.
-        prepared_services: those that a running script has handed over, by the names of their specs.
-
-    Raises:
-        ConfigError: the script, the configuration or the Ops cannot be used, or an Op cannot be prepared.
-
-    They may be in exception groups, as errors of a nursery are.
-
-    Cancellation: at any checkpoint, but a script that runs is first run; nothing is left.
+    Raises ConfigError if the script, the configuration or an Op is unusable, possibly in an exception group.  A running
+    script ignores cancellation.
     """
     shown, hooks_of = "" if context.is_alone else spec.name, partial(context.meters.node, spec.name)
     if spec.script is None:
         if spec.name not in prepared_services:
-            raise ConfigError([Problem(f"the service {spec.name!r} has no script", path="service")])
+            raise ConfigError([Problem(f"service {spec.name!r} has no script", path="service")])
         prepared = prepared_services[spec.name]
         async with _open_service(prepared.service.name or None, prepared, hooks_of) as service:
             with context.meters.collecting(service.metrics, shown):
@@ -167,20 +134,6 @@ async def open_loaded(
 async def _open_service(
     name: str | None, prepared: PreparedService, hooks_of: Callable[[str], NodeHooks]
 ) -> AsyncIterator[OpService]:
-    """Start a service's Ops, and all that observes them, until the block is left.
-
-    Args:
-        name: what requests must call it; None for one without a name.
-        prepared: the service.
-        hooks_of: gives who is told of the runs of an Op.
-
-    Raises:
-        ConfigError: the configuration or the Ops cannot be used, or an Op cannot be prepared.
-
-    They may be in exception groups, as errors of a nursery are.
-
-    Cancellation: at any checkpoint; nothing is left.
-    """
     graph = prepared.service.graph()
     settings = await trio.to_thread.run_sync(prepared.settings)
     if settings.build_dag_each_worker:

@@ -1,4 +1,4 @@
-"""What programs for numpy 1 expect of numpy, in processes that are such a program's own and nowhere else."""
+"""Numpy 1 compatibility: removed names and old number formats, for processes that run one numpy 1 program."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ALIASES: Final[Mapping[str, Any]] = {
     "round_": np.round,
     "sometrue": np.any,
 }
-"""Names that numpy 2 has no more."""
+"""Names removed in numpy 2."""
 
 _from_text: Final[Callable[..., Any]] = np.fromstring
 
 
 @contextmanager
 def numpy_one() -> Iterator[None]:
-    """Let numpy be as it was for a while; for all threads of the process."""
+    """Enable numpy 1 compatibility within the block, for all threads."""
     undo = speak_numpy_one()
     try:
         yield
@@ -44,32 +44,28 @@ def numpy_one() -> Iterator[None]:
 
 
 def speak_numpy_one() -> Callable[[], None]:
-    """Let numpy read bytes with ``fromstring``, print scalars as plain numbers and have its old names.
-
-    All threads of the process see it; gives the function that puts everything back.
-    """
+    """Enable ``fromstring`` on bytes, plain scalar printing and removed names; return a function to undo this."""
     names: dict[str, Any] = vars(np)
     changed = {name: value for name, value in _ALIASES.items() if name not in names}
     before = {"fromstring": names["fromstring"]}
     names.update(changed, fromstring=_fromstring)
-    put_back = _print_plainly()
+    restore_printing = _print_plainly()
 
     def undo() -> None:
         for name in changed:
             del names[name]
         names.update(before)
-        put_back()
+        restore_printing()
 
     return undo
 
 
 def speaks_numpy_one() -> bool:
-    """Tell whether numpy is as it was, now."""
+    """Return whether numpy 1 compatibility is enabled."""
     return vars(np)["fromstring"] is _fromstring
 
 
 def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
-    """Read numbers out of text with separators, or, without any, out of bytes: a copy."""
     if sep:
         return _from_text(string, dtype, count, sep=sep, like=like)
     data = string.encode("latin-1") if isinstance(string, str) else string
@@ -77,19 +73,18 @@ def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = 
 
 
 def _print_plainly() -> Callable[[], None]:
-    """Print scalars without their types; gives the function that ends it.
+    """Print scalars without their types; return the function that restores the old format.
 
-    Options of printing are a context's, and threads of user code begin with a context of their own: what is changed is
-    what each begins with.
+    Print options live in the context, and user threads start with a new context, so the default value is changed.
     """
     before = np.get_printoptions()["legacy"]
     try:
         variable = import_module("numpy._core.printoptions").format_options
-    except (ImportError, AttributeError):  # one set of options for the process, in older releases
+    except (ImportError, AttributeError):  # older releases have one set of options per process
         np.set_printoptions(legacy=_LEGACY)
         return lambda: np.set_printoptions(legacy=before)
-    first: dict[str, Any] = Context().run(variable.get)
+    default_options: dict[str, Any] = Context().run(variable.get)
     with np.printoptions(legacy=_LEGACY):
         changed = variable.get()["legacy"]
-    old, first["legacy"] = first["legacy"], changed
-    return lambda: first.update(legacy=old)
+    old, default_options["legacy"] = default_options["legacy"], changed
+    return lambda: default_options.update(legacy=old)

@@ -1,6 +1,6 @@
-"""Ops: the steps of a pipeline, which services subclass."""
+"""Ops: the pipeline steps that services subclass."""
 
-# ruff: noqa: ARG002 - hooks name what they are given, whether the default uses it or not
+# ruff: noqa: ARG002 - default hooks ignore some arguments
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from ovmstrio.ops.values import ChannelData, CustomException, CustomExceptionCod
 __all__ = ["EXECUTOR_NAME", "Op", "RequestOp", "ResponseOp"]
 
 EXECUTOR_NAME: Final = "@DAGExecutor"
-"""What the ends of a pipeline are called; the first Op finds its input under it."""
+"""Name of RequestOp and ResponseOp; the first Op finds its input under it."""
 
 log = structlog.get_logger(__name__)
 _numbers = itertools.count()
 
 
 class Op:
-    """One step of a pipeline.  Subclasses override hooks, each of which may be ``async def`` and then runs on the loop.
+    """One step of a pipeline.  Subclasses override hooks; an ``async def`` hook runs on the event loop.
 
-    An argument that is given goes before the same key of ``config.yml``.
+    Constructor arguments take precedence over ``config.yml``.
 
     Args:
-        name: what the Op is called in its pipeline and in ``config.yml``; made up if not given.
-        input_ops: whose outputs it gets.
-        server_endpoints: the servers that have its model; none if it runs the model itself.
-        fetch_list: which outputs of the model it wants; all if not given.
-        client_config: the description of a remote model.
-        client_type: how the model is reached.
-        concurrency: how many workers it has, each with a copy of the Op of its own.
-        timeout: how many milliseconds one attempt of ``process`` may take; no limit if not positive.
-        retry: how often ``process`` is attempted if it takes too long.
-        batch_size: how many samples are processed together at most.
-        auto_batching_timeout: how many milliseconds the first sample of a batch waits for others.
+        name: name in the pipeline and in ``config.yml``; generated if None.
+        input_ops: Ops whose outputs are the inputs.
+        server_endpoints: servers of a remote model; none for a local model.
+        fetch_list: requested model outputs; default is all.
+        client_config: description of a remote model.
+        client_type: protocol of the model.
+        concurrency: number of workers, each with a copy of the Op.
+        timeout: milliseconds of one attempt of ``process``; no limit if not positive.
+        retry: attempts of ``process`` on timeout.
+        batch_size: most samples that are processed together.
+        auto_batching_timeout: milliseconds that the first sample of a batch waits for others.
         local_service_handler: accepted for compatibility.
-        jump_to_ops: whose place the Op's output may take, see :meth:`check_jumping`.
+        jump_to_ops: Ops whose output this Op's output may replace, see :meth:`check_jumping`.
 
     Attributes:
-        concurrency_idx: the number of the worker that the copy belongs to, None outside of workers.
-        client: what runs the worker's model, if there is one.
+        concurrency_idx: number of the worker that owns the copy, None outside of workers.
+        client: predictor of the worker's model, if any.
         with_serving: whether there is a model.
         dynamic_shape_info: filled by :meth:`set_dynamic_shape_info`.
     """
 
-    def __init__(  # noqa: PLR0917 - what services pass by position
+    def __init__(  # noqa: PLR0917 - services pass these by position
         self,
         name: str | None = None,
         input_ops: Op | Sequence[Op] = (),
@@ -96,94 +96,77 @@ class Op:
         """Fill ``dynamic_shape_info``; called by the constructor."""
 
     def init_op(self) -> Any:
-        """Prepare a worker's copy, before its first sample; an exception ends the start of the server."""
+        """Prepare a worker's copy before its first sample; an exception stops the server start."""
 
     def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
-        """Make the feed of one sample from the outputs of the input Ops, by their names.
+        """Return the feed of one sample from the outputs of the input Ops by name.
 
         Returns:
-            The feed, a dict or a list of dicts; or a tuple of the feed, whether the model is skipped, a product's error
-            code or None, and its text.
+            The feed, a dict or a list of dicts; or a tuple of the feed, whether to skip the model, a product error code
+            or None, and its text.
         """
         (only,) = input_dicts.values()
         return only, False, None, ""
 
     def process(self, feed_batch: Sequence[Mapping[str, Any]], typical_logid: int = 0) -> Any:
-        """Run the model with what several samples feed it; called in a thread if a subclass overrides it.
+        """Run the model for merged samples; an overriding method runs in a thread.
 
         Args:
-            feed_batch: a list of one feed, in which the samples lie behind each other.
-            typical_logid: the first sample's number.
+            feed_batch: a list of one feed, which holds the concatenated samples.
+            typical_logid: data id of the first sample.
 
         Returns:
-            The model's outputs; or a tuple of them, an error code (0 for none) and its text.
+            The model's outputs; or a tuple of the outputs, an error code (0 for none) and its text.
         """
         return trio.from_thread.run(self.infer, feed_batch[0])
 
     def postprocess(self, input_dicts: Mapping[str, Any], fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Make the output of one sample from what the model gave, or from its feed if there was no model to run.
+        """Return the output of one sample from the model's outputs, or from its feed if the model did not run.
 
         Returns:
-            The output, a dict; or a tuple of it, a product's error code or None, and its text.
+            The output, a dict; or a tuple of the output, a product error code or None, and its text.
         """
         return fetch_data if isinstance(fetch_data, dict) else {}, None, ""
 
     def check_jumping(self, postprocessed_batch: Mapping[int, ChannelData]) -> Any:
-        """Tell whether a sample's output takes the place of that of the ``jump_to_ops``; asked for each sample."""
+        """Return whether the output of a sample replaces the output of ``jump_to_ops``."""
         return False
 
-    # For hooks
+    # Methods for hooks
 
     async def infer(self, feed: Mapping[str, Any]) -> Prediction:
-        """Run the worker's model.
-
-        Raises:
-            CustomException: the Op has none.
-
-        Ownership: the feed until it returns.
-
-        Cancellation: as the predictor's.
-        """
+        """Run the worker's model; raises CustomException if there is none."""
         if self.client is None:
             raise CustomException(CustomExceptionCode.NOT_IMPLEMENTED, f"{self.name} has no model to run", True)
         return await self.client.predict(feed, None if self._fetch_names is None else list(self._fetch_names))
 
     def _log(self, message: str) -> str:
-        """Put the Op's name before a message."""
         return f"{self.name} {message}"
 
-    # Settings that services make
+    # Settings
 
     def set_input_ops(self, ops: Op | Sequence[Op]) -> None:
-        """Set whose outputs the Op gets.
-
-        Raises:
-            ConfigError: they are not Ops.
-        """
-        self._input_ops = _ops(ops, self.name, "input_ops")
+        """Set the Ops whose outputs are the inputs; raises ConfigError for other objects."""
+        self._input_ops = _check_ops(ops, self.name, "input_ops")
 
     def get_input_ops(self) -> list[Op]:
-        """Give the Ops whose outputs the Op gets."""
+        """Return the input Ops."""
         return list(self._input_ops)
 
     def set_jump_to_ops(self, ops: Op | Sequence[Op]) -> None:
-        """Set whose place the Op's output may take.
-
-        Raises:
-            ConfigError: they are not Ops.
-        """
-        self._jump_to_ops = _ops(ops, self.name, "jump_to_ops")
+        """Set the Ops whose output this Op's output may replace; raises ConfigError for other objects."""
+        self._jump_to_ops = _check_ops(ops, self.name, "jump_to_ops")
 
     def get_jump_to_ops(self) -> list[Op]:
-        """Give the Ops whose place the output may take."""
+        """Return the jump targets."""
         return list(self._jump_to_ops)
 
-    def set_pack_tensor_format(self, is_tensor_format: bool = False) -> None:  # noqa: FBT002 - the name's signature
-        """Set whether another pipeline is sent tensors, and not text."""
+    def set_pack_tensor_format(self, is_tensor_format: bool = False) -> None:  # noqa: FBT002 - Paddle Serving's signature
+        """Set whether a remote pipeline receives tensors instead of text."""
         self.packs_tensors = is_tensor_format
 
     def init_from_dict(self, conf: Mapping[str, Any]) -> None:
-        """Take the constructor's arguments from a mapping, where they are not set yet."""
+        """Fill unset constructor arguments from a mapping."""
         for key in ("concurrency", "timeout", "batch_size", "auto_batching_timeout", "client_type", "client_config"):
             if getattr(self, key) is None:
                 setattr(self, key, conf.get(key))
@@ -194,27 +177,31 @@ class Op:
 
 
 class RequestOp(Op):
-    """The beginning of a pipeline: makes the first Op's input from a request.  A plain ``init_op`` runs at once."""
+    """Start of a pipeline: converts a request into the first Op's input.
+
+    A synchronous ``init_op`` runs in the constructor.
+    """
 
     def __init__(self) -> None:
         super().__init__(name=EXECUTOR_NAME)
-        _init_now(self)
+        _init_if_sync(self)
 
     def unpack_request_package(self, request: PipelineRequest) -> Any:
-        """Make the first Op's input.
+        """Return the first Op's input.
 
         Returns:
-            The input, a dict; or a tuple of it, the client's number of the request, a product's error code or None, and
-            its text.
+            The input, a dict; or a tuple of the input, the client's log id, a product error code or None, and its text.
 
         Raises:
-            ValueError: the request cannot be read.
+            ValueError: the request is malformed.
         """
         return unpack(request), request.logid, None, ""
 
 
 class ResponseOp(Op):
-    """The end of a pipeline: makes the answer from the last Op's output, or from an error.  See :class:`RequestOp`.
+    """End of a pipeline: converts the last Op's output or an error into the response.
+
+    A synchronous ``init_op`` runs in the constructor.
 
     Args:
         input_ops: the last Op.
@@ -223,24 +210,23 @@ class ResponseOp(Op):
     def __init__(self, input_ops: Op | Sequence[Op]) -> None:
         super().__init__(name=EXECUTOR_NAME, input_ops=input_ops)
         self._is_packed_as_tensors = False
-        _init_now(self)
+        _init_if_sync(self)
 
-    def set_pack_format(self, isTensor: bool = False) -> None:  # noqa: FBT002, N803 - the name's signature
-        """Set whether arrays are answered as tensors, and not as text."""
+    def set_pack_format(self, isTensor: bool = False) -> None:  # noqa: FBT002, N803 - Paddle Serving's signature
+        """Set whether arrays are sent as tensors instead of text."""
         self._is_packed_as_tensors = isTensor
 
     def pack_response_package(self, channeldata: ChannelData) -> Any:
-        """Make the answer: a :class:`PipelineResponse`, or whatever has fields of the message's names."""
+        """Return the response: a :class:`PipelineResponse`, or an object with the message's fields."""
         return pack(channeldata, as_tensors=self._is_packed_as_tensors)
 
 
-def _init_now(op: Op) -> None:
-    """Run ``init_op`` of an end of a pipeline, unless it has to wait for the loop."""
+def _init_if_sync(op: Op) -> None:
     if not is_async(op.init_op):
         op.init_op()
 
 
-def _ops(ops: Op | Sequence[Op], name: str, what: str) -> tuple[Op, ...]:
+def _check_ops(ops: Op | Sequence[Op], name: str, what: str) -> tuple[Op, ...]:
     listed = (ops,) if isinstance(ops, Op) else tuple(ops)
     for one in listed:
         if not isinstance(one, Op):

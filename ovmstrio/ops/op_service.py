@@ -1,4 +1,4 @@
-"""A pipeline of Ops as the server has it: called by KServe v2 and by Paddle Serving's own protocols."""
+"""Service of one Op pipeline, for KServe v2 and for Paddle Serving's protocols."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
+    from ovmstrio.ops.observing.observing import Observing
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineInsight", "wrong_name"]
+__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "wrong_name"]
 
 _VERSION: Final = "1"
 
@@ -48,47 +49,38 @@ _ERRORS: Final[Mapping[int, type[ServerError]]] = {
     Code.TIMEOUT.value: DeadlineExceeded,
     Code.RPC_PACKAGE_ERROR.value: InvalidRequest,
 }
-"""What an ``err_no`` is to the callers of other protocols; all others are failures of the pipeline."""
+"""Error class by ``err_no`` for other protocols; all other codes become ModelFailure."""
 
 
 def pipeline_request(request: InferRequest) -> PipelineRequest:
-    """Give a call as a request; arrays stay arrays, over the call's buffers where these have their elements.
-
-    Raises:
-        InvalidRequest: inputs are not what they say they are, all of which are told.
-    """
+    """Convert a KServe request; arrays share its buffers where possible.  InvalidRequest lists all malformed inputs."""
     log_id = _log_id(request) if request.parameters else 0
-    made = PipelineRequest(name=request.model_name, method="infer", logid=log_id, keeps_arrays=True)
+    pipeline_input = PipelineRequest(name=request.model_name, method="infer", logid=log_id, keeps_arrays=True)
     wrong: Gathered | None = None
     for index, given in enumerate(request.inputs):
         try:
-            _add_input(made, given, request.raw_inputs[index] if index < len(request.raw_inputs) else None)
+            _add_input(pipeline_input, given, request.raw_inputs[index] if index < len(request.raw_inputs) else None)
         except InvalidRequest as error:
             wrong = noted(wrong, error)
     if wrong is not None:
         wrong.tell()
-    return made
+    return pipeline_input
 
 
-def _add_input(made: PipelineRequest, given: InferInput, raw: Buffer | None) -> None:
+def _add_input(pipeline_input: PipelineRequest, given: InferInput, raw: Buffer | None) -> None:
     if given.datatype != BYTES.name:
-        made.tensors.append(ArrayTensor(given.name, _array(given, raw)))
+        pipeline_input.tensors.append(ArrayTensor(given.name, _array(given, raw)))
         return
     texts = _texts(given, raw)
     if len(texts) == 1:
-        made.keys.append(given.name)
-        made.values.append(texts[0])
+        pipeline_input.keys.append(given.name)
+        pipeline_input.values.append(texts[0])
     else:
-        made.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
+        pipeline_input.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
 
 
 def infer_response(name: str, request: InferRequest, response: PipelineResponse) -> InferResponse:
-    """Give a pipeline's answer as that of a call.
-
-    Raises:
-        InvalidRequest: the pipeline refused it.
-        ServerError: of the kind that the pipeline's ``err_no`` stands for.
-    """
+    """Convert a pipeline response to a KServe response; raises the error class of its ``err_no``."""
     if response.is_overload:
         raise Overloaded(response.err_msg)
     if response.err_no:
@@ -101,7 +93,7 @@ def infer_response(name: str, request: InferRequest, response: PipelineResponse)
 def _log_id(request: InferRequest) -> int:
     given = request.parameters.get("log_id", 0)
     if not isinstance(given, int):
-        raise InvalidRequest(f"parameter log_id: expected a whole number, got {given!r}")
+        raise InvalidRequest(f"parameter log_id: expected an integer, got {given!r}")
     return given
 
 
@@ -115,11 +107,11 @@ def _texts(given: InferInput, raw: Buffer | None) -> list[str]:
     try:
         return [*map(bytes.decode, elements)]
     except UnicodeDecodeError:
-        raise InvalidRequest(f"input {given.name}: its BYTES are not UTF-8; send base64, or a UINT8 tensor") from None
+        raise InvalidRequest(f"input {given.name}: BYTES are not UTF-8; send base64 or a UINT8 tensor") from None
 
 
 def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
-    spec = _spec(given)
+    spec = TensorSpec(given.name, _datatype(given), tuple(map(Dim.fixed, given.shape)))
     count = prod(given.shape)
     if raw is None:
         return to_array(given.contents, given.shape, count, spec)
@@ -127,10 +119,6 @@ def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
     if len(raw) != expected:
         raise InvalidRequest(f"input {given.name}: expected {expected} bytes for {spec}, got {len(raw)}")
     return np.ndarray(given.shape, spec.datatype.numpy, raw)
-
-
-def _spec(given: InferInput) -> TensorSpec:
-    return TensorSpec(given.name, _datatype(given), tuple(map(Dim.fixed, given.shape)))
 
 
 def _datatype(given: InferInput) -> Datatype:
@@ -144,7 +132,6 @@ def _datatype(given: InferInput) -> Datatype:
 
 
 def _outputs(response: PipelineResponse) -> dict[str, Tensor]:
-    """Give the outputs by name, in the order in which they are shown."""
     outputs: dict[str, Tensor] = {}
     for name, value in zip(response.keys, response.values, strict=False):
         outputs[name] = _bytes_tensor(name, [value])
@@ -172,7 +159,7 @@ def _bytes_tensor(name: str, texts: list[str]) -> Tensor:
 
 
 NAMELESS: Final = "pipeline"
-"""What KServe v2 calls a service without a name."""
+"""KServe v2 name of a service without a name."""
 
 _PLATFORM: Final = "ovmstrio_ops"
 _WRONG_NAME: Final = "Failed to inference: Service name error."
@@ -182,60 +169,28 @@ log = structlog.get_logger(__name__)
 
 
 class PipelineExecutor(Protocol):
-    """A running pipeline."""
+    """Running pipeline."""
 
     async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request; raises nothing but cancellation."""
+        """Run one request; raises only cancellation."""
         ...
 
     def obstacle(self) -> str:
-        """Tell why requests cannot be answered now, such as a worker that died; empty if they can."""
+        """Return why requests cannot be served now, such as dead workers; empty if they can."""
         ...
 
     def close(self) -> None:
-        """Answer with 3001 what waits for its turn, and whatever still comes; what is worked on goes on."""
-        ...
-
-
-class PipelineInsight(Protocol):
-    """What is known of a running pipeline."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Give the figures for a live view."""
-        ...
-
-    @property
-    def collectors(self) -> Sequence[Any]:
-        """What gives the families of the metrics."""
-        ...
-
-    def render_metrics(self) -> bytes:
-        """Print what scrapers get."""
-        ...
-
-    def inside(self, drawing: Drawing | None) -> Inside:
-        """Join a picture with what its Ops count."""
+        """Reject waiting and new requests with 3001; running requests continue."""
         ...
 
 
 class OpService(ResidentService):
-    """One running pipeline.
-
-    Args:
-        name: under which it is served; None for a service without a name, which answers only nameless requests.
-        executor: runs the Ops; whoever opened it closes it.
-        figures: what is known of it; None for nothing.
-        settings: its configuration.
-        drawing: how its Ops are joined.
+    """Service of one running pipeline; without a name it answers only requests without a name.
 
     Attributes:
-        metadata: what it tells of itself, which has neither inputs nor outputs.
-        obstacle: tells why requests cannot be answered now; empty if they can.
-        snapshot: gives the figures for a live view; None for none.
-        render_metrics: prints what scrapers get; None for nothing.
-        metrics: what gives the same to whoever has more to print.
-        own_name: what requests must call it; empty for one that answers only nameless requests.
-        keeps_order: true, for an Op with one worker may go by what it has seen.
+        obstacle: returns why requests cannot be served now; empty if they can.
+        own_name: required request name; empty for a service without a name.
+        keeps_order: true, because an Op with one worker may keep state between requests.
     """
 
     keeps_order: Final = True
@@ -244,7 +199,7 @@ class OpService(ResidentService):
         self,
         name: str | None,
         executor: PipelineExecutor,
-        figures: PipelineInsight | None,
+        figures: Observing | None,
         settings: PipelineSettings,
         drawing: Drawing | None = None,
     ) -> None:
@@ -264,45 +219,29 @@ class OpService(ResidentService):
 
     @property
     def inside(self) -> Inside:
-        """Its Ops, with what they count."""
+        """Ops with their statistics."""
         return NOTHING_INSIDE if self._figures is None else self._figures.inside(self._drawing)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call.
-
-        The caller owns the request, whose buffers must stay unchanged until this returns.
-
-        Raises:
-            InvalidRequest: an input is not what it says it is, or the pipeline refused it.
-            ServerError: of the kind that the pipeline's ``err_no`` stands for.
-
-        Cancellation: at any checkpoint; the pipeline gives back what the call held.
-        """
-        asked = pipeline_request(request)
-        return infer_response(self.name, request, await self._executor.infer(asked, request.deadline))
+        """Run one KServe request, whose buffers must not change meanwhile; raises InvalidRequest or ServerError."""
+        pipeline_input = pipeline_request(request)
+        return infer_response(self.name, request, await self._executor.infer(pipeline_input, request.deadline))
 
     async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request, whatever comes of it.
-
-        Raises: nothing but cancellation.
-
-        Cancellation: at any checkpoint; the pipeline gives back what the request held.
-        """
+        """Run one pipeline request; failures become responses with an error number."""
         if request.name and request.name != self.own_name:
             return wrong_name(request, name=self.own_name)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
         return await self._executor.infer(request, deadline)
 
-    # End
-
     def begin_drain(self) -> None:
-        """Answer what waits for its turn, and all that comes, with 3001; what is worked on goes on."""
+        """Reject waiting and new requests with 3001; running requests continue."""
         self._is_closed = True
         self._executor.close()
 
 
 def wrong_name(request: PipelineRequest, **known: str) -> PipelineResponse:
-    """Answer a request that asks for a pipeline that is not there; ``known`` is logged."""
-    log.error("service name error", log_id=request.logid, asked=request.name[:80], **known)
+    """Return the response to a request with an unknown service name; ``known`` is logged."""
+    log.error("service name error", log_id=request.logid, requested=request.name[:80], **known)
     return PipelineResponse(CustomExceptionCode.NO_SERVICE.value, _WRONG_NAME)

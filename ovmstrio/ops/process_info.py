@@ -1,7 +1,7 @@
-"""``ProcessInfo.json``: which processes serve which ports, so that another command can end them.
+"""``ProcessInfo.json``: serving processes and their ports, so that another command can stop them.
 
-The file is a list of ``{"pid", "port", "model", "start_time"}``.  A pid may belong to somebody else by the time it is
-used, so a process is only touched if it began when the file says that it did.
+The file is a list of ``{"pid", "port", "model", "start_time"}``.  A pid may be reused, so a process is signalled only
+if its start time matches the file.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["FILE_NAME", "ServingProcess", "home", "list_processes", "record_proc
 
 FILE_NAME: Final = "ProcessInfo.json"
 MODEL: Final = "pipline"
-"""What the file has always called a pipeline, spelled as its readers expect it."""
+"""Model name of a pipeline in the file, with the spelling of Paddle Serving."""
 
 _SLACK_SECONDS: Final = 2.0
 _STARTED_FIELD: Final = 18
-"""Place of a process's start among the fields of its ``stat`` file that come after its state."""
+"""Index of the start time among the fields of ``/proc/<pid>/stat`` after the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingProcess:
-    """One process of the file; ``began`` is its own start by the system's clock, ``start_time`` that of serving."""
+    """Process in the file; ``began`` is its start and ``start_time`` that of serving, in seconds since the epoch."""
 
     pid: int
     port: list[int | None] = field(default_factory=list)
@@ -46,7 +46,7 @@ class ServingProcess:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the process of that number is still the one that wrote the entry."""
+        """Whether the pid still belongs to the process that wrote the entry."""
         began = _began(self.pid)
         if began is None:
             return False
@@ -56,17 +56,13 @@ class ServingProcess:
 
 
 def home() -> Path:
-    """Give the folder of the file: ``$SERVING_HOME``, else the current one."""
+    """Return the folder of the file: ``$SERVING_HOME``, or the current directory."""
     return Path(os.environ.get("SERVING_HOME") or Path.cwd())
 
 
 @contextmanager
 def record_process(ports: Sequence[int | None], folder: Path | None = None) -> Iterator[Path]:
-    """Have this process in the file while the block lasts; entries of its ports and of dead processes go.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Keep this process in the file within the block; removes stale entries and those with its ports; OSError."""
     directory = home() if folder is None else folder
     directory.mkdir(parents=True, exist_ok=True)
     pid = os.getpid()
@@ -82,7 +78,7 @@ def record_process(ports: Sequence[int | None], folder: Path | None = None) -> I
 
 
 def list_processes(folder: Path | None = None) -> list[ServingProcess]:
-    """Read the file; none if there is no file, or nothing in it."""
+    """Return the entries of the file; empty if the file is missing or invalid."""
     path = (home() if folder is None else folder) / FILE_NAME
     return _read(read_regular_text(path)) if path.exists() else []
 
@@ -90,7 +86,7 @@ def list_processes(folder: Path | None = None) -> list[ServingProcess]:
 def signal_processes(
     number: signal.Signals, port: int | None = None, folder: Path | None = None
 ) -> tuple[list[ServingProcess], list[ServingProcess]]:
-    """Send a signal to every process of the file, or to the one of a port; those signalled and those not ours."""
+    """Signal every process of the file, or the one with a port; return signalled and stale entries."""
     sent: list[ServingProcess] = []
     stale: list[ServingProcess] = []
     for process in list_processes(folder):
@@ -101,7 +97,7 @@ def signal_processes(
 
 
 def wait_ended(process: ServingProcess, seconds: float) -> bool:
-    """Wait until a process has ended, but not longer; whether it has; blocking."""
+    """Wait for a process to end and return whether it did within the time; blocking."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -124,7 +120,6 @@ def _send(process: ServingProcess, number: signal.Signals) -> bool:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[list[ServingProcess]]:
-    """Read the file, and write it again after the block, alone among processes."""
     with TextIOWrapper(open_regular(directory / FILE_NAME, os.O_RDWR | os.O_CREAT), encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -136,7 +131,6 @@ def _locked(directory: Path) -> Iterator[list[ServingProcess]]:
 
 
 def _read(text: str) -> list[ServingProcess]:
-    """Read the entries that have a pid; others, and a file that is not JSON, say nothing of any process."""
     try:
         entries: Any = json.loads(text) if text.strip() else []
     except ValueError:
@@ -155,13 +149,12 @@ def _read(text: str) -> list[ServingProcess]:
 
 
 def _began(pid: int) -> float | None:
-    """Tell when a process began, in seconds since the epoch; None if there is none that lives."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
     except OSError:
         return None
-    # The command's name comes second, in brackets, and may hold anything.
+    # The command name in parentheses may contain any character.
     state, *fields = stat.rpartition(")")[2].split()
     if state == "Z":
         return None

@@ -1,6 +1,6 @@
-"""What can be configured of a pipeline: every key of ``config.yml`` with what it can be, and its default.
+"""Settings of an Op pipeline: every key of ``config.yml`` with its type and default.
 
-Times keep the unit that ``config.yml`` has for them; the properties that end in ``_seconds`` are what code waits for.
+Fields keep the units of ``config.yml``; properties ending in ``_seconds`` convert them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _LEVELS: Final = {
 
 
 def _level(node: Located) -> int:
-    """Take the name of a log level in any case."""
-    found = _LEVELS.get(node.value.upper()) if isinstance(node.value, str) else None
-    if found is None:
+    level = _LEVELS.get(node.value.upper()) if isinstance(node.value, str) else None
+    if level is None:
         raise Unusable(" or ".join(_LEVELS), did_you_mean(str(node.plain()).upper(), _LEVELS))
-    return found
+    return level
 
 
 _Number = Annotated[int, whole()]
@@ -49,39 +48,37 @@ _Count = Annotated[int, whole(1)]
 _Port = Annotated[int | None, whole(1024, 65_535, ANY_PORT)]
 _Flag = Annotated[bool, flag]
 _Text = Annotated[str, text]
-_Given = Annotated[str | None, text]
+_OptionalText = Annotated[str | None, text]
 _Texts = Annotated[tuple[str, ...] | None, texts]
 
 
 def _seconds(milliseconds: float) -> float | None:
-    """Give a time in seconds, None for one that is not limited."""
     return milliseconds / _MILLISECONDS if milliseconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class TracerSettings:
-    """How often the tracer writes its block; below 1 it is off."""
+    """Block ``tracer``; an interval below 1 disables the tracer."""
 
     interval_s: _Number = -1
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a tracer."""
+        """Whether the tracer runs."""
         return self.interval_s >= 1
 
 
 @dataclass(frozen=True, slots=True)
 class LoggingSettings:
-    """The log files.
+    """Block ``logging``: the log files.
 
     Attributes:
-        level: the lowest level of ``pipeline.log``, as a number of the standard library.
-        max_bytes: the size at which a file is put away; None keeps each file's own default.
-        backups: how many files that were put away are kept; None keeps each file's own default.
-        rate_limit: how many lines a second one place in the code may write; None for any number.
-        enabled: whether files are written at all.
-        folder: for a pipeline beside others, where its files are, with what concerns it alone; None where the
-            environment says it.
+        level: lowest level of ``pipeline.log``, a number of the ``logging`` module.
+        max_bytes: size at which a file is rotated; None for the default of the file.
+        backups: rotated files to keep; None for the default of the file.
+        rate_limit: lines per second and call site; None for no limit.
+        enabled: whether log files are written.
+        folder: parent of the log directory for one pipeline among others; None to use the environment.
     """
 
     level: Annotated[int, _level] = logging.INFO
@@ -94,20 +91,20 @@ class LoggingSettings:
 
 @dataclass(frozen=True, slots=True)
 class DagSettings:
-    """The block ``dag``.
+    """Block ``dag``.
 
     Attributes:
-        is_thread_op: whether workers are threads; processes if not.
-        retry: how often a request is tried in all when it comes to a timeout.
-        use_profile: whether every request's timeline goes to standard error.
-        channel_size: how many samples an edge holds at most; 0 for any number.
-        channel_recv_frist_arrive: whether a join takes what arrives first and drops the rest of the same request.
+        is_thread_op: run workers in threads, otherwise in processes.
+        retry: attempts of a request on timeout.
+        use_profile: write every request's timeline to standard error.
+        channel_size: most samples in a channel; 0 for no limit.
+        channel_recv_frist_arrive: run a join with its first input and drop the other inputs of the request.
         client_type: only logged.
-        tracer: the tracer's own block.
-        enable_prometheus: whether metrics are also served at a port of their own.
-        prometheus_port: that port.
-        max_queue: how many requests may wait for one of ``worker_num`` places; None for any number.
-        request_timeout: how many milliseconds a request may take that came without a deadline; not above 0 for any.
+        tracer: tracer settings.
+        enable_prometheus: serve metrics also on ``prometheus_port``.
+        prometheus_port: metrics port.
+        max_queue: most requests waiting for one of ``worker_num`` places; None for no limit.
+        request_timeout: milliseconds of a request without a deadline; no limit if not positive.
     """
 
     is_thread_op: _Flag = True
@@ -124,19 +121,19 @@ class DagSettings:
 
     @property
     def request_timeout_seconds(self) -> float | None:
-        """How long a request without a deadline may take."""
+        """Time limit of a request without a deadline, or None."""
         return _seconds(self.request_timeout)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServiceConf:
-    """The block ``local_service_conf`` of an Op; without ``model_config`` the Op has no model.
+    """Block ``local_service_conf`` of an Op; without ``model_config`` the Op has no local model.
 
-    ``fetch_list`` is None for all outputs.
+    ``fetch_list`` None means all outputs.
     """
 
-    model_config: _Given = None
-    client_type: _Given = None
+    model_config: _OptionalText = None
+    client_type: _OptionalText = None
     fetch_list: _Texts = None
     workdir: _Text = ""
     thread_num: _Count = 2
@@ -155,29 +152,29 @@ class LocalServiceConf:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """The numbers of ``devices``, in order."""
+        """Device numbers in ``devices``, in order."""
         return tuple(part for part in (each.strip() for each in self.devices.split(",")) if part)
 
 
 @dataclass(frozen=True, slots=True)
 class OpSettings:
-    """One Op's settings; those of ``op.<name>`` until its constructor's arguments are put over them.
+    """Settings of one Op: block ``op.<name>`` and constructor arguments.
 
     Attributes:
-        name: the Op's name; empty for defaults that are nobody's yet.
-        concurrency: how many workers it has.
-        timeout: how many milliseconds one attempt of ``process`` may take; not above 0 for any.
-        retry: how often ``process`` is tried in all when it comes to a timeout.
-        batch_size: how many samples make a full batch.
-        auto_batching_timeout: how many milliseconds a batch waits to be full; not above 0 for any.
-        server_endpoints: where its model is served elsewhere; empty for a model of this process, or none.
-        client_type: how the model is reached; None where nothing says it.
-        client_config: the prototxt of a model that is served elsewhere, or its directory.
-        fetch_list: the outputs that are wanted, by alias; None for all.
-        use_encryption_model: whether the model elsewhere is encrypted.
-        encryption_key: the file of its key.
-        model_name: the model's name at a KServe endpoint; None for the Op's name.
-        local_service_conf: the model of this process; of no effect with endpoints.
+        name: name of the Op; empty for defaults.
+        concurrency: number of workers.
+        timeout: milliseconds of one attempt of ``process``; no limit if not positive.
+        retry: attempts of ``process`` on timeout.
+        batch_size: samples of a full batch.
+        auto_batching_timeout: milliseconds that a batch waits to fill; no limit if not positive.
+        server_endpoints: addresses of a remote model; empty for a local model or none.
+        client_type: protocol of the model; None if not set.
+        client_config: prototxt of a remote model, or its directory.
+        fetch_list: aliases of the requested outputs; None for all.
+        use_encryption_model: whether the remote model is encrypted.
+        encryption_key: key file.
+        model_name: model name at a KServe endpoint; None for the Op's name.
+        local_service_conf: local model; without effect if there are endpoints.
     """
 
     name: str = ""
@@ -187,45 +184,44 @@ class OpSettings:
     batch_size: _Count = 1
     auto_batching_timeout: _Number = -1
     server_endpoints: Annotated[tuple[str, ...], texts] = ()
-    client_type: _Given = None
-    client_config: _Given = None
+    client_type: _OptionalText = None
+    client_config: _OptionalText = None
     fetch_list: _Texts = None
     use_encryption_model: _Flag = False
-    encryption_key: _Given = None
-    model_name: _Given = None
+    encryption_key: _OptionalText = None
+    model_name: _OptionalText = None
     local_service_conf: LocalServiceConf = field(default_factory=LocalServiceConf)
 
     @property
     def timeout_seconds(self) -> float | None:
-        """How long one attempt of ``process`` may take."""
+        """Time limit of one attempt of ``process``, or None."""
         return _seconds(self.timeout)
 
     @property
     def batch_timeout_seconds(self) -> float | None:
-        """How long a batch waits to be full."""
+        """Time that a batch waits to fill, or None for no limit."""
         return _seconds(self.auto_batching_timeout)
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a model, here or elsewhere; ``process`` is left out if not."""
+        """Whether there is a local or remote model."""
         return bool(self.server_endpoints) or self.local_service_conf.model_config is not None
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """A whole ``config.yml``.
+    """Content of ``config.yml``.
 
     Attributes:
-        rpc_port: the port of gRPC, ``ANY_PORT`` for any; None where the file has none.
-        http_port: the port of HTTP, likewise.
-        worker_num: how many requests are worked on at once; with ``build_dag_each_worker``, how many processes there
-            are.
-        build_dag_each_worker: whether each of several processes serves by itself.
-        http_status: whether HTTP answers of requests that failed have a status that says so, instead of 200.
-        dag: the block ``dag``.
-        ops: the block ``op``.
-        logging: the block ``logging``.
-        source: the file; None for settings that came as a dictionary.
+        rpc_port: gRPC port, ``ANY_PORT`` for any free one; None if not set.
+        http_port: HTTP port, likewise.
+        worker_num: requests processed at the same time.
+        build_dag_each_worker: accepted without effect.
+        http_status: send HTTP error statuses for failed requests, instead of 200.
+        dag: block ``dag``.
+        ops: block ``op``.
+        logging: block ``logging``.
+        source: the file; None for a dictionary.
     """
 
     rpc_port: _Port = None
@@ -239,5 +235,5 @@ class PipelineSettings:
     source: Path | None = None
 
     def op(self, name: str) -> OpSettings:
-        """Give an Op's settings, the defaults where the file has none."""
+        """Return the settings of an Op, or defaults."""
         return self.ops.get(name) or OpSettings(name)

@@ -1,4 +1,7 @@
-"""Requests and tensors of the wire to arrays, and arrays to tensors; nothing that is read is ever executed."""
+"""Conversion between wire tensors and numpy arrays, and the default packing of requests and responses.
+
+Pickled arrays are never loaded.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ __all__ = [
 Ndarray = np.ndarray[Any, Any]
 
 LOD_SUFFIX: Final = ".lod"
-"""What follows a tensor's name in the name of its row offsets."""
+"""Suffix of the name of a tensor's row offsets."""
 
 
 class _Kind(NamedTuple):
@@ -58,18 +61,11 @@ _KINDS: Final = {
 }
 STRINGS: Final = 12
 NPY: Final = 13
-_KIND_OF: Final = {np.dtype(kind.dtype): number for number, kind in _KINDS.items()}
+_TYPE_NUMBERS: Final = {np.dtype(kind.dtype): number for number, kind in _KINDS.items()}
 
 
 class ArrayTensor(PipelineTensor):
-    """A tensor that is an array, and has the fields of the wire only for those who ask for them.
-
-    Args:
-        name: the tensor's name.
-        array: what it holds, which nobody may change any more.
-        elem_type: the number of its type, or that of an array file.
-        lod: its row offsets.
-    """
+    """Tensor over an immutable array of type ``elem_type``, which creates the wire fields on demand."""
 
     __slots__ = ("array",)
 
@@ -81,53 +77,44 @@ class ArrayTensor(PipelineTensor):
         self.lod = lod or []
 
     def __getattr__(self, name: str) -> Any:
-        """Make a field that nobody has asked for yet."""
         kind = _KINDS.get(self.elem_type)
-        made: Any
+        value: Any
         if name == "byte_data":
-            made = b"" if kind is not None else _file_of(self.array)
+            value = b"" if kind is not None else _npy_bytes(self.array)
         elif name.endswith("_data"):
-            made = self.array.reshape(-1).tolist() if kind is not None and kind.field == name else []
+            value = self.array.reshape(-1).tolist() if kind is not None and kind.field == name else []
         else:
             raise AttributeError(name)
-        setattr(self, name, made)
-        return made
+        setattr(self, name, value)
+        return value
 
 
-def _file_of(array: Ndarray) -> bytes:
+def _npy_bytes(array: Ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 def unpack(request: PipelineRequest) -> dict[str, Any]:
-    """Give a request's values and tensors by their names; surplus values are ignored.
-
-    Raises:
-        ValueError: there are fewer values than keys, or a tensor is not what it says it is.
-    """
+    """Return a request's values and tensors by name; surplus values are ignored; ValueError if malformed."""
     if len(request.values) < len(request.keys):
         raise ValueError(f"{len(request.keys)} keys, but only {len(request.values)} values")
-    found: dict[str, Any] = dict(zip(request.keys, request.values, strict=False))
+    inputs: dict[str, Any] = dict(zip(request.keys, request.values, strict=False))
     for tensor in request.tensors:
-        found[tensor.name] = to_array(tensor)
+        inputs[tensor.name] = to_array(tensor)
         if tensor.lod:
-            found[tensor.name + LOD_SUFFIX] = _offsets(tensor.lod)
-    return found
+            inputs[tensor.name + LOD_SUFFIX] = _offsets(tensor.lod)
+    return inputs
 
 
 def _offsets(lod: list[int]) -> Ndarray:
-    """Give row offsets as hooks get them: in two rows, or in one where their number is odd."""
+    """Return row offsets in the form that hooks receive: two rows, or one row for an odd number."""
     offsets = np.array(lod, np.int32)
     return offsets if len(lod) % 2 else offsets.reshape(2, -1)
 
 
 def to_array(tensor: PipelineTensor) -> Any:
-    """Give what a tensor holds: an array, which may be changed, or a text.
-
-    Raises:
-        ValueError: the type is not known, or the elements do not fit type or shape.
-    """
+    """Return the content of a tensor, a writable array or a string; ValueError if malformed or of unknown type."""
     if isinstance(tensor, ArrayTensor):
         array = tensor.array
         return array if array.flags.writeable else array.copy()
@@ -145,21 +132,17 @@ def to_array(tensor: PipelineTensor) -> Any:
     try:
         return np.array(data, kind.dtype).reshape(tuple(tensor.shape))
     except OverflowError as error:
-        raise ValueError(f"tensor {tensor.name} has elements that are no {kind.dtype}: {error}") from error
+        raise ValueError(f"tensor {tensor.name}: elements do not fit {kind.dtype}: {error}") from error
 
 
 def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = False) -> PipelineTensor:
-    """Make a tensor of an array, or of a list of texts; with ``stays_array`` of a copy of the array, as it is.
-
-    Raises:
-        ValueError: no tensor can hold it.
-    """
+    """Return a tensor of an array, with ``stays_array`` over a copy of it, or of strings; raises ValueError."""
     offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
     if isinstance(value, list):
         return PipelineTensor(name=name, elem_type=STRINGS, shape=[len(value)], lod=offsets, str_data=list(value))
-    number = _KIND_OF.get(value.dtype.newbyteorder("="))
+    number = _TYPE_NUMBERS.get(value.dtype.newbyteorder("="))
     if number is None:
-        raise ValueError(f"no tensor can hold {name}, whose type is {value.dtype}")
+        raise ValueError(f"{name}: dtype {value.dtype} is not supported by tensors")
     if stays_array:
         return ArrayTensor(name, np.array(value), number, offsets)
     tensor = PipelineTensor(name=name, elem_type=number, shape=list(value.shape), lod=offsets)
@@ -168,19 +151,19 @@ def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = Fa
 
 
 def holds_arrays(output: Mapping[str, Any]) -> bool:
-    """Tell whether every value is an array, or a list of texts that is not empty."""
+    """Return whether every value is an array or a non-empty list of strings."""
     for value in output.values():
-        if not isinstance(value, np.ndarray) and not (isinstance(value, list) and _are_texts(value)):
+        if not isinstance(value, np.ndarray) and not (isinstance(value, list) and _are_strings(value)):
             return False
     return True
 
 
-def _are_texts(values: list[Any]) -> bool:
+def _are_strings(values: list[Any]) -> bool:
     return bool(values) and all(isinstance(one, str) for one in values)
 
 
 def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
-    """Make the answer: arrays as numpy prints them in full, texts as they are, or arrays as tensors."""
+    """Return the response: arrays as full numpy text or as tensors, strings unchanged."""
     response = PipelineResponse(err_no=data.error_code, err_msg=data.error_info)
     if data.prod_error_code is not None:
         response.err_no, response.err_msg = product_number(data.prod_error_code), data.prod_error_info
@@ -222,11 +205,7 @@ def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:
 
 
 def as_response(packed: Any) -> PipelineResponse:
-    """Give what a pack hook made as a value; it may be anything with the fields of the message.
-
-    Raises:
-        AttributeError, TypeError, ValueError: it is nothing of the kind.
-    """
+    """Return a pack hook's result, any object with the message's fields, as response; raises if a field is wrong."""
     if isinstance(packed, PipelineResponse):
         response = packed
     else:

@@ -1,6 +1,6 @@
-"""Whether a pipeline would start: its Ops against its configuration, and their models, without serving anything.
+"""Validation of a pipeline without serving: Ops against the configuration, and loading of models.
 
-``init_op`` is not run, for it may do anything.
+``init_op`` is not run, because it may have side effects.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
 from ovmstrio.inference.crash_probe import trials_folder, trying_models
 from ovmstrio.ops.config_file import ExaminedConfig, settings_of
+from ovmstrio.ops.executor.executor import refuse_unpredictable
 from ovmstrio.ops.executor.op_instance import hooks_of
-from ovmstrio.ops.executor.opening import refuse_unpredictable
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.make import PredictorMaker
@@ -25,18 +25,8 @@ __all__ = ["examine_pipeline", "problem_of_model"]
 
 
 async def examine_pipeline(graph: OpGraph, config: ExaminedConfig, *, load: bool = True) -> list[Problem]:
-    """Tell every problem of a pipeline that its configuration alone does not show, with the lines of the file.
-
-    Args:
-        graph: its Ops.
-        config: its configuration.
-        load: whether models are loaded, and let go again.
-
-    Ownership: nothing once it has ended.
-
-    Cancellation: while models are loaded.
-    """
-    problems = [*_unused_entries(config.settings.ops, graph.ops), *_unpredictable(graph, config.settings)]
+    """Return the problems of a pipeline beyond its configuration, with file and line; loads models if ``load``."""
+    problems = [*_unused_entries(config.settings.ops, graph.ops), *_loop_problems(graph, config.settings)]
     resolved: dict[str, OpSettings] = {}
     for name, op in graph.ops.items():
         try:
@@ -44,17 +34,16 @@ async def examine_pipeline(graph: OpGraph, config: ExaminedConfig, *, load: bool
         except ConfigError as error:
             problems += error.problems
         else:
-            problems += [*_hooks(op), *_without_use(resolved[name])]
+            problems += [*_hook_problems(op), *_settings_without_effect(resolved[name])]
     if load:
         problems += await _load(resolved.values(), is_thread_op=config.settings.dag.is_thread_op)
     return [config.place(problem) for problem in problems]
 
 
 def _unused_entries(entries: Iterable[str], ops: Mapping[str, Op]) -> list[Problem]:
-    """Find entries of the file that are no Op's."""
     return [
         Problem(
-            f"no Op of the pipeline is called {name!r}",
+            f"the pipeline has no Op {name!r}",
             path=f"op.{name}",
             suggestion=did_you_mean(name, ops, otherwise=f"its Ops are {', '.join(ops)}"),
             severity="warning",
@@ -64,7 +53,7 @@ def _unused_entries(entries: Iterable[str], ops: Mapping[str, Op]) -> list[Probl
     ]
 
 
-def _unpredictable(graph: OpGraph, settings: PipelineSettings) -> list[Problem]:
+def _loop_problems(graph: OpGraph, settings: PipelineSettings) -> list[Problem]:
     try:
         refuse_unpredictable(graph, settings)
     except ConfigError as error:
@@ -72,8 +61,7 @@ def _unpredictable(graph: OpGraph, settings: PipelineSettings) -> list[Problem]:
     return []
 
 
-def _hooks(op: Op) -> list[Problem]:
-    """Find hooks that cannot be called."""
+def _hook_problems(op: Op) -> list[Problem]:
     try:
         hooks_of(op)
     except ConfigError as error:
@@ -81,15 +69,14 @@ def _hooks(op: Op) -> list[Problem]:
     return []
 
 
-def _without_use(settings: OpSettings) -> list[Problem]:
-    """Find settings that say nothing without others."""
-    place = f"op.{settings.name}"
+def _settings_without_effect(settings: OpSettings) -> list[Problem]:
+    prefix = f"op.{settings.name}"
     problems = []
     if settings.batch_size > 1 and settings.batch_timeout_seconds is None:
         problems.append(
             Problem(
-                f"batches of Op {settings.name} wait until they are full, or until no request moves any more",
-                path=f"{place}.batch_size",
+                f"partial batches of Op {settings.name} wait until the pipeline stalls",
+                path=f"{prefix}.batch_size",
                 suggestion="set auto_batching_timeout",
             )
         )
@@ -97,15 +84,15 @@ def _without_use(settings: OpSettings) -> list[Problem]:
         problems.append(
             Problem(
                 f"auto_batching_timeout of Op {settings.name} has no effect with batches of 1",
-                path=f"{place}.auto_batching_timeout",
+                path=f"{prefix}.auto_batching_timeout",
                 suggestion="set batch_size",
             )
         )
     if settings.retry > 1 and settings.timeout_seconds is None:
         problems.append(
             Problem(
-                f"retry of Op {settings.name} has no effect without a timeout, after which to try again",
-                path=f"{place}.retry",
+                f"retry of Op {settings.name} has no effect without a timeout",
+                path=f"{prefix}.retry",
                 suggestion="set timeout",
             )
         )
@@ -113,10 +100,7 @@ def _without_use(settings: OpSettings) -> list[Problem]:
 
 
 async def _load(ops: Iterable[OpSettings], *, is_thread_op: bool) -> list[Problem]:
-    """Load the model of each Op that has one, and let it go.
-
-    Cancellation: a model that is being loaded is first loaded.
-    """
+    """Load and release each Op's model; a model being loaded ignores cancellation."""
     make = PredictorMaker(is_thread_op=is_thread_op)
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:
@@ -139,7 +123,7 @@ async def _load_one(make: PredictorMaker, settings: OpSettings) -> list[Problem]
 
 
 def problem_of_model(problem: Problem, settings: OpSettings) -> Problem:
-    """Say which key a problem of a model is about; one of the model's own files stays there."""
+    """Add the configuration key to a problem of a model; a problem in the model's files keeps its file."""
     if problem.path == f"op.{settings.name}.fetch_list" and not settings.server_endpoints:
         return replace(problem, path=f"op.{settings.name}.local_service_conf.fetch_list")
     if problem.path.startswith("op."):

@@ -1,4 +1,4 @@
-"""What goes into a pipeline, what comes out of it, and what its ResponseOp gets."""
+"""Values of Op pipelines: requests, responses, tensors, error codes, and their protobuf messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ __all__ = [
     "to_message",
 ]
 
-# ----------------------------------------------------------------------
-# What goes into a pipeline, what comes out of it, and what its ResponseOp gets
-# ----------------------------------------------------------------------
-
 
 class CustomExceptionCode(Enum):
-    """What ``err_no`` of an answer says."""
+    """Error codes in ``err_no``."""
 
     OK = 0
     PRODUCT_ERROR = 50
@@ -53,21 +49,21 @@ class CustomExceptionCode(Enum):
 
 
 class ProductErrCode(Enum):
-    """An empty enumeration: services subclass it with the codes of their product."""
+    """Base of services' enumerations of product error codes."""
 
 
 class CustomException(Exception):
-    """Raised by a hook to answer its request with a code.
+    """Raised by a hook to fail its request with a code.
 
     Args:
-        exceptionCode: the code, a member of :class:`CustomExceptionCode` or a number.
-        errorMsg: what went wrong.
-        isSendToUser: whether the caller is told the message; the code it gets in any case.
+        exceptionCode: member of :class:`CustomExceptionCode`, or a number.
+        errorMsg: error text.
+        isSendToUser: send the text to the client; the code is always sent.
     """
 
     def __init__(
         self,
-        exceptionCode: CustomExceptionCode | int,  # noqa: N803 - what services pass by name
+        exceptionCode: CustomExceptionCode | int,  # noqa: N803 - services pass it by name
         errorMsg: str,  # noqa: N803 - the same
         isSendToUser: bool = False,  # noqa: FBT002, N803 - the same
     ) -> None:
@@ -78,12 +74,7 @@ class CustomException(Exception):
 
 
 def product_number(code: Any) -> int:
-    """Give the number of a code: a number, a member of an enumeration, or either in a tuple of one.
-
-    Raises:
-        TypeError: it is nothing of the kind.
-        ValueError: the same.
-    """
+    """Return the number of a code: a number, an enumeration member, or a 1-tuple of either; TypeError or ValueError."""
     value = code.value if isinstance(code, Enum) else code
     if isinstance(value, tuple) and len(value) == 1:
         (value,) = value
@@ -92,7 +83,7 @@ def product_number(code: Any) -> int:
 
 @dataclass(slots=True)
 class PipelineTensor:
-    """A tensor as the wire has it: the field that holds the elements follows from ``elem_type``."""
+    """Tensor in wire form; ``elem_type`` selects the field with the elements."""
 
     name: str = ""
     elem_type: int = 0
@@ -109,8 +100,6 @@ class PipelineTensor:
 
 
 class _NamedFields:
-    """Keys and values go by the names of the message's fields, too."""
-
     __slots__ = ()
 
     keys: list[str]
@@ -118,21 +107,16 @@ class _NamedFields:
 
     @property
     def key(self) -> list[str]:
-        """The keys, by the name of the message's field."""
         return self.keys
 
     @property
     def value(self) -> list[str]:
-        """The values, by the name of the message's field."""
         return self.values
 
 
 @dataclass(slots=True)
 class PipelineRequest(_NamedFields):
-    """One request; ``key``, ``value`` and ``log_id`` are other names that services use.
-
-    ``keeps_arrays`` asks for tensors of the answer as arrays: whoever asks has no use for their elements one by one.
-    """
+    """Pipeline request; ``keeps_arrays`` requests response tensors as arrays instead of element lists."""
 
     keys: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
@@ -151,10 +135,7 @@ class PipelineRequest(_NamedFields):
 
 @dataclass(slots=True)
 class PipelineResponse(_NamedFields):
-    """One answer; a pack hook may fill ``key`` and ``value`` as it would those of the message.
-
-    ``is_overload`` tells transports that the request was refused because too many wait.
-    """
+    """Pipeline response; ``is_overload`` marks a request rejected because too many wait."""
 
     err_no: int = 0
     err_msg: str = ""
@@ -165,27 +146,24 @@ class PipelineResponse(_NamedFields):
 
 
 class ChannelDataType(Enum):
-    """What a :class:`ChannelData` carries: anything, arrays alone, or an error."""
+    """Content of a :class:`ChannelData`: a dict of any values, arrays only, or an error."""
 
     DICT = 0
     CHANNEL_NPDATA = 1
     ERROR = 2
 
 
-# An enumeration's values take calls to look up.
-_ANYTHING: Final = ChannelDataType.DICT.value
+# Cached, because ``.value`` of an enumeration member is a slow property.
+_DICT: Final = ChannelDataType.DICT.value
 ARRAYS: Final = ChannelDataType.CHANNEL_NPDATA.value
-"""The type of data that are arrays alone."""
+"""Type of data with arrays only."""
 
 
 @dataclass(slots=True)
 class ChannelData:
-    """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error.
+    """Input of a ResponseOp: the last Op's output or an error.  Codes 0 and None mean no error."""
 
-    ``keeps_arrays`` is the request's.
-    """
-
-    datatype: int = _ANYTHING
+    datatype: int = _DICT
     npdata: Mapping[str, Any] | None = None
     dictdata: Mapping[str, Any] | None = None
     id: int = 0
@@ -204,17 +182,15 @@ class ChannelData:
         return self.id
 
     def parse(self) -> dict[str, Any]:
-        """Give the output as a dict, an empty one for an error."""
+        """Return the output as a dict; empty for an error."""
         if self.datatype == ARRAYS:
             return dict(self.npdata or {})
-        if self.datatype == _ANYTHING:
+        if self.datatype == _DICT:
             return dict(self.dictdata or {})
         return {}
 
 
-# ----------------------------------------------------------------------
-# The protobuf messages of pipelines to and from the values of ``ovmstrio.ops.values``
-# ----------------------------------------------------------------------
+# Protobuf messages
 
 log = structlog.get_logger(__name__)
 
@@ -229,13 +205,13 @@ LISTS: Final = (
     "shape",
     "lod",
 )
-"""Repeated fields of a tensor that have a place in its value; complex numbers have none."""
+"""Repeated fields of a tensor; complex numbers are not supported."""
 
 SCALARS: Final = ("byte_data", "elem_type", "name")
 
 
 def from_message(message: Any) -> PipelineRequest:
-    """Read a request."""
+    """Convert a request message."""
     return PipelineRequest(
         keys=list(message.key),
         values=list(message.value),
@@ -248,20 +224,20 @@ def from_message(message: Any) -> PipelineRequest:
 
 
 def tensor_from_message(message: Any) -> PipelineTensor:
-    """Read a tensor."""
+    """Convert a tensor message."""
     fields: dict[str, Any] = {name: list(getattr(message, name)) for name in LISTS}
     fields |= {name: getattr(message, name) for name in SCALARS}
     return PipelineTensor(**fields)
 
 
 def to_message(response: PipelineResponse) -> Any:
-    """Write an answer; one that a service filled with what it cannot hold becomes error 8000."""
+    """Convert a response to a message; invalid field values become error 8000."""
     try:
         message = RESPONSE(err_no=response.err_no, err_msg=response.err_msg, key=response.keys, value=response.values)
         for tensor in response.tensors:
             add_tensor(message, tensor)
     except (TypeError, ValueError) as error:
-        log.error("answer cannot be packed", reason=text_of(error))  # noqa: TRY400 - the caller is told
+        log.error("response not packed", reason=text_of(error))  # noqa: TRY400 - the caller gets the error
         return RESPONSE(
             err_no=CustomExceptionCode.RPC_PACKAGE_ERROR.value, err_msg=f"rpc package error: {text_of(error)}"
         )
@@ -269,12 +245,7 @@ def to_message(response: PipelineResponse) -> Any:
 
 
 def add_tensor(message: Any, tensor: PipelineTensor) -> None:
-    """Write a tensor behind those of a request or an answer.
-
-    Raises:
-        TypeError: a field cannot hold what it is to hold.
-        ValueError: as above, for numbers that are too large.
-    """
+    """Append a tensor to a message; TypeError or ValueError for fields that cannot hold their value."""
     added = message.tensors.add()
     for name in SCALARS:
         setattr(added, name, getattr(tensor, name))

@@ -1,1 +1,1 @@
-"""Models of other servers: targets, health, retries and the gRPC and REST clients."""
+"""Remote models: targets, health checks, retries, and gRPC and REST clients."""

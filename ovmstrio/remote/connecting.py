@@ -1,4 +1,4 @@
-"""Connections to other servers, with TLS or without."""
+"""Client connections with optional TLS."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ __all__ = ["client_tls", "connect"]
 
 
 def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
-    """Load the files of the TLS settings; blocking.
+    """Load the TLS settings' files; blocking; raises ConfigError.
 
-    Servers of gRPC end connections on which HTTP/2 was not agreed upon (ALPN).
-
-    Raises:
-        ConfigError: one cannot be read, or does not hold what it should.
+    gRPC needs ALPN: gRPC servers close connections that did not negotiate HTTP/2.
     """
     try:
         if tls.ca is not None:
             check_regular(tls.ca)
         context = ssl.create_default_context(cafile=tls.ca)
     except OSError as error:
-        raise _refused("tls.ca", f"no certificate of a CA can be read from {tls.ca}", error) from None
+        raise _tls_error("tls.ca", f"CA certificate {tls.ca} cannot be read", error) from None
     if tls.cert is not None:
         try:
             for path in (tls.cert, tls.key):
@@ -39,18 +36,18 @@ def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
                     check_regular(path)
             context.load_cert_chain(tls.cert, tls.key, password=_no_password)
         except (OSError, ValueError) as error:
-            raise _refused("tls.cert", f"no certificate with its key can be read from {tls.cert}", error) from None
+            raise _tls_error("tls.cert", f"certificate {tls.cert} with its key cannot be read", error) from None
     if speaks_grpc:
         context.set_alpn_protocols(["h2"])
     return context
 
 
 def _no_password() -> str:
-    """Refuse a key with a password, for which the library would ask at the terminal."""
+    """Reject an encrypted key, for which OpenSSL would prompt at the terminal."""
     raise ValueError("the key is encrypted")
 
 
-def _refused(path: str, message: str, error: Exception) -> ConfigError:
+def _tls_error(path: str, message: str, error: Exception) -> ConfigError:
     reason = (isinstance(error, OSError) and error.strerror) or str(error)
     return ConfigError([Problem(f"{message}: {reason}", path=path)])
 
@@ -58,13 +55,7 @@ def _refused(path: str, message: str, error: Exception) -> ConfigError:
 async def connect(
     address: RemoteAddress, tls: ssl.SSLContext | None, *, server_name: str, seconds: float
 ) -> trio.abc.Stream:
-    """Connect; the caller owns the stream.
-
-    Raises:
-        NotSent: nobody is there, or the one who is there is not who it should be.
-
-    Cancellation: at any checkpoint; nothing is left.
-    """
+    """Connect to an address; the caller owns the stream.  Raises NotSent without a connection or TLS handshake."""
     stream: trio.abc.Stream | None = None
     try:
         with trio.fail_after(seconds):
@@ -93,9 +84,9 @@ def _reason(error: BaseException) -> str:
         cause = cause.exceptions[0]
     for each in (cause, error):
         if isinstance(each, ssl.SSLError):
-            # Its number is the library's own, and no error of the system's.
+            # errno of an SSLError is OpenSSL's number.
             return getattr(each, "verify_message", "") or each.reason or str(each)
         if isinstance(each, OSError) and (each.errno or each.strerror):
-            # What trio says of a refusal repeats the address.
+            # Trio's message would repeat the address.
             return os.strerror(each.errno) if each.errno and each.errno > 0 else str(each.strerror)
     return str(cause or error)

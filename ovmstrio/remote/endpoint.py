@@ -1,4 +1,4 @@
-"""What every way to call another server can do, and how its failures are told."""
+"""Endpoint protocol of remote models, and its errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Endpoint", "NotSent", "RemoteDescription", "spec_of", "with_address"
 
 
 class NotSent(NotReady):
-    """Nothing of the call was sent, or the server says that it has not looked at it: it may be made again."""
+    """Call that the server did not process, so that it may be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteDescription:
-    """What a server says of its model."""
+    """Metadata of a remote model."""
 
     platform: str
     inputs: tuple[TensorSpec, ...]
@@ -30,38 +30,31 @@ class RemoteDescription:
 
 
 class Endpoint(Protocol):
-    """One model at one address."""
+    """Client of one model at one address."""
 
     @property
     def address(self) -> str:
-        """Where it is, as it is configured."""
+        """Configured address."""
         ...
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
-        """Make one call, which the server has so many seconds for.
+        """Run one inference with a time limit; model names and versions in request and response are ignored.
 
-        Names and versions in the request and in the response are not looked at.
-
-        Raises:
-            NotSent: the server was not reached; nothing was done.
-            NotReady: the connection broke, or the server says so.
-            ServerError: what the server answered; the text is its own, and the address.
-
-        Ownership: the request's buffers until it returns.
-        Cancellation: at any checkpoint; the server is told.
+        Raises NotSent if the server did nothing, NotReady if the connection was lost or the server is not ready, and
+        errors of the server with the address appended.  Cancellation cancels the call on the server.
         """
         ...
 
     async def describe(self) -> RemoteDescription:
-        """Ask for inputs and outputs; raises as :meth:`infer`."""
+        """Return the model's metadata; raises as :meth:`infer`."""
         ...
 
     async def ask_ready(self) -> str:
-        """Ask why the model cannot be called, empty if it can; raises as :meth:`infer`."""
+        """Return why the model cannot be called, empty if it can; raises as :meth:`infer`."""
         ...
 
     def doubt(self) -> None:
-        """Take note that nothing came in time: what is connected may not be there any more."""
+        """Handle missing responses: close a connection that may be dead."""
         ...
 
     async def aclose(self) -> None:
@@ -70,13 +63,13 @@ class Endpoint(Protocol):
 
 
 def with_address(error: ServerError, address: str) -> ServerError:
-    """Say in an error who has told it, behind its own text, by which clients know it."""
-    error.message = f"{error.message}; told by {address}"
+    """Append the address to an error; clients match on the start of its text."""
+    error.message = f"{error.message}; reported by {address}"
     error.args = (error.message,)
     return error
 
 
 def spec_of(name: str, datatype: str, shape: Iterable[int]) -> TensorSpec:
-    """Describe a tensor as the server does; sizes below 0 are any."""
+    """Return the tensor spec for a server's metadata; negative sizes are dynamic."""
     dims: Sequence[Dim] = [Dim.fixed(size) if size >= 0 else ANY_SIZE for size in shape]
     return TensorSpec(name, BY_NAME.get(datatype, INVALID), tuple(dims), 0 if dims else None)

@@ -1,4 +1,7 @@
-"""A model at an address that speaks KServe v2 over gRPC."""
+"""KServe v2 gRPC client of a remote model: message encoding and the endpoint.
+
+Requests are encoded without a copy of their tensors; response tensors are views of the message.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +39,21 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcEndpoint", "Message", "buffers_of", "decode_response", "encode_request", "parameters_sent", "tensor_of"]
 
-# ----------------------------------------------------------------------
-# KServe's messages as a client has them: requests in pieces that are not copied, answers whose tensors are views
-# ----------------------------------------------------------------------
+# Messages
 
 Message = list["Buffer"]
-"""A message in pieces."""
+"""Encoded message in pieces."""
 
 _Request: Final = message_class("inference.ModelInferRequest")
 _Response: Final = message_class("inference.ModelInferResponse")
 _RAW_INPUT_TAG: Final = b"\x3a"
 _RAW_OUTPUT_TAG: Final = 0x32
 _SHARED_MEMORY: Final = frozenset({"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"})
-_ABOUT_BODIES: Final = frozenset({"binary_data", "binary_data_size", "binary_data_output"})
+_BINARY_PARAMETERS: Final = frozenset({"binary_data", "binary_data_size", "binary_data_output"})
 
 
 def encode_request(request: InferRequest, model: str, version: str) -> Message:
-    """Write a ``ModelInferRequest`` for a model of another server; its tensors are the request's own buffers.
-
-    Raises:
-        InvalidRequest: values that came one by one are not of their type.
-    """
+    """Encode a ``ModelInferRequest`` without a copy of tensors; InvalidRequest for values of wrong types."""
     message = _Request(model_name=model, model_version=version, id=request.id)
     set_parameters(message, parameters_sent(request.parameters))
     for given in request.inputs:
@@ -71,25 +68,21 @@ def encode_request(request: InferRequest, model: str, version: str) -> Message:
 
 
 def buffers_of(request: InferRequest) -> list[Buffer]:
-    """Give a buffer for each input; values that came one by one are packed, and of those without any there is none.
-
-    Raises:
-        InvalidRequest: values are not of their type, or there are more buffers than inputs.
-    """
+    """Return the data of each input, packed from element values where needed; raises InvalidRequest."""
     raws: Sequence[Buffer | None] = request.raw_inputs or [None] * len(request.inputs)
     if len(raws) != len(request.inputs):
-        raise InvalidRequest(f"{len(request.inputs)} inputs came with {len(raws)} buffers; expected one an input")
+        raise InvalidRequest(f"expected {len(request.inputs)} raw inputs, got {len(raws)}")
     pairs = zip(request.inputs, raws, strict=True)
-    return [_packed(given, given.contents) if raw is None else raw for given, raw in pairs]
+    return [_pack(given, given.contents) if raw is None else raw for given, raw in pairs]
 
 
 def parameters_sent(parameters: dict[str, ParameterValue]) -> dict[str, ParameterValue]:
-    """Leave out what is between a client and this server alone: where tensors lie, and how they are written."""
-    left_out = parameters.keys() & (_SHARED_MEMORY | _ABOUT_BODIES)
-    return {name: value for name, value in parameters.items() if name not in left_out} if left_out else parameters
+    """Remove parameters that concern only this server: shared memory and binary encoding."""
+    removed = parameters.keys() & (_SHARED_MEMORY | _BINARY_PARAMETERS)
+    return {name: value for name, value in parameters.items() if name not in removed} if removed else parameters
 
 
-def _packed(given: InferInput, contents: Contents | None) -> Buffer:
+def _pack(given: InferInput, contents: Contents | None) -> Buffer:
     datatype = BY_NAME.get(given.datatype)
     if datatype is None:
         raise InvalidRequest(f"input {given.name!r}: expected a datatype of {', '.join(BY_NAME)}, got {given.datatype}")
@@ -101,20 +94,16 @@ def _packed(given: InferInput, contents: Contents | None) -> Buffer:
 
 
 def decode_response(data: bytearray) -> InferResponse:
-    """Read a ``ModelInferResponse``, whose tensors are views of the message.
-
-    Raises:
-        ModelFailure: the bytes are no such message.
-    """
+    """Decode a ``ModelInferResponse``, whose tensors are views of the message; ModelFailure if malformed."""
     try:
         head, raws = split_raw_contents(data, _RAW_OUTPUT_TAG, "inference.ModelInferResponse")
         message = _Response.FromString(head)
     except (DecodeError, IndexError, InvalidRequest):
-        raise ModelFailure(f"an answer of {len(data)} bytes is no inference.ModelInferResponse") from None
+        raise ModelFailure(f"response of {len(data)} bytes is not an inference.ModelInferResponse") from None
     if raws and len(raws) != len(message.outputs):
-        raise ModelFailure(f"an answer has {len(message.outputs)} outputs and {len(raws)} buffers")
+        raise ModelFailure(f"response has {len(message.outputs)} outputs and {len(raws)} buffers")
     outputs = [
-        tensor_of(each.name, each.datatype, tuple(each.shape), (raws[index] if raws else None) or _values_of(each))
+        tensor_of(each.name, each.datatype, tuple(each.shape), (raws[index] if raws else None) or _pack_contents(each))
         for index, each in enumerate(message.outputs)
     ]
     parameters = {
@@ -126,17 +115,16 @@ def decode_response(data: bytearray) -> InferResponse:
 
 
 def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> Tensor | RawTensor:
-    """Make an output of its bytes: an array over them where they are its elements."""
+    """Return an output over its data, as an array if the datatype allows it."""
     known = BY_NAME.get(datatype)
     if known is None or known is BYTES or min(shape, default=0) < 0:
         return RawTensor(name, datatype, shape, data)
     if int(np.prod(shape, dtype=object)) * known.itemsize != len(data):
-        raise ModelFailure(f"output {name!r} of {len(data)} bytes is no tensor of {datatype} {list(shape)}")
+        raise ModelFailure(f"output {name!r}: {len(data)} bytes do not match {datatype} {list(shape)}")
     return Tensor(name, known, wrapped(data, shape, known.numpy))
 
 
-def _values_of(output: Any) -> Buffer:
-    """Pack an output that came as values one by one."""
+def _pack_contents(output: Any) -> Buffer:
     datatype = BY_NAME.get(output.datatype)
     if datatype is None:
         return b""
@@ -144,15 +132,13 @@ def _values_of(output: Any) -> Buffer:
     return framed(values) if datatype is BYTES else buffer_of(np.array(values, datatype.numpy))
 
 
-# ----------------------------------------------------------------------
-# A model at an address that speaks KServe v2 over gRPC
-# ----------------------------------------------------------------------
+# Endpoint
 
 _SERVICE: Final = b"/inference.GRPCInferenceService/"
-_MOST_BYTES: Final = 2**31 - 1
+_MAX_BYTES: Final = 2**31 - 1
 _HEAD_BYTES: Final = 64 * 1024
-"""What an answer may have besides its tensors."""
-_MOST_MILLISECONDS: Final = 99_999_999
+"""Most bytes of a response without its tensors."""
+_MAX_MILLISECONDS: Final = 99_999_999
 _HTTP_STATUSES: Final = {
     "400": "INTERNAL",
     "401": "UNAUTHENTICATED",
@@ -166,37 +152,30 @@ _HTTP_STATUSES: Final = {
 
 
 class GrpcEndpoint:
-    """Calls one model over one connection, which is made when it is needed.
-
-    Args:
-        spec: which model.
-        address: where.
-        tasks: owns the connection's task.
-        tls: what connections are wrapped in, None for nothing.
-    """
+    """gRPC endpoint with one connection, opened on demand in the nursery ``tasks``; plain TCP without ``tls``."""
 
     def __init__(
         self, spec: RemoteSpec, address: RemoteAddress, tasks: trio.Nursery, tls: ssl.SSLContext | None
     ) -> None:
         self.address = str(address)
         self._spec = spec
-        self._where = address
+        self._remote_address = address
         self._tasks = tasks
         self._tls = tls
         self._connection: RemoteConnection | None = None
         self._connecting = trio.Lock()
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
-        """See :class:`Endpoint`."""
+        """Run one inference, as :meth:`Endpoint.infer`."""
         body = encode_request(request, self._spec.remote_name, self._spec.remote_version)
-        most = min(request.most_bytes + _HEAD_BYTES, _MOST_BYTES)
+        most = min(request.most_bytes + _HEAD_BYTES, _MAX_BYTES)
         try:
             return decode_response(await self._call(b"ModelInfer", body, seconds, most))
         except ModelFailure as error:
             raise with_address(error, self.address) if self.address not in error.message else error from None
 
     async def describe(self) -> RemoteDescription:
-        """See :class:`Endpoint`."""
+        """Return the model's metadata."""
         answer = await self._ask("ModelMetadata", "name", "version")
         inputs, outputs = (
             tuple(sorted((spec_of(each.name, each.datatype, each.shape) for each in side), key=lambda each: each.name))
@@ -205,48 +184,45 @@ class GrpcEndpoint:
         return RemoteDescription(answer.platform, inputs, outputs)
 
     async def ask_ready(self) -> str:
-        """See :class:`Endpoint`."""
+        """Return why the model cannot be called; empty if it can."""
         answer = await self._ask("ModelReady", "name", "version")
         return "" if answer.ready else f"{self._spec.remote_name!r} is not ready there"
 
     def doubt(self) -> None:
-        """See :class:`Endpoint`."""
+        """Close the connection, which may be dead."""
         if self._connection is not None:
-            self._connection.break_off("nothing came for too long")
+            self._connection.break_off("no response for too long")
 
     async def aclose(self) -> None:
-        """End the connection.
-
-        Cancellation: never; it does not wait.
-        """
+        """Close the connection; does not wait."""
         if self._connection is not None:
             self._connection.break_off("the model was unloaded")
 
     async def _ask(self, method: str, name: str, version: str) -> Any:
-        """Call what says something of the model."""
         request = message_class(f"inference.{method}Request")(
             **{name: self._spec.remote_name, version: self._spec.remote_version}
         )
         body = [request.SerializeToString()]
-        data = await self._call(method.encode(), body, self._spec.timeout_seconds, _MOST_BYTES)
+        data = await self._call(method.encode(), body, self._spec.timeout_seconds, _MAX_BYTES)
         try:
             return message_class(f"inference.{method}Response").FromString(bytes(data))
         except DecodeError:
-            raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does") from None
+            raise ModelFailure(f"{self.address} is not a KServe v2 server") from None
 
     async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> bytearray:
         size = sum(map(len, body))
         message = [b"\0" + size.to_bytes(4, "big"), *body]
-        headers = self._headers(method) + _timeout(seconds) + _trace()
-        connection = await self._connected()
+        path = literal(b":path", _SERVICE + method)
+        headers = self._first_headers + path + self._last_headers + _timeout(seconds) + _trace()
+        connection = await self._get_connection()
         exchange = await connection.call(headers, message, most)
         if exchange.is_untouched and not exchange.id:
-            # A connection that was idle may have ended unseen: another one was not tried yet.
-            connection = await self._connected()
+            # An idle connection may have been closed unnoticed, so try a new one.
+            connection = await self._get_connection()
             exchange = await connection.call(headers, message, most)
         return self._message(exchange, most)
 
-    async def _connected(self) -> RemoteConnection:
+    async def _get_connection(self) -> RemoteConnection:
         connection = self._connection
         if connection is not None and connection.takes_calls:
             return connection
@@ -254,20 +230,20 @@ class GrpcEndpoint:
             if self._connection is not None and self._connection.takes_calls:
                 return self._connection
             stream = await connect(
-                self._where, self._tls, server_name=self._spec.tls.server_name, seconds=self._spec.connect_seconds
+                self._remote_address,
+                self._tls,
+                server_name=self._spec.tls.server_name,
+                seconds=self._spec.connect_seconds,
             )
             connection = RemoteConnection(stream)
             await self._tasks.start(connection.run)
             self._connection = connection
             return connection
 
-    def _headers(self, method: bytes) -> bytes:
-        return self._first_headers + literal(b":path", _SERVICE + method) + self._last_headers
-
     @cached_property
     def _first_headers(self) -> bytes:
-        scheme = b"https" if self._where.has_tls else b"http"
-        authority = (self._spec.tls.server_name or self._where.authority).encode()
+        scheme = b"https" if self._remote_address.has_tls else b"http"
+        authority = (self._spec.tls.server_name or self._remote_address.authority).encode()
         pairs = ((b":method", b"POST"), (b":scheme", scheme), (b":authority", authority))
         return b"".join(literal(name, value) for name, value in pairs)
 
@@ -277,31 +253,29 @@ class GrpcEndpoint:
         return b"".join(literal(name, value) for name, value in pairs)
 
     def _message(self, exchange: Exchange, most: float) -> bytearray:
-        """Give the answer's message, or raise what the call failed with."""
         if exchange.is_too_large:
             raise PayloadTooLarge(
-                f"the answer of {self.address} has {exchange.size} bytes, the limit is {most:.0f} (--max_message_size)"
+                f"response of {self.address} has {exchange.size} bytes, the limit is {most:.0f} (--max_message_size)"
             )
         if exchange.failure:
             failure = NotSent if exchange.is_untouched else NotReady
-            raise failure(f"{self.address} gave no answer: {exchange.failure}")
+            raise failure(f"no response from {self.address}: {exchange.failure}")
         headers = exchange.headers
         code = headers.get("grpc-status", "")
         if code == "0":
             if not exchange.is_whole or exchange.message is None:
-                raise ModelFailure(f"{self.address} answered with no whole message")
+                raise ModelFailure(f"{self.address} sent an incomplete message")
             return exchange.message
         if not code.isdecimal():
             status = headers.get(":status", "")
-            text = f"{self.address} answers no gRPC (HTTP status {status or 'unknown'})"
+            text = f"{self.address} is not a gRPC server (HTTP status {status or 'unknown'})"
             raise error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
         known = {status.value: status.name for status in Status}
-        text = unquote(headers.get("grpc-message", "")) or "no reason was given"
+        text = unquote(headers.get("grpc-message", "")) or "no error message"
         raise with_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
 
 
 def _trace() -> bytes:
-    """Say which trace the call is a part of, if it is traced."""
     span = span_in_hand()
     if span is None:
         return b""
@@ -309,8 +283,7 @@ def _trace() -> bytes:
 
 
 def _timeout(seconds: float) -> bytes:
-    """Say how much time is left, as gRPC's header does."""
     if seconds == math.inf:
         return b""
-    milliseconds = max(1, min(round(seconds * 1000), _MOST_MILLISECONDS))
+    milliseconds = max(1, min(round(seconds * 1000), _MAX_MILLISECONDS))
     return literal(b"grpc-timeout", b"%dm" % milliseconds)

@@ -1,4 +1,4 @@
-"""Models of other servers as a kind of service."""
+"""Remote models as a kind of service."""
 
 from __future__ import annotations
 
@@ -31,13 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteKind", "open_remote"]
 
-# ----------------------------------------------------------------------
-# Models of other servers as a kind of service
-# ----------------------------------------------------------------------
-
 
 class RemoteKind(Kind[RemoteSpec]):
-    """Entries among the models that say where else the model is."""
+    """Kind of models on other servers."""
 
     name: ClassVar[str] = RemoteSpec.kind
     spec = RemoteSpec
@@ -46,68 +42,49 @@ class RemoteKind(Kind[RemoteSpec]):
     occupied: ClassVar[str] = "Remote model has a name that is taken"
 
     def read(self, file: ConfigFile) -> list[RemoteSpec]:
-        """Read the entries of the file."""
+        """Read the remote models of the configuration file."""
         return read_remotes(file)
 
     def list_versions(self, spec: RemoteSpec) -> Listing:
-        """Give the one version."""
+        """Return the only version."""
         return Listing({ONLY_VERSION: spec.base_path}, mark=self.files_mark(spec, spec.base_path))
 
     def files_mark(self, spec: RemoteSpec, directory: Path) -> str:
-        """Give nothing: it has no files here."""
+        """Return an empty fingerprint: remote models have no local files."""
         del spec, directory
         return ""
 
     async def load(self, spec: RemoteSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Ask the other server for its model; the caller owns the service and closes it.
-
-        Raises:
-            ConfigError: the settings cannot be used.
-            ServerError: the other server cannot be reached, or has no such model.
-
-        Cancellation: at any checkpoint; nothing is left.
-        """
-        # What only these models need is left alone by those who have none.
-
+        """Load the remote model's metadata; the caller must close the service; raises ConfigError or ServerError."""
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
         return await host(context.tasks, open_remote(spec), kind=self.name, name=spec.name)
 
     def obstacle(self, service: Service) -> str:
-        """Tell when no address of it can be called."""
-        from ovmstrio.remote.servable import RemoteServable  # noqa: PLC0415 - as in `load`
-
+        """Return why no address can be called; empty if one can."""
         return service.obstacle if isinstance(service, RemoteServable) else ""
 
 
-# ----------------------------------------------------------------------
-# From the settings of a remote model to a servable that is kept in touch with its server
-# ----------------------------------------------------------------------
+# Opening
 
 _DESCRIBE_SECONDS: Final = 20.0
-"""How long an address may take to say what its model is."""
+"""Time limit of a metadata request to one address."""
 
 
 @asynccontextmanager
 async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
-    """Ask the other server what its model is, and stay in touch while the block lasts.
+    """Load the remote model's metadata and watch its addresses within the block.
 
-    Raises:
-        ConfigError: files for TLS cannot be used.
-        NotReady: no address can be reached.
-        ServerError: the model is not there.
-
-    Ownership: connections and their tasks end with the block.
-    Cancellation: at any checkpoint.
+    Raises ConfigError for TLS files, NotReady if no address is reachable, ServerError if the model does not exist.
     """
     contexts: list[ssl.SSLContext | None] = []
     for address in spec.addresses:
         read = partial(client_tls, spec.tls, speaks_grpc=address.speaks_grpc)
         contexts.append(await trio.to_thread.run_sync(read) if address.has_tls else None)
     async with trio.open_nursery() as tasks:
-        where = zip(spec.addresses, contexts, strict=True)
-        endpoints = [_endpoint(spec, address, tasks, tls) for address, tls in where]
+        addresses = zip(spec.addresses, contexts, strict=True)
+        endpoints = [_endpoint(spec, address, tasks, tls) for address, tls in addresses]
         try:
             breaker = partial(Breaker, spec.breaker.failures, spec.breaker.open_seconds)
             targets = Targets([Target(endpoint, breaker()) for endpoint in endpoints])
@@ -126,20 +103,18 @@ async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
 def _endpoint(spec: RemoteSpec, address: RemoteAddress, tasks: trio.Nursery, tls: ssl.SSLContext | None) -> Endpoint:
     if address.speaks_grpc:
         return GrpcEndpoint(spec, address, tasks, tls)
-    # The library is left alone by those who call no REST.
-    from ovmstrio.remote.rest_endpoint import RestEndpoint  # noqa: PLC0415 - for REST only
+    from ovmstrio.remote.rest_endpoint import RestEndpoint  # noqa: PLC0415 - imports httpx
 
     return RestEndpoint(spec, address, tls)
 
 
 async def _describe(targets: Sequence[Target]) -> RemoteDescription:
-    """Ask one address after the other; those that do not answer are known not to be well."""
     failures: list[ServerError] = []
     for target in targets:
         try:
             with trio.move_on_after(_DESCRIBE_SECONDS):
                 return await target.endpoint.describe()
-            raise NotReady(f"{target.endpoint.address} did not say within {_DESCRIBE_SECONDS:g} s what its model is")
+            raise NotReady(f"{target.endpoint.address} sent no metadata within {_DESCRIBE_SECONDS:g} s")
         except ServerError as error:
             target.ailment = error.message
             failures.append(error)
@@ -150,13 +125,9 @@ async def _describe(targets: Sequence[Target]) -> RemoteDescription:
 
 
 async def _compare(known: RemoteDescription, target: Target) -> str:
-    """Tell what is wrong with a server that has come back, if its model is another one now."""
+    """Return the problem of a recovered server whose model has changed; empty if it has not."""
     now = await target.endpoint.describe()
     if (now.inputs, now.outputs) == (known.inputs, known.outputs):
         return ""
-    told = (f"{name}: {spec}" for name, spec in _named(now))
-    return f"its model has other inputs or outputs than when it was loaded here ({', '.join(told)}); reload it"
-
-
-def _named(description: RemoteDescription) -> list[tuple[str, str]]:
-    return [(each.name, str(each)) for each in (*description.inputs, *description.outputs)]
+    tensors = (f"{each.name}: {each}" for each in (*now.inputs, *now.outputs))
+    return f"inputs or outputs have changed since the model was loaded ({', '.join(tensors)}); reload it"

@@ -1,4 +1,4 @@
-"""A model at an address that speaks KServe v2 over REST, with tensors as bytes behind the JSON."""
+"""KServe v2 REST client of a remote model, with binary tensors."""
 
 from __future__ import annotations
 
@@ -28,18 +28,12 @@ __all__ = ["RestEndpoint"]
 
 _HEAD_SIZE: Final = "Inference-Header-Content-Length"
 _CONNECTIONS: Final = 256
-_MOST_BYTES: Final = 2**31 - 1
+_MAX_BYTES: Final = 2**31 - 1
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class RestEndpoint:
-    """Calls one model over a pool of connections.
-
-    Args:
-        spec: which model.
-        address: where.
-        tls: with what it is called, None for nothing.
-    """
+    """REST endpoint over a connection pool; plain HTTP without ``tls``."""
 
     def __init__(self, spec: RemoteSpec, address: RemoteAddress, tls: ssl.SSLContext | None) -> None:
         self.address = str(address)
@@ -56,7 +50,7 @@ class RestEndpoint:
         )
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
-        """See :class:`Endpoint`; that time is up the server sees by the connection, which is closed then."""
+        """Run one inference, as :meth:`Endpoint.infer`; the server notices a timeout by the closed connection."""
         del seconds
         pieces, head = _request_pieces(request)
         headers = {
@@ -65,7 +59,7 @@ class RestEndpoint:
             _HEAD_SIZE: str(head),
         }
         response, body = await self._send(
-            "POST", f"{self._path}/infer", headers, pieces, min(request.most_bytes * 2 + 2**20, _MOST_BYTES)
+            "POST", f"{self._path}/infer", headers, pieces, min(request.most_bytes * 2 + 2**20, _MAX_BYTES)
         )
         self._check(response, body)
         try:
@@ -74,41 +68,41 @@ class RestEndpoint:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 
     async def describe(self) -> RemoteDescription:
-        """See :class:`Endpoint`."""
-        response, body = await self._send("GET", self._path, {}, (), _MOST_BYTES)
+        """Return the model's metadata."""
+        response, body = await self._send("GET", self._path, {}, (), _MAX_BYTES)
         self._check(response, body)
         try:
-            told = orjson.loads(body)
+            document = orjson.loads(body)
             inputs, outputs = (
                 sorted(
-                    (spec_of(each["name"], each["datatype"], map(int, each.get("shape", ()))) for each in told[side]),
+                    (
+                        spec_of(each["name"], each["datatype"], map(int, each.get("shape", ())))
+                        for each in document[side]
+                    ),
                     key=lambda each: each.name,
                 )
                 for side in ("inputs", "outputs")
             )
-            return RemoteDescription(str(told.get("platform", "")), tuple(inputs), tuple(outputs))
+            return RemoteDescription(str(document.get("platform", "")), tuple(inputs), tuple(outputs))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 
     async def ask_ready(self) -> str:
-        """See :class:`Endpoint`."""
-        response, body = await self._send("GET", f"{self._path}/ready", {}, (), _MOST_BYTES)
+        """Return why the model cannot be called; empty if it can."""
+        response, body = await self._send("GET", f"{self._path}/ready", {}, (), _MAX_BYTES)
         return "" if response.is_success else _reason(response, body)
 
     def doubt(self) -> None:
-        """Do nothing: a call that ends in time closes the connection that it was made on."""
+        """Do nothing: a timed-out call closes its connection."""
 
     async def aclose(self) -> None:
-        """Close the connections.
-
-        Cancellation: at any checkpoint; what is left is closed with the process.
-        """
+        """Close the connections."""
         await self._client.aclose()
 
     async def _send(
         self, method: str, path: str, headers: dict[str, str], pieces: Sequence[Buffer], most: float
     ) -> tuple[httpx.Response, bytearray]:
-        content = _sent(pieces) if pieces else None
+        content = _stream_pieces(pieces) if pieces else None
         span = span_in_hand()
         if span is not None:
             headers = {**headers, **dict(span.headers())}
@@ -126,16 +120,14 @@ class RestEndpoint:
         except httpx.TimeoutException:
             raise DeadlineExceeded(f"{self.address} did not answer in time") from None
         except httpx.HTTPError as error:
-            raise NotReady(f"{self.address} gave no answer: {str(error) or type(error).__name__}") from None
+            raise NotReady(f"no response from {self.address}: {str(error) or type(error).__name__}") from None
 
     async def _body(self, response: httpx.Response, most: float) -> bytearray:
         body = bytearray()
         async for part in response.aiter_bytes():
             body += part
             if len(body) > most:
-                raise PayloadTooLarge(
-                    f"the answer of {self.address} has more than {most:.0f} bytes, the limit (--max_message_size)"
-                )
+                raise PayloadTooLarge(f"response of {self.address} exceeds {most:.0f} bytes (--max_message_size)")
         return body
 
     def _check(self, response: httpx.Response, body: bytearray) -> None:
@@ -143,13 +135,12 @@ class RestEndpoint:
             raise with_address(error_of_http(response.status_code, _reason(response, body)), self.address)
 
 
-async def _sent(pieces: Sequence[Buffer]) -> AsyncIterator[bytes]:
+async def _stream_pieces(pieces: Sequence[Buffer]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece if isinstance(piece, bytes) else bytes(piece)
 
 
 def _request_pieces(request: InferRequest) -> tuple[list[Buffer], int]:
-    """Write a request; gives it in pieces, and the size of the JSON, which is the first one."""
     buffers = buffers_of(request)
     document: dict[str, Any] = {
         "inputs": [
@@ -180,7 +171,7 @@ def _read_response(response: httpx.Response, body: bytearray) -> InferResponse:
         name, datatype, shape = each["name"], each["datatype"], tuple(each["shape"])
         count = each.get("parameters", {}).get("binary_data_size")
         if count is None:
-            data = _packed(each["data"], datatype)
+            data = _pack(each["data"], datatype)
         else:
             data = view[position : position + count]
             position += count
@@ -189,9 +180,8 @@ def _read_response(response: httpx.Response, body: bytearray) -> InferResponse:
     return InferResponse("", "", outputs, "", parameters, is_private=True)
 
 
-def _packed(values: list[Any], datatype: str) -> Buffer:
-    """Pack what came as JSON, nested or not."""
-    import numpy as np  # noqa: PLC0415 - for servers that do not know tensors as bytes
+def _pack(values: list[Any], datatype: str) -> Buffer:
+    import numpy as np  # noqa: PLC0415 - only for servers without binary tensors
 
     known = BY_NAME[datatype]
     if known is BYTES:
@@ -201,7 +191,7 @@ def _packed(values: list[Any], datatype: str) -> Buffer:
 
 def _reason(response: httpx.Response, body: bytearray) -> str:
     try:
-        told = orjson.loads(body)["error"]
+        document = orjson.loads(body)["error"]
     except (ValueError, LookupError, TypeError):
-        told = body[:1000].decode(errors="replace")
-    return str(told) or f"HTTP status {response.status_code}"
+        document = body[:1000].decode(errors="replace")
+    return str(document) or f"HTTP status {response.status_code}"

@@ -1,9 +1,9 @@
-"""A model of another server as a servable: which address is called, whether once more, and what failures mean.
+"""Servable of a remote model: deadline, hedging, retries and sequences.
 
 ::
 
-    call ── deadline ── hedge after a while, if configured ── attempt ── address in turn ── Endpoint
-                                                                 └── nothing was sent? the next address, then a pause
+    call ── deadline ── hedge after a delay ── attempt ── address ── Endpoint
+                                                  └── not sent: next address, then a pause
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteServable", "SequenceStep", "given_id", "hedged", "step_of"]
 
-# ----------------------------------------------------------------------
-# Calling once more what takes long, and taking the first answer
-# ----------------------------------------------------------------------
+# Hedging
 
 _T = TypeVar("_T")
 
@@ -44,14 +42,9 @@ _T = TypeVar("_T")
 async def hedged(
     call: Callable[[], Awaitable[_T]], after_seconds: float, *, is_final: Callable[[ServerError], bool]
 ) -> _T:
-    """Give the first answer of a call, or of the same one made again when none has come after so many seconds.
+    """Return the first response of a call that is repeated after ``after_seconds`` without a response.
 
-    A call that fails before that is not made again.
-
-    Raises:
-        ServerError: the first failure, if both have failed; one that is final ends both.
-
-    Cancellation: at any checkpoint; both are cancelled, as is the slower one.
+    A call that fails earlier is not repeated.  Raises the first failure if both calls fail; a final failure ends both.
     """
     race = _Race(call, is_final)
     async with trio.open_nursery() as nursery:
@@ -77,7 +70,6 @@ class _Race(Generic[_T]):
         self.over = trio.Event()
 
     def begin(self, nursery: trio.Nursery) -> None:
-        """Make the call once more."""
         self._running += 1
         nursery.start_soon(self._run)
 
@@ -86,22 +78,20 @@ class _Race(Generic[_T]):
             self.answers.append(await self._call())
         except ServerError as error:
             self._running -= 1
-            # What is final is what is told.
+            # A final failure takes precedence.
             self.failures.insert(0 if self._is_final(error) else len(self.failures), error)
             if self._running and not self._is_final(error):
                 return
         self.over.set()
 
 
-# ----------------------------------------------------------------------
-# What a request says of its sequence, read only as far as its way to a server depends on it
-# ----------------------------------------------------------------------
+# Sequences
 
 _START: Final = "sequence_start"
 
 
 class SequenceStep(NamedTuple):
-    """One request of a sequence; the id is 0 where the server is to choose it."""
+    """Sequence parameters of a request; id 0 lets the server choose an id."""
 
     id: int | str
     starts: bool
@@ -109,10 +99,7 @@ class SequenceStep(NamedTuple):
 
 
 def step_of(request: InferRequest) -> SequenceStep | None:
-    """Read what a request says of its sequence, None if it belongs to none.
-
-    What is wrong with it is for the server to say that has the model.
-    """
+    """Return a request's sequence parameters, or None; invalid ones are left to the remote server's validation."""
     named = SEQUENCE_ID in request.parameters or _START in request.parameters
     if not named and not any(given.name in {SEQUENCE_ID, SEQUENCE_CONTROL} for given in request.inputs):
         return None
@@ -123,10 +110,10 @@ def step_of(request: InferRequest) -> SequenceStep | None:
 
 
 def given_id(response: InferResponse) -> int | str:
-    """Find the id that a server has chosen for a sequence, 0 if it says none."""
-    told = response.parameters.get(SEQUENCE_ID, 0)
-    if isinstance(told, int | str) and told:
-        return told
+    """Return the sequence id that the server chose, 0 if none."""
+    details = response.parameters.get(SEQUENCE_ID, 0)
+    if isinstance(details, int | str) and details:
+        return details
     for output in response.outputs:
         if output.name == SEQUENCE_ID:
             raw = output.data if isinstance(output, RawTensor) else output.array.tobytes()
@@ -134,22 +121,14 @@ def given_id(response: InferResponse) -> int | str:
     return 0
 
 
-# ----------------------------------------------------------------------
-# A model of another server as a servable: which address is called, whether once more, and what failures mean
-# ----------------------------------------------------------------------
+# Servable
 
 _VERSION: Final = "1"
-_LONGEST_PAUSE_SECONDS: Final = 5.0
+_MAX_PAUSE_SECONDS: Final = 5.0
 
 
 class RemoteServable(ResidentService):
-    """One model of another server.
-
-    Args:
-        spec: how it is called.
-        description: what the other server says of it.
-        targets: where it is.
-    """
+    """Servable of one remote model, with its metadata from the remote server."""
 
     def __init__(self, spec: RemoteSpec, description: RemoteDescription, targets: Targets) -> None:
         super().__init__()
@@ -161,21 +140,15 @@ class RemoteServable(ResidentService):
 
     @property
     def obstacle(self) -> str:
-        """Why no address can be called, empty if one can."""
-        told = self._targets.obstacle(trio.current_time())
-        return f'remote model "{self._spec.name}": {told}' if told else ""
+        """Why no address can be called; empty if one can."""
+        details = self._targets.obstacle(trio.current_time())
+        return f'remote model "{self._spec.name}": {details}' if details else ""
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Have the other server answer, within the request's deadline and the configured time.
+        """Run an inference on the remote server, within the request's deadline and the configured timeout.
 
-        Raises:
-            NotReady: no address can be called, or the connection broke under the call.
-            DeadlineExceeded: the answer did not come in time.
-            PayloadTooLarge: the answer is larger than it may be.
-            ServerError: what the other server answered, by its class and text, and the address.
-
-        Ownership: the request's buffers until it returns.
-        Cancellation: at any checkpoint; the other server is told, and drops the call.
+        Raises NotReady if no address can be called or the connection was lost, DeadlineExceeded, PayloadTooLarge, and
+        errors of the server.  Cancellation cancels the call on the server.
         """
         now = trio.current_time()
         deadline = min(request.deadline, now + self._spec.timeout_seconds)
@@ -199,7 +172,6 @@ class RemoteServable(ResidentService):
     # Attempts
 
     async def _infer_step(self, request: InferRequest, step: SequenceStep, deadline: float) -> InferResponse:
-        """Call the address that has the sequence; nobody else knows it."""
         target = self._targets.of_sequence(step, trio.current_time())
         response = await self._attempt(request, deadline, step, only=target)
         if step.ends:
@@ -215,11 +187,11 @@ class RemoteServable(ResidentService):
         only: Target | None = None,
         tried: set[Target] | None = None,
     ) -> InferResponse:
-        """Call one address after the other, as long as nothing of the call was sent; then all of them again.
+        """Call addresses until one processes the request; pause after each round.
 
-        ``tried`` are those that another attempt at the same call has, which come last.
+        ``tried`` holds the addresses of a concurrent attempt, which come last.
         """
-        pauses = Backoff(self._spec.retry_pause_ms / 1000, _LONGEST_PAUSE_SECONDS)
+        pauses = Backoff(self._spec.retry_pause_ms / 1000, _MAX_PAUSE_SECONDS)
         tried = set() if tried is None else tried
         failure: NotSent | None = None
         for attempt in range(self._spec.max_attempts):
@@ -237,13 +209,13 @@ class RemoteServable(ResidentService):
             except NotSent as error:
                 failure = error
                 continue
-            if step is not None and step.starts and (chosen := given_id(response)):
-                self._targets.place(chosen, target)
+            if step is not None and step.starts and (sequence_id := given_id(response)):
+                self._targets.place(sequence_id, target)
             return response
         if failure is not None:
             raise failure
-        reason = self._targets.obstacle(trio.current_time()) or "another call tries whether it answers again"
-        raise NotReady(f'remote model "{self._spec.name}" is not called: {reason}')
+        reason = self._targets.obstacle(trio.current_time()) or "another call is probing it"
+        raise NotReady(f'remote model "{self._spec.name}" is not available: {reason}')
 
     def _choose(self, tried: set[Target], only: Target | None) -> Target | None:
         now = trio.current_time()
@@ -252,43 +224,41 @@ class RemoteServable(ResidentService):
         return only if only not in tried and only.breaker.allows(now) else None
 
     async def _pause(self, seconds: float, deadline: float) -> None:
-        """Wait for half to all of a pause, so that not all callers come again at once."""
-        seconds *= random.uniform(0.5, 1)  # noqa: S311 - nothing is to be kept secret
+        """Sleep for 50 to 100 % of a pause, so that callers do not retry at the same time."""
+        seconds *= random.uniform(0.5, 1)  # noqa: S311 - not a secret
         await trio.sleep_until(min(trio.current_time() + seconds, deadline))
 
     async def _call(self, target: Target, request: InferRequest, deadline: float) -> InferResponse:
-        """Call an address once, and note how it did."""
-        begun = trio.current_time()
-        if begun >= deadline:
-            raise self._too_late(target)
+        started_at = trio.current_time()
+        if started_at >= deadline:
+            raise self._deadline_exceeded(target)
         target.breaker.begin()
         try:
             with trio.move_on_at(deadline):
-                response = await self._ask(target, request, deadline - begun)
+                response = await self._ask(target, request, deadline - started_at)
                 target.breaker.succeed()
                 return response
-            error: ServerError = self._too_late(target)
+            error: ServerError = self._deadline_exceeded(target)
         except ServerError as raised:
             error = raised
         except BaseException:
             target.breaker.abandon()
             raise
-        self._note(target, error, is_in_hurry=request.deadline <= deadline)
+        self._note(target, error, is_callers_deadline=request.deadline <= deadline)
         raise error
 
     async def _ask(self, target: Target, request: InferRequest, seconds: float) -> InferResponse:
-        """Have an address answer, as a part of the call that the other server is told of."""
         span = current_span.get()
         if span is None:
             return await target.endpoint.infer(request, seconds)
-        told = {"server.address": target.endpoint.address, "ovmstrio.remote.name": self._spec.remote_name}
-        with span.part(f"call {self._spec.remote_name}", told, "client"):
+        details = {"server.address": target.endpoint.address, "ovmstrio.remote.name": self._spec.remote_name}
+        with span.part(f"call {self._spec.remote_name}", details, "client"):
             return await target.endpoint.infer(request, seconds)
 
-    def _note(self, target: Target, error: ServerError, *, is_in_hurry: bool) -> None:
+    def _note(self, target: Target, error: ServerError, *, is_callers_deadline: bool) -> None:
         is_late = isinstance(error, DeadlineExceeded)
-        if is_late and is_in_hurry:
-            # The caller's own deadline says nothing of the address.
+        if is_late and is_callers_deadline:
+            # A deadline of the caller says nothing about the address.
             target.breaker.abandon()
         elif is_late or isinstance(error, NotReady):
             target.breaker.fail(trio.current_time())
@@ -298,10 +268,10 @@ class RemoteServable(ResidentService):
         if isinstance(error, NotSent):
             target.ailment = error.message
 
-    def _too_late(self, target: Target) -> DeadlineExceeded:
+    def _deadline_exceeded(self, target: Target) -> DeadlineExceeded:
         return DeadlineExceeded(f'{target.endpoint.address} did not answer for "{self._spec.name}" in time')
 
 
 def _is_final(error: ServerError) -> bool:
-    """Tell whether another address would have answered the same."""
+    """Return whether other addresses would fail in the same way."""
     return isinstance(error, InvalidRequest | NotFound | DeadlineExceeded)

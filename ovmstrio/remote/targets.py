@@ -1,4 +1,4 @@
-"""Which address a call goes to: in turns, those that are well first; requests of a sequence to where it began."""
+"""Addresses of a remote model: circuit breakers, choice of the next address, sequence affinity and health checks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Breaker", "Target", "Targets", "watch"]
 
-# ----------------------------------------------------------------------
-# When an address is left alone: a state machine without a clock of its own
-# ----------------------------------------------------------------------
+# Circuit breaker
 
 
 class Breaker:
-    """Counts failures of one address, and says whether it may be called.
+    """Circuit breaker of one address, opened by ``failures`` consecutive failures, 0 for never.
 
-    Args:
-        failures: so many in a row open the circuit; 0 for never.
-        open_seconds: how long it is open before one call may try whether it still has to be.
+    After ``open_seconds`` a single call may probe the address.  Callers pass the time.
     """
 
     __slots__ = ("_failures", "_in_row", "_is_trying", "_open_seconds", "_opened")
@@ -44,57 +40,55 @@ class Breaker:
 
     @property
     def failures_in_row(self) -> int:
-        """How many calls have failed since the last one that succeeded."""
+        """Number of consecutive failures."""
         return self._in_row
 
     def seconds_left(self, now: float) -> float:
-        """Tell for how long no call may be made; 0 if one may, or if that depends on a call that is under way."""
+        """Return the remaining seconds of an open circuit; 0 if closed or due for a probe."""
         return 0.0 if self._opened is None else max(0.0, self._opened + self._open_seconds - now)
 
     def allows(self, now: float) -> bool:
-        """Tell whether a call may be made."""
+        """Return whether a call may be made."""
         if self._opened is None:
             return True
         return not self._is_trying and now >= self._opened + self._open_seconds
 
     def begin(self) -> None:
-        """Note that a call is made, which is allowed; while the circuit is not closed, it is the only one."""
+        """Record an allowed call; in an open circuit it is the only probe."""
         self._is_trying = self._opened is not None
 
     def succeed(self) -> None:
-        """Note that the address has answered: the circuit is closed."""
+        """Record a success and close the circuit."""
         self._in_row = 0
         self._opened = None
         self._is_trying = False
 
     def fail(self, now: float) -> None:
-        """Note that the address has failed a call."""
+        """Record a failure."""
         self._in_row += 1
         if self._is_trying or (self._failures and self._in_row >= self._failures):
             self._opened = now
         self._is_trying = False
 
     def abandon(self) -> None:
-        """Note that a call ended without saying anything of the address; another one may try."""
+        """Record a call without a result for the address; another call may probe."""
         self._is_trying = False
 
 
-# ----------------------------------------------------------------------
-# Which address a call goes to: in turns, those that are well first; requests of a sequence to where it began
-# ----------------------------------------------------------------------
+# Targets
 
-_MOST_DEVIATIONS: Final = 65_536
-"""Sequences that are remembered because they are elsewhere than their ids say; the oldest are forgotten first."""
+_MAX_DEVIATIONS: Final = 65_536
+"""Most remembered sequences on another address than their hash selects; the oldest are dropped."""
 
 
 class Target:
-    """One address, with what is known of it.
+    """Address with its state.
 
     Attributes:
-        endpoint: how it is called.
-        breaker: whether it may be.
-        ailment: why it would not answer, as far as is known; empty if it is well.
-        suspect: is set where a call has found that it is not.
+        endpoint: client of the address.
+        breaker: circuit breaker.
+        ailment: known reason why the address does not answer; empty if healthy.
+        suspect: set when a call found a failure.
     """
 
     __slots__ = ("ailment", "breaker", "endpoint", "suspect")
@@ -106,62 +100,62 @@ class Target:
         self.suspect = trio.Event()
 
     def obstacle(self, now: float) -> str:
-        """Tell why it cannot be called, empty if it can."""
+        """Return why the address cannot be called; empty if it can."""
         if self.ailment:
             return f"{self.endpoint.address}: {self.ailment}"
         left = self.breaker.seconds_left(now)
         if not left:
             return ""
         failures = self.breaker.failures_in_row
-        return f"{self.endpoint.address}: left alone for {left:.1f} s more, after {failures} failures in a row"
+        return f"{self.endpoint.address}: circuit open for {left:.1f} s after {failures} consecutive failures"
 
 
 class Targets:
-    """All addresses of one model."""
+    """Addresses of one model."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.all = tuple(targets)
-        self._turn = 0
+        self._next_index = 0
         self._deviations: OrderedDict[int | str, Target] = OrderedDict()
 
     def obstacle(self, now: float) -> str:
-        """Tell why no address can be called, empty if one can."""
+        """Return why no address can be called; empty if one can."""
         obstacles = [target.obstacle(now) for target in self.all]
         return "; ".join(obstacles) if all(obstacles) else ""
 
     def choose(self, now: float, tried: Collection[Target] = ()) -> Target | None:
-        """Choose the next address in turn, of those that may be called and were not tried; well ones come first."""
-        first = self._turn % len(self.all)
-        # Further attempts at one call take nobody's turn.
-        self._turn += not tried
+        """Return the next allowed untried address, round-robin; healthy addresses come first."""
+        first = self._next_index % len(self.all)
+        # Only the first attempt of a call advances the round-robin.
+        self._next_index += not tried
         in_turn = (*self.all[first:], *self.all[:first])
         allowed = [target for target in in_turn if target not in tried and target.breaker.allows(now)]
         return min(allowed, key=lambda target: bool(target.ailment), default=None)
 
     def of_sequence(self, step: SequenceStep, now: float) -> Target:
-        """Give the address of a sequence; where it begins, one that is well.
+        """Return the address of a sequence; a new sequence goes to a healthy address.
 
-        The id says which it is, so that nothing is remembered of most sequences, and a server that is started anew
-        finds them; a sequence that began while that address was not well is remembered to be elsewhere.
+        A hash of the id selects the address, so that most sequences need no memory and survive a restart of the server.
+        Sequences that started on another address are remembered.
         """
         own = max(self.all, key=lambda target: _weight(step.id, target))
         if not step.starts:
             return self._deviations.get(step.id, own)
-        well = [target for target in self.all if not target.ailment and target.breaker.allows(now)]
-        chosen = max(well, key=lambda target: _weight(step.id, target)) if well else own
-        self.place(step.id, chosen)
-        return chosen
+        healthy = [target for target in self.all if not target.ailment and target.breaker.allows(now)]
+        target = max(healthy, key=lambda target: _weight(step.id, target)) if healthy else own
+        self.place(step.id, target)
+        return target
 
     def place(self, sequence: int | str, target: Target) -> None:
-        """Remember where a sequence is."""
+        """Record the address of a sequence."""
         self.forget(sequence)
         if target is not max(self.all, key=lambda each: _weight(sequence, each)):
             self._deviations[sequence] = target
-            if len(self._deviations) > _MOST_DEVIATIONS:
+            if len(self._deviations) > _MAX_DEVIATIONS:
                 self._deviations.popitem(last=False)
 
     def forget(self, sequence: int | str) -> None:
-        """Forget where a sequence was that has ended."""
+        """Drop the address of an ended sequence."""
         self._deviations.pop(sequence, None)
 
 
@@ -169,60 +163,48 @@ def _weight(sequence: int | str, target: Target) -> bytes:
     return blake2b(f"{sequence}@{target.endpoint.address}".encode(), digest_size=8).digest()
 
 
-# ----------------------------------------------------------------------
-# Whether the addresses of a model answer, asked again and again
-# ----------------------------------------------------------------------
+# Health checks
 
 log = structlog.get_logger(__name__)
 
-_ASK_SECONDS: Final = 5.0
-"""How long the answer may take."""
-_SILENT: Final = 2
-"""So many questions without an answer, one after the other, and the connection is not believed in any more."""
+_HEALTH_CHECK_SECONDS: Final = 5.0
+"""Time limit of a health check."""
+_MAX_SILENT_CHECKS: Final = 2
+"""Consecutive health check timeouts after which the connection is closed."""
 
 
 async def watch(target: Target, name: str, every_seconds: float, returned: Callable[[Target], Awaitable[str]]) -> None:
-    """Keep a target's ailment up to date, until cancelled.
+    """Update a target's health every ``every_seconds``, and soon after a failed call, until cancelled.
 
-    Args:
-        target: which address.
-        name: of the model, for the log.
-        every_seconds: how often it is asked; at once when a call has found it unwell.
-        returned: looks at one that is well again; gives what is wrong with it all the same, or nothing.
-
-    Cancellation: at any checkpoint.
+    ``returned`` returns the problem of a recovered address, empty for none.
     """
     silent = 0
     while True:
         with trio.move_on_after(every_seconds):
             await target.suspect.wait()
-            # What was found a moment ago would be found again.
+            # The state right after a failed call would be the same.
             await trio.sleep(min(every_seconds, 1.0))
         target.suspect = trio.Event()
         before = target.ailment
-        with trio.move_on_after(_ASK_SECONDS) as asking:
-            target.ailment = await _ask(target, returned if before else None)
+        with trio.move_on_after(_HEALTH_CHECK_SECONDS) as asking:
+            target.ailment = await _check_health(target, returned if before else None)
         silent = silent + 1 if asking.cancelled_caught else 0
         if asking.cancelled_caught:
-            target.ailment = f"no answer within {_ASK_SECONDS:g} s"
-        if silent >= _SILENT:
+            target.ailment = f"no answer within {_HEALTH_CHECK_SECONDS:g} s"
+        if silent >= _MAX_SILENT_CHECKS:
             target.endpoint.doubt()
-        # Calls may have opened or closed its circuit since, too.
+        # Calls may also have opened or closed the circuit.
         readiness_may_have_changed()
         if bool(before) != bool(target.ailment):
-            _tell(target, name)
+            if target.ailment:
+                log.warning("remote model unavailable", name=name, at=target.endpoint.address, reason=target.ailment)
+            else:
+                log.info("remote model available again", name=name, at=target.endpoint.address)
 
 
-async def _ask(target: Target, returned: Callable[[Target], Awaitable[str]] | None) -> str:
+async def _check_health(target: Target, returned: Callable[[Target], Awaitable[str]] | None) -> str:
     try:
         ailment = await target.endpoint.ask_ready()
         return ailment or ("" if returned is None else await returned(target))
     except ServerError as error:
         return error.message
-
-
-def _tell(target: Target, name: str) -> None:
-    if target.ailment:
-        log.warning("a remote model does not answer", name=name, at=target.endpoint.address, reason=target.ailment)
-    else:
-        log.info("a remote model answers again", name=name, at=target.endpoint.address)

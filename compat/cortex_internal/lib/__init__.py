@@ -1,1 +1,1 @@
-"""The logger, the exceptions and the model clients of handlers."""
+"""Logger, exceptions and model clients of handlers."""

@@ -1,4 +1,4 @@
-"""Exceptions that handlers catch, or raise themselves."""
+"""Exceptions of handlers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ __all__ = ["CortexException", "UserException", "UserRuntimeException"]
 
 
 class CortexException(Exception):
-    """Root of them all; its text is the parts, joined by colons.
+    """Base exception; its text joins the messages with colons.
 
     Args:
-        messages: the parts, the most general one first.
+        messages: parts, the most general one first.
     """
 
     def __init__(self, *messages: str) -> None:
         super().__init__(": ".join(messages))
 
     def wrap(self, *messages: str) -> None:
-        """Put more parts before the text."""
+        """Prepend messages to the text."""
         self.args = (": ".join((*messages, str(self))),)
 
 
 class UserException(CortexException):
-    """What the user of the server, not the server, is to blame for."""
+    """Error caused by the user."""
 
     def __init__(self, *messages: str) -> None:
         super().__init__("error", *messages)
 
 
 class UserRuntimeException(UserException):
-    """The same, found while a handler runs."""
+    """Error caused by the user while a handler runs."""
 
     def __init__(self, *messages: str) -> None:
         super().__init__(*messages, "runtime exception")

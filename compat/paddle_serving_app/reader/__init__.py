@@ -1,6 +1,6 @@
-"""What Paddle Serving's services read images and text with, by the original's names; loaded when it is asked for.
+"""Image and text readers of Paddle Serving's services, imported on first access.
 
-Readers of text need numpy alone, all else OpenCV, too, which comes with the extra ``paddle``.
+Text readers need only numpy; the others also need OpenCV, from the extra ``paddle``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ __all__ = [
     "VideoDecoder",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "ChineseBertReader": "chinese_bert_reader",
     "IMDBDataset": "imdb_reader",
     "LACReader": "lac_reader",
@@ -112,13 +112,13 @@ _HOMES: Final = {
         "pptsn_reader",
     ),
 }
-"""The modules of the names above that are not in ``image_reader``."""
+"""Modules of the names that are not in ``image_reader``."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'image_reader')}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'image_reader')}"), name)
     globals()[name] = value
     return value
 

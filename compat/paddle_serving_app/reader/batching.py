@@ -1,4 +1,4 @@
-"""Rows of equal length."""
+"""Padding of token rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 __all__ = ["pad_batch_data", "prepare_batch_data"]
 
 
-def _filled(rows: Sequence[Sequence[int]], length: int, filler: int) -> NDArray[np.int64]:
-    """Give [rows, length, 1].
+def _pad(rows: Sequence[Sequence[int]], length: int, filler: int) -> NDArray[np.int64]:
+    """Return the padded rows [rows, length, 1].
 
     Raises:
-        ValueError: a row is longer.
+        ValueError: a row is longer than ``length``.
     """
     longest = max(map(len, rows), default=0)
     if longest > length:
@@ -36,18 +36,18 @@ def pad_batch_data(
     return_num_token: bool = False,
     return_seq_lens: bool = False,
 ) -> Any:
-    """Fill rows up to ``max_seq_len``.
+    """Pad rows to ``max_seq_len``.
 
     Returns:
-        INT64 [rows, max_seq_len, 1]; a list of it and of all else that is asked for, if anything is: positions and mask
-        of the same shape, the length, the count of all numbers, and the rows' lengths [rows, 1].
+        INT64 [rows, max_seq_len, 1]; or a list of it and the requested extras: positions and mask of the same shape,
+        ``max_seq_len``, the number of tokens, and the row lengths [rows, 1].
     """
     lengths = [len(row) for row in insts]
-    results: list[Any] = [_filled(insts, max_seq_len, pad_idx)]
+    results: list[Any] = [_pad(insts, max_seq_len, pad_idx)]
     if return_pos:
-        results.append(_filled([range(length) for length in lengths], max_seq_len, pad_idx))
+        results.append(_pad([range(length) for length in lengths], max_seq_len, pad_idx))
     if return_input_mask:
-        results.append(_filled([[1] * length for length in lengths], max_seq_len, 0))
+        results.append(_pad([[1] * length for length in lengths], max_seq_len, 0))
     if return_max_len:
         results.append(max_seq_len)
     if return_num_token:
@@ -64,12 +64,12 @@ def prepare_batch_data(
     pad_id: int = 0,
     **_: Any,
 ) -> list[NDArray[Any]]:
-    """Fill a batch of (tokens, sentences, positions, labels ...) up to ``max_seq_len``.
+    """Pad a batch of (tokens, sentences, positions, labels ...) to ``max_seq_len``.
 
     Returns:
         Tokens, positions, sentences and mask, each INT64 [rows, max_seq_len, 1], and labels [rows, 1].
     """
     tokens, sentences, positions, *labels = zip(*insts, strict=True)
-    filled = [_filled(rows, max_seq_len, pad_id) for rows in (tokens, positions, sentences)]
-    mask = _filled([[1] * len(row) for row in tokens], max_seq_len, 0)
+    filled = [_pad(rows, max_seq_len, pad_id) for rows in (tokens, positions, sentences)]
+    mask = _pad([[1] * len(row) for row in tokens], max_seq_len, 0)
     return [*filled, mask, *(np.array(column, np.int64).reshape(-1, 1) for column in labels)]

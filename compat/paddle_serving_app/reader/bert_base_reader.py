@@ -1,4 +1,4 @@
-"""``BertBaseReader``: what readers for BERT inherit."""
+"""``BertBaseReader``, the base of BERT readers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["BertBaseReader"]
 
 
 class BertBaseReader(ReaderBase):
-    """Makes a model's inputs of a line."""
+    """Base of readers that convert a line to model inputs."""
 
     def process(self, line: str | bytes) -> dict[str, list[int]]:
-        """Give the inputs; subclasses say how.
+        """Return the inputs of a line; override this.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how {line!r} becomes inputs")
+        raise NotImplementedError(f"{type(self).__name__}.process is not implemented (line {line!r})")

@@ -1,4 +1,4 @@
-"""``ChineseBertReader``: a sentence as the inputs of BERT."""
+"""``ChineseBertReader``: BERT inputs of a sentence."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _ENDS: Final = 2
 
 
 class ChineseBertReader(BertBaseReader):
-    """Makes ``input_ids``, ``position_ids``, ``segment_ids`` and ``input_mask`` of a sentence.
+    """Reader that creates ``input_ids``, ``position_ids``, ``segment_ids`` and ``input_mask`` of a sentence.
 
     Args:
-        args: ``vocab_file``, which must be there, and ``max_seq_len``, 20 without.
+        args: ``vocab_file``, required, and ``max_seq_len``, default 20.
 
     Raises:
-        ValueError: there is no ``vocab_file``.
+        ValueError: ``vocab_file`` is missing.
     """
 
     def __init__(self, args: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         known = args or {}
         if "vocab_file" not in known:
-            raise ValueError("ChineseBertReader needs a vocab_file; none is fetched: give {'vocab_file': 'vocab.txt'}")
+            raise ValueError("ChineseBertReader needs {'vocab_file': 'vocab.txt'}; vocabularies are not downloaded")
         self.tokenizer = FullTokenizer(known["vocab_file"])
         self.max_seq_len: int = known.get("max_seq_len", 20)
         self.vocab = self.tokenizer.vocab
@@ -38,19 +38,19 @@ class ChineseBertReader(BertBaseReader):
         self.feed_keys = ["input_ids", "position_ids", "segment_ids", "input_mask"]
 
     def process(self, line: str | bytes) -> dict[str, list[int]]:
-        """Give the inputs, each ``max_seq_len`` numbers.
+        """Return the inputs, each with ``max_seq_len`` numbers.
 
-        The sentence begins with ``[CLS]``, has no ``[SEP]`` at its end, as in the original, and at most
-        ``max_seq_len - 2`` pieces of text.
+        As in the original, the sentence starts with ``[CLS]``, has no final ``[SEP]``, and at most ``max_seq_len - 2``
+        pieces.
         """
         pieces = self.tokenizer.tokenize(line)[: self.max_seq_len - _ENDS]
         tokens = self.tokenizer.convert_tokens_to_ids(["[CLS]", *pieces])
-        filled, mask = self._filled(tokens, return_input_mask=True)
-        positions, segments = self._filled(range(len(tokens))), self._filled([0] * len(tokens))
+        filled, mask = self._pad(tokens, return_input_mask=True)
+        positions, segments = self._pad(range(len(tokens))), self._pad([0] * len(tokens))
         inputs = (filled, positions, segments, mask)
         return {key: each.reshape(-1).tolist() for key, each in zip(self.feed_keys, inputs, strict=True)}
 
-    def _filled(self, numbers: Any, *, return_input_mask: bool = False) -> Any:
+    def _pad(self, numbers: Any, *, return_input_mask: bool = False) -> Any:
         return pad_batch_data(
             [numbers], pad_idx=self.pad_id, max_seq_len=self.max_seq_len, return_input_mask=return_input_mask
         )

@@ -1,4 +1,4 @@
-"""What transforms do, as functions of arrays [height, width, channels]."""
+"""Image functions on arrays [height, width, channels]."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paddle_serving_app.reader.opencv import cv2
 
 __all__ = ["crop", "normalize", "resize", "transpose"]
 
-_ENDLESS: Final = 2**31 - 1
+_NO_LIMIT: Final = 2**31 - 1
 
 
 def transpose(img: NDArray[Any], transpose_target: Sequence[int]) -> NDArray[Any]:
-    """Put axes into another order; a view."""
+    """Permute axes; a view."""
     return img.transpose(transpose_target)
 
 
 def normalize(
     img: NDArray[Any], mean: Sequence[float], std: Sequence[float], channel_first: bool = False
 ) -> NDArray[np.float32]:  # fmt: skip
-    """Take the mean of each of three channels off, and divide by its deviation; a copy in FP32."""
+    """Subtract the mean and divide by the deviation of each of three channels; FP32 copy."""
     shape = (3, 1, 1) if channel_first else (1, 1, 3)
     result = np.array(img, np.float32)
     result -= np.reshape(mean, shape)
@@ -32,29 +32,29 @@ def normalize(
 
 
 def crop(img: NDArray[Any], target_size: int, center: bool = True) -> NDArray[Any]:
-    """Cut a square out of the middle, or of anywhere; a view."""
+    """Crop a square at the center or at a random place; a view."""
     height, width = img.shape[:2]
     if center:
         top, left = (height - target_size) // 2, (width - target_size) // 2
     else:
-        anywhere = np.random.default_rng()
-        top, left = (int(anywhere.integers(0, side - target_size + 1)) for side in (height, width))
+        generator = np.random.default_rng()
+        top, left = (int(generator.integers(0, side - target_size + 1)) for side in (height, width))
     return img[top : top + target_size, left : left + target_size, :]
 
 
 def resize(
     img: NDArray[Any],
     target_size: int | tuple[int, int],
-    max_size: int = _ENDLESS,
+    max_size: int = _NO_LIMIT,
     interpolation: int | None = None,
 ) -> NDArray[Any]:
-    """Make an image as large as asked for.
+    """Resize an image.
 
     Args:
         img: the image.
-        target_size: width and height, or the length of the shorter side, the other one being in proportion.
-        max_size: the longest that a side may become.
-        interpolation: OpenCV's number of the method; linear without one.
+        target_size: width and height, or the length of the shorter side for proportional scaling.
+        max_size: limit of both sides.
+        interpolation: OpenCV's interpolation number; default linear.
     """
     if isinstance(target_size, tuple):
         width, height = (min(side, max_size) for side in target_size)

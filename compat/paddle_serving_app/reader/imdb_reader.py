@@ -1,4 +1,4 @@
-"""``IMDBDataset``: reviews as the numbers of their words."""
+"""``IMDBDataset``: word numbers of reviews."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _SEPARATORS: Final = re.compile(r"([;,.?!\s()])")
 
 
 class IMDBDataset:
-    """Splits reviews into words and signs; ``load_resource`` comes first."""
+    """Splitter of reviews into words and punctuation; call ``load_resource`` first."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def load_resource(self, dictfile: str | Path) -> None:
-        """Read a vocabulary, a word a line; all other words get the number behind its last."""
+        """Read a vocabulary with one word per line; unknown words get the number after the last."""
         with Path(dictfile).open(encoding="utf-8") as file:
             self._numbers = {word.strip(): number for number, word in enumerate(file)}
 
     def get_words_only(self, line: str) -> list[int]:
-        """Give the numbers of a review's words and signs."""
+        """Return the word numbers of a review."""
         text = line.lower().replace("<br />", " ").strip()
         words = (word for word in _SEPARATORS.split(text) if word not in {"", " "})
         return [self._numbers.get(word, len(self._numbers)) for word in words]
 
     def get_words_and_label(self, line: str) -> _Sample:
-        """Give the numbers of a review's words, and of its label, which is behind the last ``|``."""
+        """Return the word numbers and the label of a review; the label follows the last ``|``."""
         text, _, label = line.rpartition("|")
         return self.get_words_only(text), [int(label)]
 
     def infer_reader(
         self, infer_filelist: Iterable[str | Path], batch: int, buf_size: int
     ) -> Callable[[], Iterator[list[_Sample]]]:  # fmt: skip
-        """Give a function that reads files anew each time, in batches, with any ``buf_size`` that follow shuffled."""
+        """Return a function that reads files in batches, shuffled within ``buf_size`` samples."""
         files = list(infer_filelist)
 
         def read() -> Iterator[list[_Sample]]:
@@ -52,7 +52,7 @@ class IMDBDataset:
         return read
 
     def generate_sample(self, line: str) -> Callable[[], Iterator[tuple[tuple[str, list[int]], tuple[str, list[int]]]]]:
-        """Give a function that reads a line, as Paddle's training takes it."""
+        """Return a function that yields a line's sample in the form of Paddle's training."""
 
         def read() -> Iterator[tuple[tuple[str, list[int]], tuple[str, list[int]]]]:
             words, label = self.get_words_and_label(line)

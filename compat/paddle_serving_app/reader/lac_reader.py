@@ -1,4 +1,4 @@
-"""``LACReader``: Chinese text as characters' numbers, and the words that a model finds in it."""
+"""``LACReader``: character numbers of Chinese text, and words from a model's tags."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def load_kv_dict(
     key_func: Callable[[str], Any] | None = None,
     value_func: Callable[[str], Any] | None = None,
 ) -> dict[Any, Any]:
-    """Read pairs, one a line; lines that are none are left out.
+    """Read key-value pairs, one per line; other lines are skipped.
 
     Raises:
-        KeyError: a key is there twice.
+        KeyError: a key is repeated.
     """
     found: dict[Any, Any] = {}
     for line in Path(dict_path).read_text(encoding="utf-8").split("\n"):
@@ -34,7 +34,7 @@ def load_kv_dict(
 
 
 class LACReader:
-    """Reads with the dictionaries ``word.dic``, ``tag.dic`` and ``q2b.dic`` of a folder, which is not fetched.
+    """Reader with the dictionaries ``word.dic``, ``tag.dic`` and ``q2b.dic`` of a folder, which is not downloaded.
 
     Raises:
         FileNotFoundError: a dictionary is missing.
@@ -53,37 +53,37 @@ class LACReader:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest number of a character."""
+        """Largest character number plus one."""
         return max(self.word2id_dict.values()) + 1
 
     @property
     def num_labels(self) -> int:
-        """One more than the largest number of a tag."""
+        """Largest tag number plus one."""
         return max(self.label2id_dict.values()) + 1
 
     def word_to_ids(self, words: str | bytes) -> list[int]:
-        """Give the characters' numbers, after replacing those that have a plainer form."""
+        """Return the numbers of characters, after replacement of full-width forms."""
         plain = (self.word_replace_dict.get(character, character) for character in _text(words))
         unknown = self.word2id_dict["OOV"]
         return [self.word2id_dict.get(character, unknown) for character in plain]
 
     def label_to_ids(self, labels: Iterable[str]) -> list[int]:
-        """Give the tags' numbers."""
+        """Return the numbers of tags."""
         return [self.label2id_dict.get(label, self.label2id_dict["O"]) for label in labels]
 
     def process(self, sent: str | bytes) -> list[int]:
-        """Give the numbers of a sentence, without white space around it."""
+        """Return the character numbers of a stripped sentence."""
         return self.word_to_ids(_text(sent).strip())
 
     def parse_result(self, words: str | bytes, crf_decode: Iterable[Any]) -> list[str]:
-        """Give the words of a sentence, for whose characters a model gave rows with a tag's number.
+        """Return the words of a sentence from rows of tag numbers, one per character.
 
-        A word begins with each tag that ends in ``-B``, and where characters of no word follow one.
+        A word starts at each tag ending in ``-B``, and at the first ``O`` after another tag.
         """
         tags = [self.id2label_dict[str(int(row[0]))] for row in crf_decode]
         found: list[str] = []
-        for place, (character, tag) in enumerate(zip(_text(words), tags, strict=False)):
-            if place == 0 or tag.endswith("-B") or (tag == "O" and tags[place - 1] != "O"):
+        for position, (character, tag) in enumerate(zip(_text(words), tags, strict=False)):
+            if position == 0 or tag.endswith("-B") or (tag == "O" and tags[position - 1] != "O"):
                 found.append("")
             found[-1] += character
         return found

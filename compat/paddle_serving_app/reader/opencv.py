@@ -1,4 +1,4 @@
-"""OpenCV, or how to get it."""
+"""Import of OpenCV, with a hint if it is missing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["cv2"]
 
 def _load() -> ModuleType:
     try:
-        import cv2 as found  # noqa: PLC0415 - that it may be missing is what this module is about
+        import cv2 as found  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
-        message = f"readers of images need OpenCV; install it: {way_to_install(Extra.PADDLE)}"
+        message = f"image readers need OpenCV; install it: {way_to_install(Extra.PADDLE)}"
         raise ModuleNotFoundError(message, name="cv2") from error
     return found
 

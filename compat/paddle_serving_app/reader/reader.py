@@ -1,4 +1,4 @@
-"""``ReaderBase``: names of a model's inputs."""
+"""``ReaderBase``, with the names of a model's inputs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ __all__ = ["ReaderBase"]
 
 
 class ReaderBase:
-    """Knows under which names it gives what it has read."""
+    """Base of readers with input names."""
 
     def __init__(self) -> None:
         self.feed_keys: list[str] = []
 
     def set_feed_keys(self, keys: list[str]) -> None:
-        """Let inputs have other names."""
+        """Set the input names."""
         self.feed_keys = keys
 
     def get_feed_keys(self) -> list[str]:
-        """Give the inputs' names."""
+        """Return the input names."""
         return self.feed_keys

@@ -1,4 +1,4 @@
-"""``SentaReader``: words as the numbers of a vocabulary."""
+"""``SentaReader``: word numbers from a vocabulary."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["SentaReader"]
 
 
 class SentaReader:
-    """Reads with a vocabulary of words and numbers, a tab between them, which is not fetched.
+    """Reader with a vocabulary of tab-separated words and numbers, which is not downloaded.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the vocabulary is missing.
     """
 
     def __init__(self, vocab_path: str = "", max_seq_len: int = 20) -> None:
@@ -20,10 +20,10 @@ class SentaReader:
         self.word_dict = self.load_vocab(vocab_path)
 
     def load_vocab(self, vocab_path: str) -> dict[str, int]:
-        """Read a vocabulary; a line with a number alone is the empty word's, and ``<unk>`` comes last."""
+        """Read a vocabulary; a line with only a number belongs to the empty word, and ``<unk>`` comes last."""
         file = Path(vocab_path or "senta_vocab.txt")
         if not file.is_file():
-            raise FileNotFoundError(f"SentaReader needs the vocabulary {file}: words and numbers, a tab between them")
+            raise FileNotFoundError(f"SentaReader needs the vocabulary {file} with tab-separated words and numbers")
         found: dict[str, int] = {}
         for line in file.read_text(encoding="utf-8").splitlines():
             if line.strip():
@@ -33,5 +33,5 @@ class SentaReader:
         return found
 
     def process(self, cols: Iterable[str]) -> list[int]:
-        """Give the words' numbers; an unknown one is as many as the vocabulary has words, ``<unk>`` included."""
+        """Return the numbers of words; an unknown word gets the size of the vocabulary including ``<unk>``."""
         return [self.word_dict.get(word, len(self.word_dict)) for word in cols]

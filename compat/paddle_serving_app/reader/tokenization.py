@@ -1,4 +1,4 @@
-"""BERT's tokenizers: text into words, and words into the pieces that a vocabulary has."""
+"""BERT tokenizers: text to words, and words to vocabulary pieces."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _IDEOGRAPHS: Final = (
     (0x2B820, 0x2CEAF),
     (0x2F800, 0x2FA1F),
 )
-_ASCII_SIGNS: Final = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_ASCII_PUNCTUATION: Final = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 _WORD_START: Final = "\u2581"
 
 
 def convert_to_unicode(text: str | bytes) -> str:
-    """Read UTF-8, without what is none; text stays.
+    """Return text, decoded from UTF-8 without invalid bytes.
 
     Raises:
-        ValueError: it is neither text nor bytes.
+        ValueError: the argument is neither ``str`` nor ``bytes``.
     """
     if isinstance(text, bytes):
         return text.decode("utf-8", "ignore")
@@ -55,7 +55,7 @@ printable_text = convert_to_unicode
 
 
 def load_vocab(vocab_file: str | Path) -> dict[str, int]:
-    """Read tokens, one a line, with their numbers behind a tab, or else those of the lines."""
+    """Read tokens, one per line, with numbers after a tab or else the line numbers."""
     found: dict[str, int] = {}
     with Path(vocab_file).open(encoding="utf-8") as file:
         for line_number, line in enumerate(file):
@@ -67,7 +67,7 @@ def load_vocab(vocab_file: str | Path) -> dict[str, int]:
 
 
 def convert_by_vocab(vocab: Mapping[_K, _V], items: Iterable[_K]) -> list[_V]:
-    """Look items up; an unknown one is a ``KeyError``."""
+    """Return the values of items; unknown items raise ``KeyError``."""
     return [vocab[item] for item in items]
 
 
@@ -81,20 +81,20 @@ def whitespace_tokenize(text: str) -> list[str]:
 
 
 class BasicTokenizer:
-    """Splits text into words, signs and ideographs; lower case and without accents if asked."""
+    """Splitter of text into words, punctuation and ideographs; optionally lower case without accents."""
 
     def __init__(self, do_lower_case: bool = True) -> None:
         self.do_lower_case = do_lower_case
 
     def tokenize(self, text: str | bytes) -> list[str]:
-        """Give the words."""
-        spaced = "".join(map(_spaced, convert_to_unicode(text)))
+        """Return the words."""
+        spaced = "".join(map(_space_out, convert_to_unicode(text)))
         words = (_without_accents(word.lower()) if self.do_lower_case else word for word in spaced.split())
-        return " ".join(part for word in words for part in _at_signs(word)).split()
+        return " ".join(part for word in words for part in _split_punctuation(word)).split()
 
 
 class WordpieceTokenizer:
-    """Splits words into the longest pieces that a vocabulary has, from the left."""
+    """Splitter of words into the longest vocabulary pieces, from the left."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class WordpieceTokenizer:
         self.use_sentence_piece_vocab = use_sentence_piece_vocab
 
     def tokenize(self, text: str | bytes) -> list[str]:
-        """Give the pieces; those within a word begin with ``##``, and a word that has none is unknown."""
+        """Return the pieces; inner pieces start with ``##``, and a word without pieces is unknown."""
         return [piece for word in convert_to_unicode(text).split() for piece in self._pieces(word)]
 
     def _pieces(self, word: str) -> list[str]:
@@ -117,14 +117,14 @@ class WordpieceTokenizer:
         start = 0
         while start < len(word) <= self.max_input_chars_per_word:
             ends = range(len(word), start, -1)
-            end = next((end for end in ends if self._named(word, start, end) in self.vocab), None)
+            end = next((end for end in ends if self._piece(word, start, end) in self.vocab), None)
             if end is None:
                 break
-            found.append(self._named(word, start, end))
+            found.append(self._piece(word, start, end))
             start = end
         return found if start == len(word) else [self.unk_token]
 
-    def _named(self, word: str, start: int, end: int) -> str:
+    def _piece(self, word: str, start: int, end: int) -> str:
         if self.use_sentence_piece_vocab:
             return word[start:end] if start else _WORD_START + word[:end]
         return f"##{word[start:end]}" if start else word[:end]
@@ -136,16 +136,14 @@ class _Vocabulary:
         self.inv_vocab = {number: token for token, number in self.vocab.items()}
 
     def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int]:
-        """Look tokens up."""
         return convert_by_vocab(self.vocab, tokens)
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Look numbers up."""
         return convert_by_vocab(self.inv_vocab, ids)
 
 
 class FullTokenizer(_Vocabulary):
-    """Splits text into words, and those into pieces."""
+    """Splitter of text into words and words into pieces."""
 
     def __init__(
         self, vocab_file: str | Path, do_lower_case: bool = True, use_sentence_piece_vocab: bool = False
@@ -156,25 +154,25 @@ class FullTokenizer(_Vocabulary):
         self.wordpiece_tokenizer = WordpieceTokenizer(self.vocab, use_sentence_piece_vocab=use_sentence_piece_vocab)
 
     def tokenize(self, text: str | bytes) -> list[str]:
-        """Give the pieces."""
+        """Return the pieces."""
         words = self.basic_tokenizer.tokenize(text)
         return [piece for word in words for piece in self.wordpiece_tokenizer.tokenize(word)]
 
 
 class CharTokenizer(_Vocabulary):
-    """Splits lower-case text at spaces, and words into pieces."""
+    """Splitter of lower-case text at spaces and words into pieces."""
 
     def __init__(self, vocab_file: str | Path, do_lower_case: bool = True) -> None:
         super().__init__(vocab_file)
         self.wordpiece_tokenizer = WordpieceTokenizer(self.vocab)
 
     def tokenize(self, text: str) -> list[str]:
-        """Give the pieces."""
+        """Return the pieces."""
         return [piece for word in text.lower().split(" ") for piece in self.wordpiece_tokenizer.tokenize(word)]
 
 
-def _spaced(character: str) -> str:
-    """Give what stands for a character: nothing for controls, one space for white space, and ideographs alone."""
+def _space_out(character: str) -> str:
+    """Return a space for white space, nothing for controls, and ideographs between spaces."""
     if character in "\t\n\r" or unicodedata.category(character) == "Zs":
         return " "
     if character == "\ufffd" or unicodedata.category(character).startswith("C"):
@@ -187,11 +185,10 @@ def _without_accents(word: str) -> str:
     return "".join(each for each in unicodedata.normalize("NFD", word) if unicodedata.category(each) != "Mn")
 
 
-def _at_signs(word: str) -> Iterator[str]:
-    """Split a word at its signs, which are parts of their own."""
+def _split_punctuation(word: str) -> Iterator[str]:
     part = ""
     for character in word:
-        if character in _ASCII_SIGNS or unicodedata.category(character).startswith("P"):
+        if character in _ASCII_PUNCTUATION or unicodedata.category(character).startswith("P"):
             yield from (part, character)
             part = ""
         else:

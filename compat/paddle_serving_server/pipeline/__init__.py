@@ -1,6 +1,6 @@
-"""Pipelines: Ops, servers and the client, as scripts import them.
+"""Pipeline API of Paddle Serving: Ops, servers and the client.
 
-Importing this makes no folder for logs; a server that starts does.
+The import creates no log folder; a server start does.
 """
 
 from paddle_serving_server.pipeline.analyse import Analyst

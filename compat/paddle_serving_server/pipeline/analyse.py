@@ -1,4 +1,4 @@
-"""``Analyst``, which reads the timelines that a pipeline has written."""
+"""``Analyst``, the reader of pipeline timelines."""
 
 from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
 

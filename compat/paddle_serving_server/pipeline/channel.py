@@ -1,4 +1,4 @@
-"""What Ops hand to each other, as custom ResponseOps see it."""
+"""Channel classes of Paddle Serving, for custom ResponseOps."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = [
 
 
 class ChannelStopError(RuntimeError):
-    """A channel was used that has been stopped."""
+    """Use of a stopped channel."""
 
     def __init__(self) -> None:
         super().__init__("Channel stopped.")
 
 
 class ChannelTimeoutError(RuntimeError):
-    """A channel gave nothing in time."""
+    """Timeout of a channel."""
 
     def __init__(self) -> None:
         super().__init__("Channel timeout.")
 
 
 class ThreadChannel:
-    """The server's own; scripts have no use for one."""
+    """Not supported: the server creates channels."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(f"{type(self).__name__} cannot be made by scripts: the server joins Ops itself")
+        raise NotImplementedError(f"{type(self).__name__} is not supported: the server connects Ops")
 
 
 class ProcessChannel(ThreadChannel):
-    """The server's own; scripts have no use for one."""
+    """Not supported: the server creates channels."""

@@ -1,4 +1,4 @@
-"""The graph of Ops; scripts rarely touch it."""
+"""Graph of Ops, under the name ``DAG``."""
 
 from ovmstrio.ops.graph import OpGraph as DAG  # noqa: N814 - the name that scripts import
 

@@ -1,4 +1,4 @@
-"""Errors as scripts raise and check them."""
+"""Errors and checks for service scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 def ErrorCatch(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - the name that scripts import
-    """Make a function that returns its result and a response with ``err_no`` and ``err_msg``, and raises nothing."""
+    """Decorate a function to return its result and a response with ``err_no`` and ``err_msg`` instead of raising."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> tuple[Any, PipelineResponse]:
@@ -30,7 +30,7 @@ def ErrorCatch(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N80
         except CustomException as error:
             shown = cut(error.message) if error.is_sent_to_user else "the server's log has the details"
             return None, _response(function, error, error.code, shown, kwargs)
-        except Exception as error:  # noqa: BLE001 - this is what the decorator is for
+        except Exception as error:  # noqa: BLE001 - purpose of the decorator
             return None, _response(function, error, CustomExceptionCode.UNKNOW.value, text_of(error), kwargs)
 
     return wrapper
@@ -46,7 +46,7 @@ def _response(
 
 
 def ParamChecker(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - the name that scripts import
-    """Check arguments and result by their annotations: types, functions that judge a value, or several of them."""
+    """Decorate a function to check arguments and result by annotations: types, predicates, or several of them."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -77,16 +77,16 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 class ParamVerify:
-    """Judges of values, for annotations."""
+    """Predicates for annotations."""
 
     @staticmethod
     def int_check(c: Any, lower_bound: int | None = None, upper_bound: int | None = None) -> bool:
-        """Tell whether a value is a whole number, between bounds where both are given."""
+        """Return whether a value is an integer, within the bounds if both are given."""
         if not isinstance(c, int):
             return False
         return lower_bound is None or upper_bound is None or lower_bound <= c <= upper_bound
 
     @staticmethod
     def file_check(f: Any) -> bool:
-        """Tell whether a value is the name of something that exists."""
+        """Return whether a value is an existing path."""
         return isinstance(f, str) and Path(f).exists()

@@ -1,4 +1,4 @@
-"""``LocalServiceHandler``, which started model servers beside a pipeline."""
+"""``LocalServiceHandler``, which is not supported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["LocalServiceHandler"]
 
 
 class LocalServiceHandler:
-    """Has no use here: an Op's model is named in ``local_service_conf`` and runs in the server itself."""
+    """Not supported: the model of an Op is set in ``local_service_conf`` and runs in the server."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError(
-            "LocalServiceHandler is not supported: name the model in the Op's local_service_conf "
+            "LocalServiceHandler is not supported: set the model in the Op's local_service_conf "
             "with client_type: local_predictor"
         )

@@ -1,4 +1,4 @@
-"""The classes of Ops."""
+"""Op classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Op", "RequestOp", "ResponseOp", "VirtualOp"]
 
 
 class VirtualOp(Op):
-    """Has no use here: an output goes straight to every Op that takes it, however far away."""
+    """Not supported: an Op may take outputs of any other Op."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("VirtualOp is not needed: give the Op that takes an output all its input_ops")
+        raise NotImplementedError("VirtualOp is not supported: set input_ops of the consuming Op")

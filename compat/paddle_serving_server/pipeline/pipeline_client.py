@@ -1,4 +1,4 @@
-"""The client of pipelines."""
+"""Client of pipelines."""
 
 from ovmstrio.client.pipeline import PipelineClient
 from ovmstrio.client.pipeline import PredictFuture as PipelinePredictFuture

@@ -1,4 +1,4 @@
-"""``PipelineServer``: a service whose Ops a script joins itself."""
+"""``PipelineServer``: a service whose Ops the script connects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PipelineServer"]
 
 
 class PipelineServer:
-    """Serves a pipeline; without a name it answers only requests that name no service."""
+    """Pipeline server; without a name it answers only requests without a service name."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name
@@ -24,8 +24,8 @@ class PipelineServer:
         """Set the end of the pipeline.
 
         Raises:
-            TypeError: it is not a ResponseOp.
-            ValueError: it has not exactly one input.
+            TypeError: the Op is not a ResponseOp.
+            ValueError: the Op does not have exactly one input.
         """
         if not isinstance(response_op, ResponseOp):
             raise TypeError(f"response_op must be a ResponseOp, got {type(response_op).__name__}")
@@ -34,35 +34,32 @@ class PipelineServer:
         self._response_op = response_op
 
     def prepare_server(self, yml_file: str | None = None, yml_dict: Mapping[str, Any] | None = None) -> None:
-        """Note where the configuration is.
+        """Set the configuration.
 
         Raises:
-            ValueError: both configurations or neither are given, or there is no ResponseOp.
+            ValueError: not exactly one configuration is given, or there is no ResponseOp.
         """
-        service = _Prepared(self._name, self._response_op)
+        service = _ConnectedService(self._name, self._response_op)
         service.prepare_pipeline_config(yml_file, yml_dict)
         self._service = service
 
     def run_server(self) -> None:
-        """Serve until the server is told to end.
+        """Serve until the server is stopped.
 
         Raises:
-            ValueError: it is not prepared.
-            ConfigError: it cannot start.
+            ValueError: the server is not prepared.
+            ConfigError: the server cannot start.
         """
         if self._service is None:
             raise ValueError("run_server needs prepare_server to be called first")
         self._service.run_service()
 
 
-class _Prepared(WebService):
-    """A service whose pipeline is joined already."""
-
+class _ConnectedService(WebService):
     def __init__(self, name: str | None, response_op: ResponseOp | None) -> None:
         super().__init__("" if name is None else name)
         self._end = response_op
 
     def get_pipeline_response(self, read_op: Op) -> Op | None:
-        """Give the end of the pipeline, which has a RequestOp of its own."""
         del read_op
         return self._end

@@ -1,5 +1,5 @@
-"""What measures a pipeline's requests; scripts rarely touch it."""
+"""Timelines of requests, under the name ``TimeProfiler``."""
 
-from ovmstrio.ops.observing.tracer import Timelines as TimeProfiler
+from ovmstrio.ops.observing.observing import Timelines as TimeProfiler
 
 __all__ = ["TimeProfiler"]

@@ -1,4 +1,4 @@
-"""Small things that scripts import: names and numbers in order, and free ports."""
+"""Generators of names and free ports."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ __all__ = ["AvailablePortGenerator", "GetAvailablePortGenerator", "NameGenerator
 
 
 class NameGenerator:
-    """Gives ``<prefix>0``, ``<prefix>1`` and so on."""
+    """Generator of ``<prefix>0``, ``<prefix>1`` and so on."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._numbers = itertools.count()
 
     def next(self) -> str:
-        """Give the next name."""
+        """Return the next name."""
         return f"{self._prefix}{next(self._numbers)}"
 
 
 class AvailablePortGenerator:
-    """Gives ports on which nobody listens, none of them twice."""
+    """Generator of distinct free ports."""
 
     def __init__(self, start_port: int = 12000) -> None:
         self._ports = itertools.count(start_port)
 
     @staticmethod
     def port_is_available(port: int) -> bool:
-        """Tell whether nobody listens on a port."""
+        """Return whether a port is free."""
         return is_free(port)
 
     def next(self) -> int:
-        """Give the next free port."""
+        """Return the next free port."""
         return next(port for port in self._ports if is_free(port))
 
 
@@ -41,5 +41,5 @@ _ports = AvailablePortGenerator()
 
 
 def GetAvailablePortGenerator() -> AvailablePortGenerator:  # noqa: N802 - the name that scripts import
-    """Give the generator that all share."""
+    """Return the shared generator."""
     return _ports

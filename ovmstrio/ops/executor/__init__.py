@@ -1,13 +1,12 @@
-"""Runs a graph of Ops.
+"""Op pipeline executor.
 
 ::
 
-    infer() ──> Admission ──> RequestRun ──> OpRunner: Channel ──> Batcher ──> WorkerPool ──> Worker
-                worker_num    one a request  one an Op: channel_size  batch_size  concurrency   its own copy of the Op
+    infer() ──> PipelineAdmission ──> RequestRun ──> OpRunner: Channel ──> Batcher ──> WorkerPool ──> Worker
+                worker_num            per request    per Op: channel_size  batch_size  concurrency    copy of the Op
 """
 
-from ovmstrio.ops.executor.executor import Executor
-from ovmstrio.ops.executor.opening import GRACE_SECONDS, open_executor
+from ovmstrio.ops.executor.executor import GRACE_SECONDS, Executor, open_executor
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
 
 __all__ = ["GRACE_SECONDS", "Executor", "LoadedPipeline", "PipelineSource", "open_executor"]

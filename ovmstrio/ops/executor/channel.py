@@ -1,8 +1,8 @@
-"""The way into one Op: samples wait in it, as many as it holds, until there is a seat, the oldest request first.
+"""Input channel of an Op: a bounded priority queue of samples, oldest request first.
 
 ::
 
-    enter() ──> blocked ──(room)──> waiting ──(seat)──> seated ──> leave()
+    enter() ──> blocked ──(room)──> waiting ──(slot)──> running ──> leave()
 """
 
 from __future__ import annotations
@@ -23,36 +23,29 @@ __all__ = ["Channel", "ReportStage", "Result", "Sample", "StallDetector", "Ticke
 
 
 _QUIET_SECONDS: Final = 0.01
-"""How long requests have to wait that none comes any more, where there is room for more of them."""
+"""Time without a new request after which a pipeline with room for more counts as stalled."""
 
 
 class StallDetector:
-    """Counts what moves.
-
-    Args:
-        room: how many requests the pipeline has room for.
-    """
+    """Detector of a pipeline with ``room`` requests in which nothing moves, to flush partial batches."""
 
     def __init__(self, room: int) -> None:
         self._room = self._capacity = room
         self._moving = 0
         self._stalled = trio.Event()
-        self._remedies: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def is_stalled(self) -> bool:
         """Whether there are requests and none of them moves."""
         return not self._moving and self._room < self._capacity
 
-    def when_stalled(self, remedy: Callable[[], None]) -> None:
-        """Have something called when nothing moves."""
-        self._remedies.append(remedy)
+    def when_stalled(self, callback: Callable[[], None]) -> None:
+        """Register a callback for stalls."""
+        self._callbacks.append(callback)
 
     async def watch(self) -> None:
-        """Apply the remedies whenever nothing moves, until cancelled.
-
-        Cancellation: at once.
-        """
+        """Call the callbacks at each stall until cancelled."""
         while True:
             await self._stalled.wait()
             self._stalled = trio.Event()
@@ -62,39 +55,39 @@ class StallDetector:
                 if not quiet.cancelled_caught:
                     continue
             if self.is_stalled:
-                for remedy in self._remedies:
-                    remedy()
+                for callback in self._callbacks:
+                    callback()
 
     def enter(self) -> None:
-        """Note that a request has come in, and moves."""
+        """Count a request that entered."""
         self._room -= 1
         self._moving += 1
 
     def leave(self) -> None:
-        """Note that a request that moves has gone."""
+        """Count a request that left."""
         self._room += 1
         self._moving -= 1
-        if self._remedies:
-            self._tell()
+        if self._callbacks:
+            self._notify_if_stalled()
 
     def go(self) -> None:
-        """Note that one more part of a request moves."""
+        """Count one more moving part of a request."""
         self._moving += 1
 
     def stop(self) -> None:
-        """Note that a part waits for a batch, or has ended."""
+        """Count a part that ended or waits for a batch."""
         self._moving -= 1
-        if self._remedies:
-            self._tell()
+        if self._callbacks:
+            self._notify_if_stalled()
 
-    def _tell(self) -> None:
+    def _notify_if_stalled(self) -> None:
         if self.is_stalled:
             self._stalled.set()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """What an Op gets of one request: its numbers, and the outputs of the Op's inputs by their names."""
+    """Input of an Op for one request: ids, and producer outputs by Op name."""
 
     data_id: int
     log_id: int
@@ -103,7 +96,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an Op made of a sample: its output or its failure, and whether that output jumps."""
+    """Result of an Op for one sample: an output or a failure."""
 
     output: dict[str, Any] | None = None
     failure: OpFailure | None = None
@@ -111,52 +104,37 @@ class Result:
 
 
 ReportStage = Callable[[Stage, Sequence[int], Span], None]
-"""Is told of a stage, the data ids that it concerned, and when it began and ended."""
+"""Callback with a stage, its data ids, and its begin and end times."""
 
 
 class Worker(Protocol):
-    """Works on one batch at a time, with a copy of the Op of its own.
-
-    Attributes:
-        index: its number among the workers of the Op.
-    """
+    """Worker for one batch at a time with a private copy of the Op; ``index`` is its number within the Op."""
 
     index: int
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether it must recover before it can work again."""
+        """Whether :meth:`recover` must run before the next batch."""
         ...
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
-        """Work on samples, and give the result of each.
-
-        Ownership: the samples until it returns.
-
-        Cancellation: at once; the worker may be spoiled then.
-        """
+        """Process samples and return their results; after cancellation the worker may need to recover."""
         ...
 
     async def recover(self) -> None:
-        """Make the worker fit for work again.
-
-        Raises:
-            ConfigError: it cannot be started again.
-
-        Cancellation: at once.
-        """
+        """Make the worker usable again; raises ConfigError if it cannot be restarted."""
         ...
 
 
 class _State(Enum):
     BLOCKED = auto()
     WAITING = auto()
-    SEATED = auto()
-    GONE = auto()
+    RUNNING = auto()
+    LEFT = auto()
 
 
 class Ticket:
-    """One sample's place in a channel."""
+    """Place of one sample in a channel."""
 
     __slots__ = ("_channel", "changed", "data_id", "state")
 
@@ -168,35 +146,25 @@ class Ticket:
 
     @property
     def is_seated(self) -> bool:
-        """Whether the sample has its seat."""
-        return self.state is _State.SEATED
+        """Whether the sample has a slot."""
+        return self.state is _State.RUNNING
 
     async def seated(self) -> None:
-        """Wait for a seat.
-
-        Ownership: the ticket, which has to be left in any case.
-
-        Cancellation: at once.
-        """
-        while self.state is not _State.SEATED:
+        """Wait for a slot; the ticket must be left even after cancellation."""
+        while self.state is not _State.RUNNING:
             await self.wait_for_change()
 
     async def wait_for_change(self) -> None:
-        """Wait until the ticket is in another state.
-
-        Cancellation: at once.
-        """
+        """Wait until the state changes."""
         self.changed = trio.Event()
         await self.changed.wait()
 
     def leave(self) -> None:
-        """Give the place up, whichever it is; may be called twice."""
+        """Give up the place; idempotent."""
         self._channel.leave(self)
 
 
 class _Queue:
-    """Tickets by data id, without those that have gone."""
-
     def __init__(self, state: _State) -> None:
         self._state = state
         self._heap: list[tuple[int, int, Ticket]] = []
@@ -204,32 +172,29 @@ class _Queue:
         self.count = 0
 
     def push(self, ticket: Ticket) -> None:
-        """Add one."""
         ticket.state = self._state
         self.count += 1
         heapq.heappush(self._heap, (ticket.data_id, next(self._numbers), ticket))
 
     def pop(self) -> Ticket:
-        """Take the one with the smallest data id; there is one."""
         while True:
             ticket = heapq.heappop(self._heap)[2]
             if ticket.state is self._state:
                 self.count -= 1
                 return ticket
 
-    def forget(self) -> None:
-        """Note that one has gone."""
+    def remove_one(self) -> None:
         self.count -= 1
         if not self.count:
             self._heap.clear()
 
 
 class Channel:
-    """The way into one Op.
+    """Input queue of one Op.
 
     Args:
-        capacity: how many samples wait at most for a seat; 0 for any number.
-        seats: how many samples the Op works on at once, or collects for its batches.
+        capacity: most samples that wait for a slot; 0 for no limit.
+        seats: samples that the Op processes or collects for batches at the same time.
     """
 
     def __init__(self, capacity: int, seats: int) -> None:
@@ -240,23 +205,18 @@ class Channel:
 
     @property
     def size(self) -> int:
-        """How many samples wait for a seat."""
+        """Number of samples that wait for a slot."""
         return self._waiting.count
 
     def enter_now(self, data_id: int) -> Ticket | None:
-        """Give a sample a seat if nobody waits for one; the ticket is the caller's, who has to leave it."""
+        """Return a ticket with a slot if none waits for one, otherwise None; the caller must leave the ticket."""
         if not self._free or self._waiting.count or self._blocked.count:
             return None
         self._free -= 1
-        return Ticket(self, data_id, _State.SEATED)
+        return Ticket(self, data_id, _State.RUNNING)
 
     async def enter(self, data_id: int, *, is_forced: bool = False) -> Ticket:
-        """Wait until the channel has taken a sample in; one that is forced is taken in even if it is full.
-
-        Ownership: the ticket is the caller's, who has to leave it.
-
-        Cancellation: at once, while it waits; the sample is not in the channel then.
-        """
+        """Wait for room in the channel, or enter a full channel if forced; the caller must leave the ticket."""
         ticket = Ticket(self, data_id)
         (self._waiting if is_forced else self._blocked).push(ticket)
         self._advance()
@@ -269,21 +229,21 @@ class Channel:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Take a sample away, wherever it is."""
-        state, ticket.state = ticket.state, _State.GONE
-        if state is _State.SEATED:
+        """Remove a sample in any state."""
+        state, ticket.state = ticket.state, _State.LEFT
+        if state is _State.RUNNING:
             self._free += 1
         elif state is _State.WAITING:
-            self._waiting.forget()
+            self._waiting.remove_one()
         elif state is _State.BLOCKED:
-            self._blocked.forget()
+            self._blocked.remove_one()
         if self._waiting.count or self._blocked.count:
             self._advance()
 
     def _advance(self) -> None:
         while True:
             if self._waiting.count and self._free:
-                self._seat(self._waiting.pop())
+                self._grant_slot(self._waiting.pop())
             elif self._blocked.count and self._has_room():
                 ticket = self._blocked.pop()
                 self._waiting.push(ticket)
@@ -295,8 +255,8 @@ class Channel:
     def _has_room(self) -> bool:
         return not self.capacity or self._waiting.count < self.capacity or self._free > 0
 
-    def _seat(self, ticket: Ticket) -> None:
+    def _grant_slot(self, ticket: Ticket) -> None:
         self._free -= 1
-        ticket.state = _State.SEATED
+        ticket.state = _State.RUNNING
         if ticket.changed is not None:
             ticket.changed.set()

@@ -1,15 +1,18 @@
-"""A pipeline that runs: takes requests, and answers each of them once."""
+"""Op pipeline executor: starts workers, admits requests, runs them through the graph of Ops and returns responses."""
 
 from __future__ import annotations
 
 import copy
+import dis
+import inspect
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from types import NoneType
 from typing import Any, Final
 
@@ -17,19 +20,24 @@ import numpy as np
 import structlog
 import trio
 
-from ovmstrio.core.errors import NotReady
+from ovmstrio.core.errors import ConfigError, NotReady, Problem
 from ovmstrio.core.events import note_failure
 from ovmstrio.isolation.thread_pool import WorkerThreads
-from ovmstrio.isolation.user_code import LoopCalls, call_in_thread, is_async
+from ovmstrio.isolation.user_code import LoopCalls, UserCodeRaisedError, call_in_thread, call_on_loop, is_async
+from ovmstrio.ops.config_file import settings_of
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Channel, ReportStage, Result, Sample, StallDetector, Ticket
 from ovmstrio.ops.executor.failures import OpFailure
+from ovmstrio.ops.executor.op_instance import init_failed
+from ovmstrio.ops.executor.pipeline_source import PipelineSource
+from ovmstrio.ops.executor.process_worker import ProcessWorker
 from ovmstrio.ops.executor.stages import channel_data
-from ovmstrio.ops.executor.workers import WorkerPool
+from ovmstrio.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.observing.figures import PIPELINE, SAMPLES, names_of_code
-from ovmstrio.ops.observing.hooks import ChannelState, OpHooks
-from ovmstrio.ops.op import EXECUTOR_NAME, RequestOp, ResponseOp
+from ovmstrio.ops.observing.hooks import NULL, ChannelState, OpHooks
+from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
+from ovmstrio.ops.predictor.protocol import MakePredictor
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 from ovmstrio.ops.tensors import ArrayTensor, as_response, unpack
 from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode, PipelineRequest, PipelineResponse
@@ -38,6 +46,7 @@ from ovmstrio.util.stdio import running_code_of
 from ovmstrio.util.truncation import text_of
 
 __all__ = [
+    "GRACE_SECONDS",
     "LONGEST_SECONDS",
     "MOST_JUMPS",
     "PACK_SECONDS",
@@ -48,32 +57,33 @@ __all__ = [
     "PackageHooks",
     "RequestRun",
     "failed",
+    "kept_by_preprocess",
+    "open_executor",
+    "refuse_unpredictable",
     "without_profile",
 ]
 
-# ----------------------------------------------------------------------
-# The two ends of a pipeline: from a request to the first Ops' input, and from the last output to the answer
-# ----------------------------------------------------------------------
+# Package hooks
 
 PROFILE_KEY: Final = "pipeline.profile"
-"""The key by which a request asks for its timeline, and under which it gets it."""
+"""Request key that enables the timeline, and response key that holds it."""
 
 PACK_SECONDS: Final = 1.0
-"""How long a pack hook gets at least, for a request whose time is over too."""
+"""Least time of a pack hook in seconds, even after the request's deadline."""
 
 _HOOKS: Final = "hooks of the RequestOp or the ResponseOp"
 
-_MOST_ELEMENTS_HERE: Final = 4096
-"""How many numbers are read or printed on the loop at most."""
+_MAX_INLINE_ELEMENTS: Final = 4096
+"""Most numbers that are parsed or printed on the event loop."""
 
-_MOST_BYTES_HERE: Final = 1 << 20
-"""How many bytes of arrays are copied on the loop at most."""
+_MAX_INLINE_BYTES: Final = 1 << 20
+"""Most array bytes that are copied on the event loop."""
 
 log = structlog.get_logger(__name__)
 
 
 def failed(data_id: int, log_id: int, failure: OpFailure) -> ChannelData:
-    """Give a failure as a ResponseOp gets it."""
+    """Return a failure in the form that a ResponseOp receives."""
     data = ChannelData(ChannelDataType.ERROR.value, id=data_id, log_id=log_id)
     if failure.is_product:
         data.error_code = CustomExceptionCode.PRODUCT_ERROR.value
@@ -84,7 +94,7 @@ def failed(data_id: int, log_id: int, failure: OpFailure) -> ChannelData:
 
 
 def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
-    """Give a request without the key that asks for its timeline, and whether it does."""
+    """Return the request without its timeline key, and whether the key was set to "1"."""
     if PROFILE_KEY not in request.keys:
         return request, False
     position = request.keys.index(PROFILE_KEY)
@@ -95,17 +105,9 @@ def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
 
 
 class PackageHooks:
-    """Calls the hooks of the RequestOp and the ResponseOp.
+    """Caller of the hooks of RequestOp and ResponseOp; overridden hooks and large payloads run in ``threads``.
 
-    They run in threads if a service overrides them, or if there is much to read or to print.
-
-    Args:
-        graph: has both.
-        threads: how many threads there may be, and how many calls on the loop that do not end.
-        nursery: hosts hooks on the loop.
-
-    Attributes:
-        threads: where they run, which somebody has to host.
+    The owner must run ``threads``.  At most as many calls on the loop may be left running.
     """
 
     def __init__(self, graph: OpGraph, threads: int, nursery: trio.Nursery) -> None:
@@ -113,78 +115,63 @@ class PackageHooks:
         refusal = failures.refusal(threads / 2, _HOOKS)
         self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
         self._calls = LoopCalls(nursery, failures.closed, failures.refusal(threads, _HOOKS))
-        self._unpacks_here = _is_plain(graph.request.unpack_request_package, RequestOp.unpack_request_package)
-        self._packs_here = _is_plain(graph.response.pack_response_package, ResponseOp.pack_response_package)
+        self._unpacks_inline = _is_plain(graph.request.unpack_request_package, RequestOp.unpack_request_package)
+        self._packs_inline = _is_plain(graph.response.pack_response_package, ResponseOp.pack_response_package)
         self._packing: set[trio.CancelScope] = set()
-        self._is_hurried = False
+        self._is_closing = False
 
     def unpack_here(self, request: PipelineRequest) -> tuple[dict[str, Any], int] | None:
-        """Give the same as :meth:`unpack` if it takes next to no time, None if it may take some.
-
-        Raises:
-            OpFailure: as there.
-        """
-        if not self._unpacks_here:
+        """Return the result of :meth:`unpack` if the default hook can read the request at once, otherwise None."""
+        if not self._unpacks_inline:
             return None
         try:
-            if request.tensors and not _is_little(request):
+            if request.tensors and not _is_small_request(request):
                 return None
             return unpack(request), request.logid
-        except Exception as error:  # whatever the request holds
+        except Exception as error:  # malformed request
             raise _unreadable(error) from error
 
     async def unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int]:
-        """Give the first Ops' input, and the client's number of the request.
-
-        Raises:
-            OpFailure: the request cannot be read, or the service refuses it.
-
-        Cancellation: where the hook waits; at once if it is in a thread, which goes on.
-        """
+        """Return the input of the first Ops and the client's log id; OpFailure for a rejected or malformed request."""
         try:
             returned = await self._call(self._request.unpack_request_package, request)
-            data, log_id, code, info = _four(returned, request)
-        except Exception as error:  # the border of user code
-            raise (_unreadable if self._unpacks_here else _package_error)(error) from error
+            data, log_id, code, info = _normalize_unpacked(returned, request)
+        except Exception as error:  # raised by user code
+            raise (_unreadable if self._unpacks_inline else _package_error)(error) from error
         if code is not None:
             raise failures.of_product(code, info)
         return data, log_id
 
     def pack_here(self, data: ChannelData) -> PipelineResponse | None:
-        """Make the answer if that takes next to no time, None if it may take some."""
-        if not self._packs_here:
+        """Return the response if the default hook can build it at once, otherwise None."""
+        if not self._packs_inline:
             return None
         try:
-            if data.npdata and _elements(data) > _MOST_ELEMENTS_HERE:
-                return None
+            if data.npdata:
+                elements = sum(value.size for value in data.npdata.values() if isinstance(value, np.ndarray))
+                if elements > _MAX_INLINE_ELEMENTS:
+                    return None
             return as_response(self._response.pack_response_package(data))
-        except Exception as error:  # noqa: BLE001 - whatever the output holds
+        except Exception as error:  # noqa: BLE001 - values of users
             return _failed_response(_package_error(error))
 
     async def pack(self, data: ChannelData, deadline: float) -> PipelineResponse:
-        """Make the answer.
-
-        Cancellation: as :meth:`unpack`.
-        """
+        """Return the response; a hook that exceeds its deadline gives error 6000."""
         soon = trio.current_time() + PACK_SECONDS
-        scope = trio.CancelScope(deadline=soon if self._is_hurried else max(deadline, soon))
+        scope = trio.CancelScope(deadline=soon if self._is_closing else max(deadline, soon))
         self._packing.add(scope)
         try:
             with scope:
-                return await self._packed(data)
+                return as_response(await self._call(self._response.pack_response_package, data))
+        except Exception as error:  # noqa: BLE001 - raised by user code
+            return _failed_response(_package_error(error))
         finally:
             self._packing.discard(scope)
         return _failed_response(failures.out_of_time())
 
-    async def _packed(self, data: ChannelData) -> PipelineResponse:
-        try:
-            return as_response(await self._call(self._response.pack_response_package, data))
-        except Exception as error:  # noqa: BLE001 - the border of user code
-            return _failed_response(_package_error(error))
-
     def hurry(self) -> None:
-        """Give every pack hook no more than the least time from now on."""
-        self._is_hurried = True
+        """Limit all pack hooks to the least time from now on."""
+        self._is_closing = True
         soon = trio.current_time() + PACK_SECONDS
         for scope in self._packing:
             scope.deadline = min(scope.deadline, soon)
@@ -197,29 +184,16 @@ class PackageHooks:
 
 
 def _is_plain(hook: Any, default: Callable[..., Any]) -> bool:
-    """Tell whether a hook is the one that the Op would have if no service overrode it."""
     return getattr(hook, "__func__", None) is default
 
 
-def _is_little(request: PipelineRequest) -> bool:
-    """Tell whether a request's tensors are read soon; arrays are at most copied."""
+def _is_small_request(request: PipelineRequest) -> bool:
     arrays = sum(one.array.nbytes for one in request.tensors if isinstance(one, ArrayTensor))
     others = sum(math.prod(one.shape) for one in request.tensors if not isinstance(one, ArrayTensor))
-    return arrays <= _MOST_BYTES_HERE and others <= _MOST_ELEMENTS_HERE
+    return arrays <= _MAX_INLINE_BYTES and others <= _MAX_INLINE_ELEMENTS
 
 
-def _elements(data: ChannelData) -> int:
-    """Tell how many numbers an output has."""
-    values = (data.npdata or {}).values()
-    return sum(value.size for value in values if isinstance(value, np.ndarray))
-
-
-def _four(returned: Any, request: PipelineRequest) -> tuple[dict[str, Any], int, Any, Any]:
-    """Give what ``unpack_request_package`` returned as the tuple that it may leave out.
-
-    Raises:
-        TypeError, ValueError: it is not what it may return.
-    """
+def _normalize_unpacked(returned: Any, request: PipelineRequest) -> tuple[dict[str, Any], int, Any, Any]:
     if isinstance(returned, dict):
         return returned, request.logid, None, ""
     data, log_id, code, info = returned
@@ -230,12 +204,11 @@ def _four(returned: Any, request: PipelineRequest) -> tuple[dict[str, Any], int,
 
 def _package_error(error: BaseException) -> OpFailure:
     cause = failures.cause_of(error)
-    log.error("request or answer cannot be packed", exc_info=cause)
+    log.error("package hook failed", exc_info=cause)
     return _failure_of(cause)
 
 
 def _unreadable(error: BaseException) -> OpFailure:
-    """Make the failure of a request that no code of the user has read: where it was noticed is of no use to anybody."""
     return _failure_of(failures.cause_of(error))
 
 
@@ -247,22 +220,17 @@ def _failed_response(failure: OpFailure) -> PipelineResponse:
     return PipelineResponse(err_no=failure.code, err_msg=failure.info)
 
 
-# ----------------------------------------------------------------------
-# Copies of outputs, for each of several takers may change what it gets
-# ----------------------------------------------------------------------
+# Output copies
 
 _PLAIN: Final = frozenset({str, bytes, int, float, bool, complex, NoneType})
-_MOST_VALUES_HERE: Final = 1000
+_MAX_INLINE_VALUES: Final = 1000
 
 
 class Copier:
-    """Copies outputs: small ones of plain data at once, others in threads, for users' objects copy themselves.
+    """Copier of outputs for several consumers, each of which may modify its input.
 
-    Args:
-        threads: how many threads there may be.
-
-    Attributes:
-        threads: where large ones are copied, which somebody has to host.
+    Small plain data is copied on the loop; the rest in ``threads``, which the owner must run, because objects of users
+    copy themselves.
     """
 
     def __init__(self, threads: int) -> None:
@@ -270,15 +238,7 @@ class Copier:
         self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
 
     async def copies(self, output: dict[str, Any], count: int) -> list[dict[str, Any]]:
-        """Give each of several takers an output of its own; the last one gets the original.
-
-        Raises:
-            OpFailure: it cannot be copied.
-
-        Ownership: the output until it returns.
-
-        Cancellation: at once, while large outputs are copied; the thread goes on.
-        """
+        """Return ``count`` outputs, the last one being the original; raises OpFailure if a copy fails."""
         if count <= 1:
             return [output] * count
         try:
@@ -286,7 +246,7 @@ class Copier:
                 return [*_copied(output, count - 1), output]
             return [*await call_in_thread(self.threads, _copied, output, count - 1), output]
         except Exception as error:
-            text = f"an output that several need cannot be copied: {text_of(failures.cause_of(error))}"
+            text = f"output for several Ops cannot be copied: {text_of(failures.cause_of(error))}"
             raise OpFailure(CustomExceptionCode.UNKNOW.value, text) from error
 
 
@@ -295,41 +255,29 @@ def _copied(output: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def _is_small(output: dict[str, Any]) -> bool:
-    """Tell whether an output is nothing but plain data and arrays, and not much of it."""
     values: list[Any] = [output]
     size = 0
     for value in values:
         kind = type(value)
         if kind in {dict, list, tuple}:
-            if len(values) + len(value) > _MOST_VALUES_HERE:
+            if len(values) + len(value) > _MAX_INLINE_VALUES:
                 return False
             values.extend(value.values() if kind is dict else value)
         elif kind is np.ndarray and not value.dtype.hasobject:
             size += value.nbytes
         elif kind not in _PLAIN and not issubclass(kind, np.generic):
             return False
-    return size <= _MOST_BYTES_HERE
+    return size <= _MAX_INLINE_BYTES
 
 
-# ----------------------------------------------------------------------
-# One Op that runs: its channel, its batches, its workers
-# ----------------------------------------------------------------------
+# Op runner
 
 
 class OpRunner:
-    """Takes the samples of one Op from its channel to its workers.
+    """Runner of one Op, which moves samples from its channel through its batcher to its workers.
 
-    Args:
-        name: the Op's name.
-        settings: what holds for it.
-        capacity: how many samples its channel holds; 0 for any number.
-        pool: its workers.
-        stall_detector: knows whether anything in the pipeline moves.
-        report_stage: is to be told how long outputs, which are there already, wait for room behind the Op.
-
-    Attributes:
-        channel: where samples wait.
-        report_stage: as above.
+    The channel holds ``capacity`` samples, 0 for no limit.  ``report_stage`` receives how long outputs wait for the
+    next channels.
     """
 
     def __init__(
@@ -346,51 +294,43 @@ class OpRunner:
         self.report_stage = report_stage
         self._pool = pool
         self._stall_detector = stall_detector
-        self._begun: set[Sample] = set()
+        self._batched: set[Sample] = set()
         self._batcher: Batcher[Sample, Result] | None = None
-        seats = settings.concurrency
+        slots = settings.concurrency
         if settings.batch_size > 1:
-            # One batch more than there are workers is collected while they work.
-            seats = (settings.concurrency + 1) * settings.batch_size
-            self._batcher = self._make_batcher(settings, seats)
-        self.channel = Channel(capacity, seats)
+            # The batcher collects one more batch while all workers are busy.
+            slots = (settings.concurrency + 1) * settings.batch_size
+            self._batcher = self._make_batcher(settings, slots)
+        self.channel = Channel(capacity, slots)
 
     @property
     def is_working(self) -> bool:
-        """Whether there is a worker that works, or is going to before long."""
+        """Whether a worker runs or is about to."""
         return self._pool.is_working
 
-    def _make_batcher(self, settings: OpSettings, seats: int) -> Batcher[Sample, Result]:
+    def _make_batcher(self, settings: OpSettings, slots: int) -> Batcher[Sample, Result]:
         timeout = settings.batch_timeout_seconds
         if timeout is None:
             log.warning(
-                "batches wait until they are full, or until no request moves any more: set auto_batching_timeout",
+                "partial batches wait until the pipeline stalls: set auto_batching_timeout",
                 op=self.name, batch_size=settings.batch_size,
             )  # fmt: skip
             timeout = math.inf
-        options = BatchOptions(settings.batch_size, timeout, max_waiting=seats)
+        options = BatchOptions(settings.batch_size, timeout, max_waiting=slots)
         batcher: Batcher[Sample, Result] = Batcher(self._run, options, concurrency=settings.concurrency)
         if timeout == math.inf:
             self._stall_detector.when_stalled(batcher.flush)
         return batcher
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the Op's batches until cancelled.
-
-        Cancellation: at once; samples in batches end with 3001.
-        """
+        """Run the batcher until cancelled; samples in batches then fail with 3001."""
         if self._batcher is None:
             task_status.started()
         else:
             await self._batcher.serve(task_status=task_status)
 
     def run(self, sample: Sample) -> Coroutine[Any, Any, list[Result]]:
-        """Give what comes of a sample that has a seat.
-
-        Ownership: the sample until it returns.
-
-        Cancellation: at once; what a worker still does is waited for elsewhere.
-        """
+        """Return the coroutine that runs a sample which has a slot."""
         return self._pool.run([sample]) if self._batcher is None else self._submit(self._batcher, sample)
 
     async def _submit(self, batcher: Batcher[Sample, Result], sample: Sample) -> list[Result]:
@@ -399,45 +339,33 @@ class OpRunner:
             try:
                 return [await batcher.submit(sample)]
             finally:
-                if sample in self._begun:
-                    self._begun.remove(sample)
+                if sample in self._batched:
+                    self._batched.remove(sample)
                 else:
                     self._stall_detector.go()
         except (NotReady, trio.ClosedResourceError):
             return [Result(failure=failures.closed())]
 
     async def _run(self, samples: Sequence[Sample]) -> Sequence[Result | OpFailure]:
-        """Run one batch, its oldest request first.
-
-        Cancellation: as the worker's.
-        """
         for sample in samples:
-            self._begun.add(sample)
+            self._batched.add(sample)
             self._stall_detector.go()
         ordered = sorted(samples, key=lambda sample: sample.data_id)
         results = dict(zip(ordered, await self._pool.run(ordered), strict=True))
         return [results[sample] for sample in samples]
 
 
-# ----------------------------------------------------------------------
-# One attempt of one request: samples go from Op to Op as soon as all their inputs are there
-# ----------------------------------------------------------------------
+# Request run
 
 MOST_JUMPS: Final = 1000
-"""How often one request may jump, so that a loop of Ops always ends."""
+"""Most jumps of one request, so that a loop of Ops ends."""
 
 
 class RequestRun:
-    """One attempt.  All that it holds goes with it: parts of joins, places in channels, tasks.
+    """One attempt to run a request: samples move from Op to Op as soon as all their inputs exist.
 
-    Args:
-        graph: the Ops.
-        runners: what runs them, by their names.
-        data_id: the server's number of the request.
-        log_id: the client's.
-        takes_first: whether an Op with several inputs runs with the one that comes first, and never again.
-        stall_detector: is told of what moves.
-        copier: copies outputs that several Ops get.
+    ``data_id`` is the server's number of the request, ``log_id`` the client's.  With ``takes_first`` an Op with several
+    inputs runs once, with the first input that arrives.
     """
 
     def __init__(
@@ -459,7 +387,7 @@ class RequestRun:
         self._stall_detector = stall_detector
         self._copier = copier
         self._parts: dict[str, dict[str, Any]] = {}
-        self._served: set[str] = set()
+        self._started: set[str] = set()
         self._tickets: set[Ticket] = set()
         self._jumps = 0
         self._output: dict[str, Any] | None = None
@@ -467,70 +395,60 @@ class RequestRun:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, first: dict[str, Any]) -> dict[str, Any]:
-        """Give the last Op's output for the RequestOp's.
-
-        Raises:
-            OpFailure: the request ends with it.
-
-        Ownership: tasks and places in channels, which are gone when it ends.
-
-        Cancellation: at once; what workers still do is waited for elsewhere.
-        """
+        """Run the Ops on the RequestOp's output and return the last Op's output; raises OpFailure."""
         try:
             if self._graph.is_chain:
-                ready = await self._hand_on(EXECUTOR_NAME, first)
+                ready = await self._forward(EXECUTOR_NAME, first)
                 while ready:
-                    ready = await self._work(*ready[0])
+                    ready = await self._run_op(*ready[0])
             else:
-                await self._run_beside(first)
+                await self._run_in_nursery(first)
         finally:
             for ticket in list(self._tickets):
                 ticket.leave()
         if self._failure is not None:
             raise self._failure
         if self._output is None:
-            text = "no Op is left that runs, and the last one has not run"
+            text = "no Op is left to run, and the last Op has not run"
             raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
         return self._output
 
-    async def _run_beside(self, first: dict[str, Any]) -> None:
+    async def _run_in_nursery(self, first: dict[str, Any]) -> None:
         try:
             async with trio.open_nursery() as self._nursery:
                 try:
-                    await self._follow(await self._begin(first))
+                    await self._run_ready(await self._forward_first(first))
                 finally:
                     self._stall_detector.stop()
         finally:
             self._stall_detector.go()
 
-    async def _begin(self, first: dict[str, Any]) -> list[tuple[str, Ticket]]:
+    async def _forward_first(self, first: dict[str, Any]) -> list[tuple[str, Ticket]]:
         try:
-            return await self._hand_on(EXECUTOR_NAME, first)
+            return await self._forward(EXECUTOR_NAME, first)
         except OpFailure as failure:
             self._fail(failure)
             return []
 
-    async def _follow(self, ready: list[tuple[str, Ticket]]) -> None:
-        """Run Ops that are ready: one here, and then those that it makes ready; the others beside it."""
+    async def _run_ready(self, ready: list[tuple[str, Ticket]]) -> None:
         while ready:
             for name, ticket in ready[1:]:
-                self._start_beside(name, ticket)
-            ready = await self._work(*ready[0])
+                self._start_parallel(name, ticket)
+            ready = await self._run_op(*ready[0])
 
-    def _start_beside(self, name: str, ticket: Ticket) -> None:
+    def _start_parallel(self, name: str, ticket: Ticket) -> None:
         if self._nursery is None:
-            raise AssertionError("Ops were run before their request")
+            raise AssertionError("Op started before its request")
         self._stall_detector.go()
-        self._nursery.start_soon(self._beside, name, ticket)
+        self._nursery.start_soon(self._run_parallel, name, ticket)
 
-    async def _beside(self, name: str, ticket: Ticket) -> None:
+    async def _run_parallel(self, name: str, ticket: Ticket) -> None:
         try:
-            await self._follow([(name, ticket)])
+            await self._run_ready([(name, ticket)])
         finally:
             self._stall_detector.stop()
 
-    async def _work(self, name: str, ticket: Ticket) -> list[tuple[str, Ticket]]:
-        """Run an Op, and hold its seat until its output is in the next channels; gives who is ready then."""
+    async def _run_op(self, name: str, ticket: Ticket) -> list[tuple[str, Ticket]]:
         runner = self._runners[name]
         try:
             if not ticket.is_seated:
@@ -543,7 +461,7 @@ class RequestRun:
             runner.report_stage("out", [self._data_id], (begin, time.perf_counter()))
         except OpFailure as failure:
             return self._op_failed(name, failure)
-        except Exception as error:  # the border of the Op: an error of another kind must not get among cancellations
+        except Exception as error:  # must not leave the nursery in one group with cancellations
             log.exception("Op failed", op=name, data_id=self._data_id)
             note_failure(node=name)
             self._fail(failures.unforeseen(name, error))
@@ -555,28 +473,27 @@ class RequestRun:
             self._tickets.discard(ticket)
 
     def _op_failed(self, name: str, failure: OpFailure) -> list[tuple[str, Ticket]]:
-        if not self._is_superfluous(name):
+        if not self._is_unneeded(name):
             note_failure(node=name)
             self._fail(failure)
         return []
 
     async def _deliver(self, name: str, result: Result) -> list[tuple[str, Ticket]]:
         if result.output is None:
-            raise AssertionError("a result is neither an output nor a failure")
+            raise AssertionError("result has neither output nor failure")
         if result.jumps:
             return await self._jump(name, result.output)
         if name == self._graph.last:
-            self._end(result.output)
+            self._finish(result.output)
             return []
-        return await self._hand_on(name, result.output)
+        return await self._forward(name, result.output)
 
-    def _is_superfluous(self, name: str) -> bool:
-        """Tell whether nobody needs an Op's output any more, because all that it leads to has run without it."""
+    def _is_unneeded(self, name: str) -> bool:
         if name == self._graph.last:
             return False
-        return all(one in self._served or self._is_superfluous(one) for one in self._graph.consumers[name])
+        return all(one in self._started or self._is_unneeded(one) for one in self._graph.consumers[name])
 
-    def _end(self, output: dict[str, Any]) -> None:
+    def _finish(self, output: dict[str, Any]) -> None:
         self._output = output
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
@@ -586,17 +503,16 @@ class RequestRun:
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 
-    async def _hand_on(
+    async def _forward(
         self, producer: str, output: dict[str, Any], *, is_forced: bool = False
     ) -> list[tuple[str, Ticket]]:
-        """Give an output to its consumers, and get those that have all their inputs now into their channels."""
         consumers: Sequence[str] = self._graph.consumers[producer]
-        if self._served:
-            consumers = [name for name in consumers if name not in self._served]
+        if self._started:
+            consumers = [name for name in consumers if name not in self._started]
         outputs = [output] if len(consumers) == 1 else await self._copier.copies(output, len(consumers))
         ready = []
-        # What is complete is known before the first channel is waited for.
-        for name in tuple(map(self._added, consumers, repeat(producer), outputs)):
+        # Record all inputs before the first wait for a channel.
+        for name in tuple(map(self._add_input, consumers, repeat(producer), outputs)):
             if not name:
                 continue
             channel = self._runners[name].channel
@@ -607,14 +523,13 @@ class RequestRun:
             ready.append((name, ticket))
         return ready
 
-    def _added(self, name: str, producer: str, output: dict[str, Any]) -> str:
-        """Note one input of an Op; gives its name if it has all that it needs."""
+    def _add_input(self, name: str, producer: str, output: dict[str, Any]) -> str:
         inputs = self._graph.inputs[name]
         if len(inputs) == 1 or self._takes_first:
             if len(inputs) > 1:
-                if name in self._served:  # by another input, while this one was copied
+                if name in self._started:  # another input started the Op while this one was copied
                     return ""
-                self._served.add(name)
+                self._started.add(name)
             self._parts[name] = {producer: output}
             return name
         parts = self._parts.setdefault(name, {})
@@ -627,133 +542,111 @@ class RequestRun:
     async def _jump(self, name: str, output: dict[str, Any]) -> list[tuple[str, Ticket]]:
         self._jumps += 1
         if self._jumps > MOST_JUMPS:
-            text = f"Op {name} has jumped {MOST_JUMPS} times for one request, as often as it may"
+            text = f"Op {name} exceeded {MOST_JUMPS} jumps for one request"
             raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
         targets = self._graph.jumps[name]
         if self._graph.last in targets:
-            self._end(output)
+            self._finish(output)
             return []
         ready = []
         for target, one in zip(targets, await self._copier.copies(output, len(targets)), strict=True):
-            # A channel of a loop that is full must not wait for itself.
-            ready += await self._hand_on(target, one, is_forced=True)
+            # Forced: a full channel inside a loop would wait for itself.
+            ready += await self._forward(target, one, is_forced=True)
         return ready
 
 
-# ----------------------------------------------------------------------
-# A pipeline that runs: takes requests, and answers each of them once
-# ----------------------------------------------------------------------
+# Executor
 
 
-class _Turn:
-    """One request that waits; ``is_in`` once a place is its own."""
-
-    __slots__ = ("called", "is_in")
+class _Waiter:
+    __slots__ = ("is_admitted", "resumed")
 
     def __init__(self) -> None:
-        self.is_in = False
-        self.called = trio.Event()
+        self.is_admitted = False
+        self.resumed = trio.Event()
 
 
 class PipelineAdmission:
-    """The door.
-
-    Args:
-        room: how many requests are inside at once.
-        max_waiting: how many wait at most; None for any number.
-    """
+    """Admission queue of a pipeline, first in, first out, for ``room`` requests and ``max_waiting`` waiting ones."""
 
     def __init__(self, room: int, max_waiting: int | None = None) -> None:
         self._free = room
         self._max_waiting = max_waiting
-        self._waiting: OrderedDict[_Turn, None] = OrderedDict()
+        self._waiting: OrderedDict[_Waiter, None] = OrderedDict()
         self.is_closed = False
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def enter_now(self) -> bool:
-        """Let a request in if it has not to wait; the place is the caller's then, who has to :meth:`leave` it."""
+        """Admit a request if it need not wait; the caller must then call :meth:`leave`."""
         if self.is_closed or not self._free or self._waiting:
             return False
         self._free -= 1
         return True
 
     async def enter(self, deadline: float) -> None:
-        """Wait to be let in.
+        """Wait for admission; the caller must then call :meth:`leave`.
 
-        Raises:
-            OpFailure: 3001, nobody is let in any more; 6000, the deadline passed first; 3002, too many wait.
-
-        Ownership: a place inside, which the caller has to :meth:`leave`.
-
-        Cancellation: at once, while it waits.
+        Raises OpFailure 3001 if the pipeline is closed, 6000 if the deadline passes, 3002 if the queue is full.
         """
         if self.is_closed:
             raise failures.closed()
         if self.enter_now():
             return
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
-            text = f"too many requests: {len(self._waiting)} wait, as many as may; try again later"
+            text = f"too many requests: {len(self._waiting)} wait, the limit is {self._max_waiting}; try again later"
             raise OpFailure(CustomExceptionCode.NO_SERVICE.value, text, is_overload=True)
         await self._wait(deadline)
 
     async def _wait(self, deadline: float) -> None:
-        turn = _Turn()
-        self._waiting[turn] = None
+        waiter = _Waiter()
+        self._waiting[waiter] = None
         try:
             with trio.move_on_at(deadline):
-                await turn.called.wait()
+                await waiter.resumed.wait()
         except BaseException:
-            self._give_up(turn)
+            self._withdraw(waiter)
             raise
-        if turn.is_in:
+        if waiter.is_admitted:
             return
-        self._give_up(turn)
+        self._withdraw(waiter)
         raise failures.closed() if self.is_closed else failures.out_of_time()
 
-    def _give_up(self, turn: _Turn) -> None:
-        if turn.is_in:
+    def _withdraw(self, waiter: _Waiter) -> None:
+        if waiter.is_admitted:
             self.leave()
         else:
-            self._waiting.pop(turn, None)
+            self._waiting.pop(waiter, None)
 
     def leave(self) -> None:
-        """Give the place up, to the first that waits."""
+        """Release a place to the first waiting request."""
         if self._waiting:
-            turn, _ = self._waiting.popitem(last=False)
-            turn.is_in = True
-            turn.called.set()
+            waiter, _ = self._waiting.popitem(last=False)
+            waiter.is_admitted = True
+            waiter.resumed.set()
         else:
             self._free += 1
 
     def close(self) -> None:
-        """Let nobody in any more, and send those away that wait."""
+        """Reject new and waiting requests."""
         self.is_closed = True
         waiting, self._waiting = self._waiting, OrderedDict()
-        for turn in waiting:
-            turn.called.set()
+        for waiter in waiting:
+            waiter.resumed.set()
 
 
 LONGEST_SECONDS: Final = 3600.0
-"""How long a request without any deadline may take: a hook that never ends must not keep its caller forever."""
+"""Time limit of a request without a deadline: a hook that never ends must not keep its caller forever."""
 
 
 class Executor:
-    """Runs requests through the Ops; made by ``open_executor``.
+    """Executor of requests on a graph of Ops; created by ``open_executor``.
 
-    Args:
-        graph: the Ops.
-        settings: what holds for all of them.
-        runners: what runs them, by their names.
-        hooks: are told of requests.
-        stall_detector: knows what moves.
-        numbers: the numbers that requests get.
-        nursery: hosts hooks of the graph's ends, and copies.
-
-    What it does is logged in the name of the pipeline that it was made for, as :data:`PIPELINE` said then.
+    Its log lines carry the pipeline name that :data:`PIPELINE` holds at construction.  The nursery hosts package hooks
+    and copies.
     """
 
     def __init__(
@@ -781,22 +674,19 @@ class Executor:
         self._pipeline = PIPELINE.get()
         self._now = trio.lowlevel.current_clock().current_time
         self._running: set[trio.CancelScope] = set()
-        self._asked = 0
-        self._is_cut = False
+        self._open_calls = 0
+        self._is_aborted = False
         self._idle = trio.Event()
 
     async def start(self) -> None:
-        """Have threads, which end with the nursery; those that are busy then are left to themselves.
-
-        Cancellation: at once.
-        """
+        """Start the threads of package hooks and copies; the end of the nursery abandons busy ones."""
         for threads in (self._package_hooks.threads, self._copier.threads):
             await self._nursery.start(partial(threads.run, is_shielded=False))
 
     # State
 
     def obstacle(self) -> str:
-        """Tell why requests cannot be answered now; empty if they can."""
+        """Return why requests cannot be served now; empty if they can."""
         if self._admission.is_closed:
             return "the pipeline is closed"
         failing = self.failing_ops
@@ -804,38 +694,29 @@ class Executor:
 
     @property
     def failing_ops(self) -> list[str]:
-        """The Ops none of whose workers runs."""
+        """Names of the Ops without a running worker."""
         return [name for name, runner in self._runners.items() if not runner.is_working]
 
     @property
     def in_flight(self) -> int:
-        """How many requests are in the pipeline, without those that wait for a place."""
+        """Number of admitted requests that have no result yet."""
         return len(self._running)
 
     def channels(self) -> list[ChannelState]:
-        """Tell what waits between Ops."""
+        """Return the state of the channels between Ops."""
         channels = [
             ChannelState(f"chl{number}", self.graph.inputs[name], (name,), runner.channel.size, runner.channel.capacity)
             for number, (name, runner) in enumerate(self._runners.items())
         ]
-        # What the last Op has made goes to its caller at once.
+        # The last Op's output goes to the caller at once, so its channel is always empty.
         return [*channels, ChannelState(f"chl{len(channels)}", (self.graph.last,), (EXECUTOR_NAME,), 0)]
 
     # Requests
 
     async def infer(self, request: PipelineRequest, deadline: float = math.inf) -> PipelineResponse:
-        """Answer one request; never raises because of what it holds or what Ops do.
-
-        Args:
-            request: what came.
-            deadline: when, on trio's clock, its caller does not want the answer any more; it gets 6000 then.
-
-        Ownership: nothing once it has ended.
-
-        Cancellation: at once, which is how a caller leaves; what workers still do is waited for elsewhere.
-        """
+        """Run one request; failures, also a passed deadline (trio time), become responses with an error number."""
         limit = min(deadline, self._now() + self._longest_seconds)
-        self._asked += 1
+        self._open_calls += 1
         pipeline = PIPELINE.set(self._pipeline)
         try:
             if not self._admission.enter_now():
@@ -849,8 +730,8 @@ class Executor:
                 self._admission.leave()
         finally:
             PIPELINE.reset(pipeline)
-            self._asked -= 1
-            if self._admission.is_closed and not self._asked:
+            self._open_calls -= 1
+            if self._admission.is_closed and not self._open_calls:
                 self._idle.set()
 
     async def _refused(self, request: PipelineRequest, failure: OpFailure, limit: float) -> PipelineResponse:
@@ -885,7 +766,6 @@ class Executor:
             self._hooks.request_finished(data_id, request.logid, code, (begin, time.perf_counter()), message)
 
     async def _evaluate(self, request: PipelineRequest, data_id: int, limit: float) -> ChannelData:
-        """Give the last Op's output, or why there is none."""
         scope = trio.CancelScope(deadline=limit)
         self._running.add(scope)
         log_id, begin = request.logid, time.perf_counter()
@@ -898,12 +778,12 @@ class Executor:
                 return channel_data(data_id, log_id, await self._run(data_id, log_id).run(first))
         except OpFailure as failure:
             return failed(data_id, log_id, failure)
-        except Exception as error:  # the last border of whatever users make of hooks: a caller gets an answer
+        except Exception as error:  # last resort: every caller gets a response
             log.exception("request failed", data_id=data_id)
             return failed(data_id, log_id, failures.unforeseen(EXECUTOR_NAME, error))
         finally:
             self._running.discard(scope)
-        return failed(data_id, request.logid, failures.closed() if self._is_cut else failures.out_of_time())
+        return failed(data_id, request.logid, failures.closed() if self._is_aborted else failures.out_of_time())
 
     def _run(self, data_id: int, log_id: int) -> RequestRun:
         return RequestRun(
@@ -912,44 +792,214 @@ class Executor:
         )  # fmt: skip
 
     async def _attempts(self, first: dict[str, Any], data_id: int, log_id: int) -> dict[str, Any]:
-        """Run a request through the Ops, again from the beginning if an Op takes too long.
-
-        Raises:
-            OpFailure: the last attempt ended with it.
-        """
         for left in reversed(range(self._dag.retry)):
             try:
-                # Hooks may change what they get, and each attempt begins with what was asked.
-                mine, first = await self._copier.copies(first, 2) if left else (first, first)
-                return await self._run(data_id, log_id).run(mine)
+                # Hooks may modify their input, and each attempt starts from the original.
+                attempt_input, first = await self._copier.copies(first, 2) if left else (first, first)
+                return await self._run(data_id, log_id).run(attempt_input)
             except OpFailure as failure:
                 is_late = failure.code == CustomExceptionCode.TIMEOUT.value and not failure.is_product
                 if not left or not is_late:
                     raise
-        raise AssertionError("a request was not attempted at all")
+        raise AssertionError("retry count is zero")
 
     # End
 
     def close(self) -> None:
-        """Take no more requests, and answer those that wait for a place with 3001; those that have one go on."""
+        """Reject new and waiting requests with 3001; admitted requests continue."""
         self._admission.close()
 
     async def aclose(self, grace_seconds: float) -> None:
-        """Close, answer with 3001, too, what goes on after a while, and return when every request has its answer.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """Close, cancel requests with 3001 after the grace period, and wait for all responses; shielded."""
         self.close()
         with trio.CancelScope(shield=True):
             with trio.move_on_after(grace_seconds):
-                await self._until_idle()
-            self._is_cut = True
+                await self._wait_until_idle()
+            self._is_aborted = True
             for scope in list(self._running):
                 scope.cancel()
             self._package_hooks.hurry()
-            await self._until_idle()
+            await self._wait_until_idle()
 
-    async def _until_idle(self) -> None:
-        while self._asked:
+    async def _wait_until_idle(self) -> None:
+        while self._open_calls:
             self._idle = trio.Event()
             await self._idle.wait()
+
+
+# Opening
+
+
+def kept_by_preprocess(op: Op) -> list[str]:
+    """Return the names of the attributes that an Op's ``preprocess`` assigns, from its bytecode."""
+    method: Any = inspect.unwrap(type(op).preprocess)
+    code = getattr(method, "__code__", None)
+    if code is None or not code.co_argcount:
+        return []
+    owner, names, loaded = code.co_varnames[0], [], ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and loaded == owner:
+            names.append(str(instruction.argval))
+        loaded = _loaded(instruction)
+    return list(dict.fromkeys(names))
+
+
+def _loaded(instruction: dis.Instruction) -> str:
+    """Return the variable that an instruction leaves on top of the stack; empty for none."""
+    if "LOAD_FAST" not in instruction.opname:
+        return ""
+    # One instruction may load or store two variables.
+    value = instruction.argval
+    return str(value[-1] if isinstance(value, tuple) else value)
+
+
+GRACE_SECONDS = 5.0
+"""Time for open requests to finish when the pipeline is closed."""
+
+_LAST_NUMBER = 10**18
+
+
+_Startable = InstanceWorker | ProcessWorker
+
+
+@dataclass(slots=True)
+class _Opening:
+    graph: OpGraph
+    settings: PipelineSettings
+    make_predictor: MakePredictor | None
+    hooks: OpHooks
+    source: PipelineSource | None
+    nursery: trio.Nursery
+    stall_detector: StallDetector
+    workers: list[_Startable] = field(default_factory=list)
+    pools: dict[str, WorkerPool] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    async def runners(self) -> dict[str, OpRunner]:
+        resolved = {name: settings_of(op, self.settings) for name, op in self.graph.ops.items()}
+        runners = {name: self._runner(self.graph.ops[name], one) for name, one in resolved.items()}
+        for end in (self.graph.request, self.graph.response):
+            if is_async(end.init_op):
+                await self._start_recorded(partial(_init_end, end))
+        async with trio.open_nursery() as starting:
+            for worker in self.workers:
+                starting.start_soon(self._start_recorded, worker.start)
+        return runners
+
+    async def executor(self, runners: dict[str, OpRunner], numbers: Iterable[int]) -> Executor:
+        for runner in runners.values():
+            await self.nursery.start(runner.serve)
+        self.nursery.start_soon(self.stall_detector.watch)
+        in_turn = chain.from_iterable(repeat(numbers))
+        executor = Executor(
+            self.graph, self.settings, runners,
+            hooks=self.hooks, stall_detector=self.stall_detector, numbers=in_turn, nursery=self.nursery,
+        )  # fmt: skip
+        await executor.start()
+        self.hooks.opened(list(self.graph.ops), executor.channels)
+        log.info("pipeline opened", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
+        return executor
+
+    def _runner(self, op: Op, settings: OpSettings) -> OpRunner:
+        make = self._thread_worker if self.settings.dag.is_thread_op else self._process_worker
+        if settings.batch_size > 1 and (kept := kept_by_preprocess(op)):
+            event = "preprocess stores sample state on self, batches share it: set batch_size to 1"
+            log.warning(event, op=op.name, attributes=kept, batch_size=settings.batch_size)
+        workers = [make(op, settings, index) for index in range(settings.concurrency)]
+        self.workers += workers
+        pool = self.pools[op.name] = WorkerPool(op.name, workers, self.nursery, self.hooks)
+        report_stage = partial(self.hooks.stage, op.name, 0)
+        size = self.settings.dag.channel_size
+        return OpRunner(op.name, settings, size, pool, stall_detector=self.stall_detector, report_stage=report_stage)
+
+    def _thread_worker(self, op: Op, settings: OpSettings, index: int) -> _Startable:
+        report_stage = partial(self.hooks.stage, op.name, index)
+        return InstanceWorker(op, settings, index, self.make_predictor, report_stage=report_stage, nursery=self.nursery)
+
+    def _process_worker(self, op: Op, _settings: OpSettings, index: int) -> _Startable:
+        if self.source is None:
+            raise AssertionError("pipeline with worker processes has no source")
+
+        def died(why: str) -> None:
+            self.hooks.worker_died(op.name, index, why)
+            self.pools[op.name].notice(worker)
+
+        report_stage = partial(self.hooks.stage, op.name, index)
+        worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, report_stage=report_stage, died=died)
+        return worker
+
+    async def _start_recorded(self, start: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await start()
+        except ConfigError as error:
+            self.problems += error.problems
+        except OSError as error:
+            self.problems.append(Problem(f"worker cannot be started: {error}"))
+
+
+async def _init_end(end: Op) -> None:
+    try:
+        await call_on_loop(end.init_op, names=names_of_code(end.name))
+    except UserCodeRaisedError as raised:
+        raise init_failed(end, raised) from raised.error
+
+
+@asynccontextmanager
+async def open_executor(
+    graph: OpGraph,
+    settings: PipelineSettings,
+    *,
+    make_predictor: MakePredictor | None = None,
+    hooks: OpHooks = NULL,
+    source: PipelineSource | None = None,
+    numbers: Iterable[int] = range(_LAST_NUMBER),
+    grace_seconds: float = GRACE_SECONDS,
+) -> AsyncIterator[Executor]:
+    """Start the workers of a pipeline's Ops and run them; leaving the block stops them.
+
+    Args:
+        graph: the Ops.
+        settings: settings of the pipeline.
+        make_predictor: creates the predictors of models; not called for Ops without a model.
+        hooks: receive events.
+        source: lets worker processes load the pipeline; required with ``is_thread_op: false``.
+        numbers: data ids of requests.
+        grace_seconds: time for open requests to finish when the block is left; the rest fail with 3001.
+
+    Raises:
+        ConfigError: an Op cannot be started, for example because ``init_op`` raised; all problems are listed.
+    """
+    refuse_unpredictable(graph, settings)
+    if source is None and not settings.dag.is_thread_op:
+        message = f"worker processes of {', '.join(graph.ops)} have no pipeline source"
+        raise ConfigError([Problem(message, suggestion="pass `source`, or set `is_thread_op: true`")])
+    problems: list[Problem] = []
+    async with trio.open_nursery() as nursery:
+        stall_detector = StallDetector(settings.worker_num)
+        opening = _Opening(graph, settings, make_predictor, hooks, source, nursery, stall_detector)
+        try:
+            runners = await opening.runners()
+            problems = opening.problems
+            if not problems:
+                executor = await opening.executor(runners, numbers)
+                try:
+                    yield executor
+                finally:
+                    await executor.aclose(grace_seconds)
+        finally:
+            # Shielded: each worker closes in bounded time.
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as closing:
+                    for worker in opening.workers:
+                        closing.start_soon(worker.aclose)
+            nursery.cancel_scope.cancel()
+    if problems:
+        raise ConfigError(problems)
+
+
+def refuse_unpredictable(graph: OpGraph, settings: PipelineSettings) -> None:
+    """Raise ConfigError for loops with an Op that takes its first input, which may belong to the previous round."""
+    joins = [name for name, inputs in graph.inputs.items() if len(inputs) > 1]
+    if settings.dag.channel_recv_frist_arrive and graph.jumps and joins:
+        message = f"channel_recv_frist_arrive is set, but {', '.join(graph.jumps)} jump and {', '.join(joins)} join"
+        raise ConfigError([Problem(message, suggestion="unset it")])

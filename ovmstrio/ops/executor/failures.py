@@ -1,4 +1,7 @@
-"""How a sample fails: the number and the text that answer its request."""
+"""Op failures: the error codes and texts of failed requests.
+
+Codes and texts are those of Paddle Serving.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ _HIDDEN = "the message is in the log of the server"
 
 
 class OpFailure(Exception):
-    """A request ends with ``code`` and ``info``; ``is_product`` if the service itself chose them.
+    """Failure of a request with an error code, which the service chose if ``is_product``, and text.
 
-    ``is_overload`` tells that it was refused because too many wait.
+    ``is_overload`` marks a request rejected because too many wait.
     """
 
     def __init__(self, code: int, info: str, *, is_product: bool = False, is_overload: bool = False) -> None:
@@ -43,12 +46,12 @@ class OpFailure(Exception):
 
 
 def refusal(most: float, what: str) -> Refusal:
-    """Refuse calls while so many do not end though their callers have left."""
+    """Return a function that rejects calls while ``most`` abandoned calls still run."""
     return lambda left: TimeoutError(f"{left} {what} do not end") if left >= most else None
 
 
 def of_product(code: object, info: object) -> OpFailure:
-    """Give the failure that a hook returned."""
+    """Return the failure for an error code that a hook returned."""
     try:
         return OpFailure(product_number(code), cut(str(info)), is_product=True)
     except (TypeError, ValueError):
@@ -57,21 +60,16 @@ def of_product(code: object, info: object) -> OpFailure:
 
 
 def cause_of(raised: BaseException) -> BaseException:
-    """Give what user code raised."""
+    """Return the exception that user code raised."""
     return raised.error if isinstance(raised, UserCodeRaisedError) else raised
 
 
-def _chosen(error: CustomException, text: str) -> OpFailure:
-    """Give the failure of an exception that has a code."""
-    return OpFailure(error.code, text)
-
-
 def in_hook(raised: BaseException, log_id: int, stage: str) -> OpFailure:
-    """Give the failure of a sample whose ``preprocess`` or ``postprocess`` raised."""
+    """Return the failure for an exception of ``preprocess`` or ``postprocess``."""
     error = cause_of(raised)
     if isinstance(error, CustomException):
         text = cut(error.message.split(":", 1)[0]) if error.is_sent_to_user else _HIDDEN
-        return _chosen(error, _framed(text, log_id, stage))
+        return OpFailure(error.code, _framed(text, log_id, stage))
     return OpFailure(CustomExceptionCode.UNKNOW.value, _framed(text_of(error).replace("'", ""), log_id, stage))
 
 
@@ -83,10 +81,10 @@ def _framed(text: str, log_id: int, stage: str) -> str:
 
 
 def in_process(op: str, raised: BaseException, log_id: int) -> OpFailure:
-    """Give the failure of a sample whose feed or model failed."""
+    """Return the failure for an exception of the feed check or the model."""
     error = cause_of(raised)
     if isinstance(error, CustomException):
-        return _chosen(error, _failed(op, cut(error.message) if error.is_sent_to_user else _HIDDEN))
+        return OpFailure(error.code, _failed(op, cut(error.message) if error.is_sent_to_user else _HIDDEN))
     if isinstance(error, FeedMismatch):
         text = _failed(op, f"Log_id: {log_id}  Raise_msg: invalid arg list: {error.message}")
         return OpFailure(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
@@ -104,33 +102,33 @@ def _failed(op: str, text: str) -> str:
 
 
 def returned_by_process(op: str, code: int, info: object) -> OpFailure:
-    """Give the failure that a ``process`` hook returned."""
+    """Return the failure for an error code that ``process`` returned."""
     return OpFailure(code, _failed(op, cut(str(info))))
 
 
 def late(op: str, attempts: int, seconds: float) -> OpFailure:
-    """Give the failure of a sample whose ``process`` took too long each time."""
+    """Return the failure of a sample whose ``process`` timed out in every attempt."""
     text = f"{attempts} attempts of {seconds:g} s each: exceeded retry count"
     return OpFailure(CustomExceptionCode.TIMEOUT.value, _failed(op, text))
 
 
 def unforeseen(op: str, error: Exception) -> OpFailure:
-    """Give the failure of samples with which something went wrong outside of their hooks."""
+    """Return the failure for an unexpected exception outside of hooks."""
     return OpFailure(CustomExceptionCode.UNKNOW.value, f"[{op}] {type(error).__name__}: {text_of(error)}")
 
 
 def closed() -> OpFailure:
-    """Give the failure of a request that the shutdown of the pipeline ends."""
+    """Return the failure of a request that the shutdown of the pipeline ended."""
     return OpFailure(CustomExceptionCode.CLOSED_ERROR.value, "dag closed.")
 
 
 def out_of_time() -> OpFailure:
-    """Give the failure of a request that its own time ends."""
+    """Return the failure of a request whose deadline passed."""
     return OpFailure(CustomExceptionCode.TIMEOUT.value, "the deadline passed before the request was answered")
 
 
 def lost(op: str, why: str) -> OpFailure:
-    """Give the failure of a sample whose worker process ended."""
+    """Return the failure of a sample whose worker process exited."""
     return OpFailure(
         CustomExceptionCode.UNKNOW.value, f"[{op}] the worker process {why} while it worked on the request"
     )

@@ -1,4 +1,4 @@
-"""A worker's own copy of an Op: its hooks, its model, and the threads that its plain hooks run in."""
+"""Copy of an Op for one worker: hooks, model and the threads of synchronous hooks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,14 @@ from ovmstrio.util.truncation import format_error
 __all__ = ["Hook", "OpInstance", "hooks_of", "init_failed", "start_instance"]
 
 _IDS: Final = ("data_id", "log_id")
-_OTHER_NAMES: Final = {"logid": "log_id", "typical_logid": "data_id", "dataid": "data_id"}
+_ID_ALIASES: Final = {"logid": "log_id", "typical_logid": "data_id", "dataid": "data_id"}
 _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Hook:
-    """One hook of one Op, which may leave out the numbers of the sample, or take them by name.
+    """Hook of an Op, which may omit the data id and log id parameters or take them by name.
 
-    Args:
-        owner: the Op's name, for messages.
-        method: the hook of an instance.
-        values: how many arguments come before the numbers.
-        default: the hook that the Op would have if it did not override it.
-
-    Attributes:
-        call: calls it with its values, the data id and the log id, or gives its coroutine.
-        is_async: whether it runs on the loop.
-        is_default: whether it is the one of the base class.
-
-    Raises:
-        ConfigError: it cannot be called with what hooks of its kind are called with.
+    ``call`` takes ``values`` arguments and both ids.  Raises ConfigError for an unsuitable signature.
     """
 
     __slots__ = ("_by_name", "_by_position", "_method", "call", "is_async", "is_default")
@@ -52,25 +40,24 @@ class Hook:
         self._method = method
         self.is_async = is_async(method)
         self.is_default = getattr(method, "__func__", None) is default
-        self._by_position, self._by_name = _numbers_taken(owner, method, values, default)
-        takes_as_given = self._by_position == _IDS and not self._by_name
-        self.call: Callable[..., Any] = method if takes_as_given else self._call_otherwise
+        self._by_position, self._by_name = _id_parameters(owner, method, values, default)
+        takes_both_ids = self._by_position == _IDS and not self._by_name
+        self.call: Callable[..., Any] = method if takes_both_ids else self._call_adapted
 
-    def _call_otherwise(self, *given: Any) -> Any:
+    def _call_adapted(self, *given: Any) -> Any:
         values, numbers = given[: -len(_IDS)], dict(zip(_IDS, given[-len(_IDS) :], strict=True))
-        by_name = {name: numbers[_OTHER_NAMES.get(name, name)] for name in self._by_name}
+        by_name = {name: numbers[_ID_ALIASES.get(name, name)] for name in self._by_name}
         return self._method(*values, *[numbers[name] for name in self._by_position], **by_name)
 
 
-def _numbers_taken(
+def _id_parameters(
     owner: str, method: Callable[..., Any], values: int, default: Callable[..., Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tell which numbers a hook takes by position, and which by name."""
     parameters = inspect.signature(method).parameters
     if any(one.kind is Parameter.VAR_POSITIONAL for one in parameters.values()):
         return _IDS, ()
     positional = [name for name, one in parameters.items() if one.kind in _POSITIONAL]
-    given = _in_order(positional[values:])
+    given = _match_ids(positional[values:])
     required = [name for name in positional[values + len(given) :] if parameters[name].default is Parameter.empty]
     if len(positional) < values or required:
         raise _wrong_arity(owner, method, default)
@@ -78,11 +65,11 @@ def _numbers_taken(
     return given, _by_name(parameters, left)
 
 
-def _in_order(names: list[str]) -> tuple[str, ...]:
-    """Tell the number for each of the first names: the one it is called after, or else the next one."""
+def _match_ids(names: list[str]) -> tuple[str, ...]:
+    """Return the id for each name: the one that it names, otherwise the next one."""
     left, taken = list(_IDS), []
     for name in names[: len(_IDS)]:
-        known = _OTHER_NAMES.get(name, name)
+        known = _ID_ALIASES.get(name, name)
         taken.append(left.pop(left.index(known) if known in left else 0))
     return tuple(taken)
 
@@ -91,7 +78,7 @@ def _by_name(parameters: Mapping[str, Parameter], left: list[str]) -> tuple[str,
     if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()):
         return tuple(left)
     only = [name for name, one in parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
-    return tuple(name for name in only if _OTHER_NAMES.get(name, name) in left)
+    return tuple(name for name in only if _ID_ALIASES.get(name, name) in left)
 
 
 def _wrong_arity(owner: str, method: Callable[..., Any], default: Callable[..., Any]) -> ConfigError:
@@ -103,27 +90,21 @@ def _wrong_arity(owner: str, method: Callable[..., Any], default: Callable[..., 
         f"{name} of Op {owner} cannot be called",
         file="" if code is None else code.co_filename,
         line=None if code is None else code.co_firstlineno,
-        expected=f"{name}({usual}), whose numbers may be left out",
+        expected=f"{name}({usual}), ids optional",
         found=f"{name}({given})",
     )
     return ConfigError([problem])
 
 
-_MOST_ATTEMPTS: Final = 64
-"""How many attempts of one batch may go on though they are late."""
+_MAX_ATTEMPT_THREADS: Final = 64
+"""Most threads for attempts of one batch."""
 
-_MOST_LATE: Final = 8
-"""How many attempts in threads may go on for batches that have gone, before the worker stops to wait for them."""
+_MAX_ABANDONED: Final = 8
+"""Most abandoned attempts in threads before the worker waits for them."""
 
 
 class OpInstance:
-    """One copy of an Op, with ``init_op`` done; made by :func:`start_instance`.
-
-    Attributes:
-        op: the copy.
-        settings: what holds for the Op.
-        preprocess: its hook of that name, as the others.
-    """
+    """Copy of an Op after ``init_op``; created by :func:`start_instance`."""
 
     def __init__(self, op: Op, settings: OpSettings, nursery: trio.Nursery) -> None:
         self.op = op
@@ -131,102 +112,78 @@ class OpInstance:
         self.preprocess, self.process, self.postprocess = hooks_of(op)
         names = names_of_code(op.name)
         self._calls = LoopCalls(nursery, failures.closed, names=names)
-        # A thread whose caller has gone still runs, and nothing else of its batch may have to wait for it; but where
-        # very many attempts are made, the last of them do rather than that there is no end of threads.
+        # An abandoned thread still runs and must not delay the rest of its batch.  The bound on threads is stronger:
+        # with very many attempts the last ones wait.
         attempts = settings.batch_size * max(1, settings.retry)
-        self._attempts = WorkerThreads(min(attempts, _MOST_ATTEMPTS) + _MOST_LATE, is_strict=True, names=names)
+        self._attempts = WorkerThreads(
+            min(attempts, _MAX_ATTEMPT_THREADS) + _MAX_ABANDONED, is_strict=True, names=names
+        )
         self._threads = WorkerThreads(2, is_strict=True, names=names)
-        self._places = self._threads, self._attempts, self._calls
+        self._executors = self._threads, self._attempts, self._calls
 
     @property
     def is_processing(self) -> bool:
-        """Whether there is something to run between ``preprocess`` and ``postprocess``."""
+        """Whether the Op has a model or overrides ``process``."""
         return self.op.client is not None or not self.process.is_default
 
     @property
     def is_busy(self) -> bool:
         """Whether a hook still runs."""
-        return any(place.is_busy for place in self._places)
+        return any(executor.is_busy for executor in self._executors)
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether the next batch cannot be worked on yet.
+        """Whether the next batch cannot start yet.
 
-        Attempts of ``process`` that go on in threads hinder nobody, for there are others, until they are many.
+        Abandoned attempts of ``process`` have spare threads, so that only many of them block the instance.
         """
-        return self._threads.is_busy or self._calls.is_busy or self._attempts.abandoned >= _MOST_LATE
+        return self._threads.is_busy or self._calls.is_busy or self._attempts.abandoned >= _MAX_ABANDONED
 
     async def idle(self) -> None:
-        """Wait until no hook runs any more.
-
-        Cancellation: at once.
-        """
-        for place in self._places:
-            await place.idle()
+        """Wait until no hook runs."""
+        for executor in self._executors:
+            await executor.idle()
 
     def in_thread(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
-        """Run code of the Op that may block, and that nobody else waits for.
+        """Run blocking code of the Op in a thread; raises UserCodeRaisedError.
 
-        Raises:
-            UserCodeRaisedError: it raised.
-
-        Cancellation: at once; the thread goes on, and the instance is busy until it has ended.
+        Cancellation: the thread continues, and the instance is busy until the thread ends.
         """
         return call_in_thread(self._threads, function, *args)
 
     async def on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run code of the Op on the loop.
+        """Run code of the Op on the loop; raises UserCodeRaisedError, or OpFailure 3001 if the pipeline ends first.
 
-        Raises:
-            UserCodeRaisedError: it raised.
-            OpFailure: 3001, the pipeline has ended before it did.
-
-        Cancellation: at once; the code is cancelled, and the instance is busy until it has ended.
+        Cancellation: cancels the code; the instance is busy until the code ends.
         """
         return await self._calls.call(function, *args)
 
     async def attempt(self, feed: Mapping[str, Any], data_id: int) -> Any:
-        """Make one attempt of ``process``, or of the model if that is not overridden.
+        """Run ``process`` once, or the model if ``process`` is not overridden; raises as :meth:`on_loop`.
 
-        Raises:
-            UserCodeRaisedError: it raised.
-            OpFailure: as :meth:`on_loop`.
-
-        Ownership: the feed until it has ended, which may be after this has been cancelled.
-
-        Cancellation: at once; what goes on keeps the instance busy.
+        The feed may be in use after cancellation.
         """
         if self.process.is_default:
             return await self.on_loop(self.op.infer, feed)
-        # An attempt that goes on may change its feed, which is not what the next one begins with.
+        # Copied, because an abandoned attempt may modify its feed during the next attempt.
         call = partial(self.process.call, [dict(feed)], data_id, data_id)
         if self.process.is_async:
             return await self.on_loop(call)
         return await call_in_thread(self._attempts, call)
 
     async def ask(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call another method of the Op where it belongs.
-
-        Raises:
-            UserCodeRaisedError: it raised.
-            OpFailure: as :meth:`on_loop`.
-
-        Cancellation: as :meth:`on_loop` and :meth:`in_thread`.
-        """
+        """Call another method of the Op, on the loop or in a thread; raises as :meth:`on_loop`."""
         if is_async(method):
             return await self.on_loop(method, *args)
         return await self.in_thread(method, *args)
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Have threads, which end with :meth:`close` or the nursery; those that are busy then are left to themselves.
-
-        Cancellation: at once.
-        """
+        """Start the threads; the end of the nursery abandons busy ones."""
         for threads in (self._threads, self._attempts):
             await nursery.start(partial(threads.run, is_shielded=False))
 
     def close(self) -> None:
-        """Let go of the model and the threads."""
+        """Release the model and the threads."""
         self._threads.close()
         self._attempts.close()
         if self.op.client is not None:
@@ -234,11 +191,7 @@ class OpInstance:
 
 
 def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
-    """Give an Op's ``preprocess``, ``process`` and ``postprocess``.
-
-    Raises:
-        ConfigError: one of them cannot be called.
-    """
+    """Return the hooks ``preprocess``, ``process`` and ``postprocess`` of an Op; raises ConfigError."""
     return (
         Hook(op.name, op.preprocess, 1, Op.preprocess),
         Hook(op.name, op.process, 1, Op.process),
@@ -249,22 +202,9 @@ def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
 async def start_instance(
     template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, nursery: trio.Nursery
 ) -> OpInstance:
-    """Make a worker's copy of an Op, with its model, and run its ``init_op``.
+    """Copy an Op for a worker, load its model and run its ``init_op``; the caller must close the instance.
 
-    Args:
-        template: the Op that services have made.
-        settings: what holds for it.
-        index: the worker's number.
-        make_predictor: makes what runs its model.
-        nursery: hosts its hooks.
-
-    Raises:
-        ConfigError: its hooks cannot be called, its model cannot be loaded, or ``init_op`` raised, whose traceback the
-            message has.
-
-    Ownership: the caller must close the instance.
-
-    Cancellation: while the model is loaded and while ``init_op`` waits; a thread in which it runs goes on.
+    Raises ConfigError for unsuitable hooks, a model that cannot be loaded, or an exception of ``init_op``.
     """
     op = copy.copy(template)
     op.concurrency_idx = index
@@ -293,7 +233,7 @@ async def _init(instance: OpInstance) -> None:
 
 
 def init_failed(op: Op, raised: UserCodeRaisedError) -> ConfigError:
-    """Give the error that ends the start because of an ``init_op``, with its traceback."""
+    """Return the error of an ``init_op`` that raised, with its traceback."""
     text = format_error(raised.error)
     message = f"init_op of Op {op.name} raised {type(raised.error).__name__}: {raised}\n{text}"
     return ConfigError([Problem(message)])

@@ -1,6 +1,6 @@
-"""The program of a worker process: one worker of one Op.
+"""Program of an Op worker process.
 
-The first request says which worker it is; each later one is a batch, of which the server sends one at a time.
+The first request selects the worker; each later request is a batch.  The server sends one batch at a time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,6 @@ __all__ = ["main"]
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Start the worker that the first request names, and answer batches until the server has no more.
-
-    Ownership: the worker, which is closed at the end.
-
-    Cancellation: at once.
-    """
     async with WRITER.in_thread(), trio.open_nursery() as nursery:
         await _serve_worker(first, requests, nursery)
         nursery.cancel_scope.cancel()
@@ -45,18 +39,14 @@ async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: tri
         try:
             worker = _worker(first.value, answer, opened, nursery)
             await worker.start()
-        except Exception as error:  # noqa: BLE001 - the border of the user's script
-            await first.answer(_text(error))
+        except Exception as error:  # noqa: BLE001 - raised by the user's script
+            await first.answer(error.message if isinstance(error, ConfigError) else format_error(error))
             return
         try:
             await first.answer("")
             await requests.handle_all(partial(_answer, worker, answer), grace_seconds=GRACE_SECONDS)
         finally:
             await worker.aclose()
-
-
-def _text(error: Exception) -> str:
-    return error.message if isinstance(error, ConfigError) else format_error(error)
 
 
 def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
@@ -75,10 +65,6 @@ def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nur
 
 
 async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequest) -> None:
-    """Work on a batch and send what became of it, or make the worker fit for the next one.
-
-    Cancellation: at once; nobody is there to be answered then.
-    """
     if request.value == RECOVER:
         if worker.is_spoiled:
             await worker.recover()
@@ -96,12 +82,12 @@ async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequ
     except TypeError:
         answer.results = [sendable(result) for result in answer.results]
         await request.answer(message_of(answer))
-    # What is large must not stay until the next batch comes.
+    # Free large arrays before the next batch.
     answer.results, answer.stages = [], []
 
 
 def main() -> None:
-    """Serve the server whose socket's descriptor is the first argument."""
+    """Run the worker; the first argument is the descriptor of the server's socket."""
     configure_logs(level="WARNING")
     print_whole_lines()
     run_program(_serve)

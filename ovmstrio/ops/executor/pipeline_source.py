@@ -1,4 +1,4 @@
-"""Where a worker process gets its Op from: it makes the pipeline anew, as the server has made its own."""
+"""Source from which worker processes load their pipeline, and the messages between server and worker process."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ __all__ = [
 ]
 
 RECOVER: Final = "recover"
-"""What the server asks a worker process in place of a batch; it is answered when the worker can work again."""
+"""Request in place of a batch: the worker process answers when it can work again."""
 
 
 def batch_message(samples: Sequence[Sample], trace: dict[str, str]) -> Any:
-    """Give the message of a batch, with what tells of the trace that it is a part of; nothing for none."""
+    """Return the message of a batch; ``trace`` holds trace headers, empty for none."""
     return [[[one.data_id, one.log_id, dict(one.inputs)] for one in samples], trace]
 
 
 def batch_of(message: Any) -> tuple[list[Sample], dict[str, str]]:
-    """Give the samples of a message, and its trace."""
+    """Return the samples and the trace headers of a message."""
     rows, trace = message
     return [Sample(*row) for row in rows], trace
 
 
 @dataclass(slots=True)
 class BatchAnswer:
-    """What a worker process made of its samples, the stages that it tells of, and whether it must recover now."""
+    """Answer of a worker process: results, stages, and whether the worker must recover."""
 
     results: list[Result] = field(default_factory=list)
     stages: list[tuple[Stage, Sequence[int], Span]] = field(default_factory=list)
@@ -56,12 +56,12 @@ class BatchAnswer:
 
 
 def message_of(answer: BatchAnswer) -> Any:
-    """Give the message of an answer, which can be sent if every output can."""
+    """Return the message of an answer; it can be sent if every output can be encoded."""
     return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.is_spoiled]
 
 
 def sendable(result: Result) -> Result:
-    """Give a result that can be sent: an output that cannot becomes a failure."""
+    """Return the result, or a failure if its output cannot be encoded."""
     try:
         Encoded(result.output)
     except TypeError as error:
@@ -70,8 +70,8 @@ def sendable(result: Result) -> Result:
 
 
 def unsendable(error: TypeError) -> OpFailure:
-    """Give the failure of a sample that cannot be sent."""
-    return OpFailure(CustomExceptionCode.TYPE_ERROR.value, f"an Op in a process of its own takes and gives {error}")
+    """Return the failure of a sample that cannot be encoded."""
+    return OpFailure(CustomExceptionCode.TYPE_ERROR.value, f"an Op in a worker process takes and returns {error}")
 
 
 def _row(result: Result) -> list[Any]:
@@ -81,11 +81,7 @@ def _row(result: Result) -> list[Any]:
 
 
 def answer_of(message: Any) -> BatchAnswer:
-    """Give the answer of a message.
-
-    Raises:
-        ValueError, TypeError: it is none.
-    """
+    """Parse an answer; raises ValueError or TypeError if malformed."""
     rows, stages, spoiled = message
     spans = [(stage, ids, tuple(span)) for stage, ids, span in stages]
     return BatchAnswer([_result(*row) for row in rows], spans, spoiled)
@@ -100,7 +96,7 @@ def _result(output: Any, fault: Any, jumps: Any) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPipeline:
-    """A pipeline that has been made: its Ops, what holds for them, and what makes their predictors."""
+    """Pipeline definition: Ops, settings and predictor factory."""
 
     graph: OpGraph
     settings: PipelineSettings
@@ -109,22 +105,13 @@ class LoadedPipeline:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSource:
-    """A function that makes a pipeline in any process.
-
-    Attributes:
-        loader: the function, as ``module:name``; it takes the argument and gives a :class:`LoadedPipeline`.
-        argument: what it is called with, such as the path of a script.
-    """
+    """Function ``loader`` as ``module:name``, and its argument, from which any process can load the pipeline."""
 
     loader: str
     argument: str = ""
 
     def load(self) -> LoadedPipeline:
-        """Make the pipeline.
-
-        Raises:
-            Exception: whatever the function or its module raises.
-        """
+        """Load the pipeline; any exception of the function propagates."""
         module, _, name = self.loader.partition(":")
         loaded: Any = getattr(importlib.import_module(module), name)(self.argument)
         if not isinstance(loaded, LoadedPipeline):

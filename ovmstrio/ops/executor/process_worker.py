@@ -1,4 +1,4 @@
-"""A worker that is a process, as the server sees it."""
+"""Worker process of an Op, server side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ovmstrio.ops.observing.figures import names_of_code
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
 
 GRACE_SECONDS: Final = 5.0
-"""How long a batch whose requests have gone may go on before its process is killed."""
+"""Time for a cancelled batch to end before its process is killed."""
 
 _PROGRAM: Final = "ovmstrio.ops.executor.op_program"
 
@@ -33,16 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class ProcessWorker:
-    """One worker, in one process after the other.
-
-    Args:
-        op: the Op's name.
-        index: the worker's number.
-        source: where the process gets the Op from.
-        nursery: hosts the tasks that own the processes.
-        report_stage: is told of stages.
-        died: is told why a process ended by itself.
-    """
+    """Worker of an Op in a process, which is replaced when it exits; ``died`` receives the reason of an exit."""
 
     def __init__(
         self,
@@ -67,28 +58,22 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, if there is one."""
+        """Process id, or None without a process."""
         return None if self._process is None else self._process.pid
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether the process is gone, still works for requests that have gone, or has to recover from one."""
+        """Whether the process has exited, still runs a cancelled batch, or has to recover."""
         process = self._process
         return process is None or process.is_retired or process.is_busy or self._is_spoiled
 
     async def start(self) -> None:
-        """Start a process, and wait until it is ready.
+        """Start a process and wait until it is ready; cancellation kills it.
 
-        Raises:
-            ConfigError: the Op cannot be made in it, or it ended before.
-            OSError: no process can be started.
-
-        Ownership: the process belongs to the nursery's task.
-
-        Cancellation: at once; the process is killed.
+        Raises ConfigError if the Op cannot be created or the process exits, OSError if the process cannot be started.
         """
         process = WorkerProcess(_PROGRAM, names=self._names)
-        buried = partial(self._tell_end, process)
+        buried = partial(self._process_exited, process)
         try:
             problem = await process.start(self._nursery, self._first_request(), buried=buried)
         except WorkerEnded as end:
@@ -105,25 +90,22 @@ class ProcessWorker:
             "path": [os.fspath(one) for one in sys.path],
         }  # fmt: skip
 
-    async def _tell_end(self, process: WorkerProcess) -> None:
+    async def _process_exited(self, process: WorkerProcess) -> None:
         if process is self._process and not self._is_closed:
-            log.error("worker process has ended", op=self._op, worker=self.index, pid=process.pid, why=process.why)
+            log.error("worker process exited", op=self._op, worker=self.index, pid=process.pid, why=process.why)
             self._died(process.why)
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
-        """Have the process work on samples, and give the result of each.
-
-        Ownership: nothing once it has ended; large arrays are copied to memory that both have.
-
-        Cancellation: at once; the worker is spoiled until the process is done.
-        """
+        """Process samples in the worker process; after cancellation the worker must recover."""
         process, span = self._process, current_span.get()
         if process is None:
             return self._lost("has ended", samples)
         try:
             message = await process.call(batch_message(samples, {} if span is None else dict(span.headers())))
         except TypeError as error:
-            return await self._singly(samples, error)
+            if len(samples) == 1:
+                return [Result(failure=unsendable(error))]
+            return [result for sample in samples for result in await self.run([sample])]
         except WorkerEnded as end:
             return self._lost(end.why, samples)
         try:
@@ -139,20 +121,8 @@ class ProcessWorker:
     def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
         return [Result(failure=failures.lost(self._op, why))] * len(samples)
 
-    async def _singly(self, samples: Sequence[Sample], error: TypeError) -> list[Result]:
-        if len(samples) == 1:
-            return [Result(failure=unsendable(error))]
-        return [result for sample in samples for result in await self.run([sample])]
-
     async def recover(self) -> None:
-        """Wait until the process is done with what nobody wants any more, or replace it.
-
-        Raises:
-            ConfigError: as :meth:`start`.
-            OSError: as :meth:`start`.
-
-        Cancellation: at once.
-        """
+        """Wait until the process finishes cancelled work, or replace it; raises as :meth:`start`."""
         if self._process is None or not await self._has_recovered(self._process):
             self._process = None
             await self.start()
@@ -166,10 +136,7 @@ class ProcessWorker:
         return False
 
     async def aclose(self) -> None:
-        """End the process, by force if it does not end by itself.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """Stop the process and kill it after the grace period; shielded."""
         self._is_closed = True
         if self._process is not None:
             await self._process.close(GRACE_SECONDS)

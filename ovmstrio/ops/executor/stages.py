@@ -1,4 +1,4 @@
-"""What a worker does with a batch: ``preprocess`` of each sample, ``process`` of all, ``postprocess`` of each."""
+"""Batch processing in a worker: ``preprocess`` per sample, ``process`` per merged batch, ``postprocess`` per sample."""
 
 from __future__ import annotations
 
@@ -26,24 +26,19 @@ from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCod
 
 __all__ = ["Feed", "Outcome", "channel_data", "process_all", "run_batch", "tell_stages"]
 
-# ----------------------------------------------------------------------
-# ``process`` of a batch: samples that fit run together, attempts have a limit, and each sample its own outcome
-# ----------------------------------------------------------------------
+# Merging and processing
 
 Row = Mapping[str, Any]
 
 
 def kind_of(feed: Row) -> Hashable | None:
-    """Tell with which feeds this one can be merged: those of the same kind; None if with none.
-
-    Those have the same names, types and shapes but for the rows, of which every value has the same number.
-    """
+    """Return the merge key of a feed, or None: names, types and shapes except for the number of rows."""
     if not all(isinstance(name, str) for name in feed):
         return None
     rows = {name: _rows(value) for name, value in feed.items() if not name.endswith(LOD_SUFFIX)}
     if len(set(rows.values())) != 1 or None in rows.values() or len(rows) != len(feed):
         return None
-    return frozenset((name, *_type_of(value)) for name, value in feed.items())
+    return frozenset((name, *_type_key(value)) for name, value in feed.items())
 
 
 def _rows(value: Any) -> int | None:
@@ -52,30 +47,30 @@ def _rows(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def _type_of(value: Any) -> tuple[Any, ...]:
+def _type_key(value: Any) -> tuple[Any, ...]:
     return (value.dtype.str, value.shape[1:]) if isinstance(value, np.ndarray) else ("list",)
 
 
 def rows_of(feed: Row) -> int:
-    """Tell how many rows a feed has that can be merged."""
+    """Return the number of rows of a mergeable feed."""
     return len(next(iter(feed.values())))
 
 
 def merge(feeds: Sequence[Row]) -> dict[str, Any]:
-    """Put feeds of the same kind behind each other."""
-    return {name: _behind_each_other([feed[name] for feed in feeds]) for name in feeds[0]}
+    """Concatenate feeds with the same merge key."""
+    return {name: _concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
 
 
-def _behind_each_other(values: list[Any]) -> Any:
+def _concatenate(values: list[Any]) -> Any:
     if isinstance(values[0], list):
         return [one for value in values for one in value]
     return np.concatenate(values)
 
 
 def split(outputs: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]] | None:
-    """Give each sample its rows of every output; None if an output does not have as many rows as were fed.
+    """Return the output rows of each sample, or None if an output has another number of rows than the feeds.
 
-    Where an output has row offsets, an entry of theirs stands for one row that was fed.
+    An output with row offsets has one offset interval per row.
     """
     ends = np.cumsum(rows).tolist()
     starts = [0, *ends[:-1]]
@@ -103,14 +98,14 @@ def _part(outputs: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
     return part
 
 
-_RETURNED = 3
+_TUPLE_LENGTH = 3
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What ``preprocess`` gave, or the model: a dict, or a list of dicts."""
+    """Input of the model or of ``postprocess``: a dict, or a list of dicts."""
 
     data: Any
     is_skipped: bool = False
@@ -122,19 +117,14 @@ Outcome = dict[str, Any] | list[dict[str, Any]] | OpFailure
 async def process_all(
     instance: OpInstance, samples: Mapping[int, Sample], feeds: Mapping[int, Feed]
 ) -> dict[int, Outcome]:
-    """Run the model for samples, and give the outcome of each by its position.
-
-    Ownership: the feeds until it returns.
-
-    Cancellation: where the model waits; at once if a hook is in a thread, which goes on.
-    """
+    """Run ``process`` for the samples and return their outcomes by position."""
     outcomes: dict[int, Outcome] = {}
     groups: dict[Hashable, list[int]] = {}
     for position, feed in feeds.items():
         try:
             _check(instance, feed.data)
             kind = kind_of(feed.data) if isinstance(feed.data, dict) else None
-        except Exception as error:  # noqa: BLE001 - whatever one sample feeds, the others of its batch go on
+        except Exception as error:  # noqa: BLE001 - other samples of the batch continue
             outcomes[position] = failures.in_process(instance.op.name, error, samples[position].log_id)
             continue
         groups.setdefault((kind, None if kind is not None else position), []).append(position)
@@ -155,48 +145,38 @@ def _check(instance: OpInstance, data: Any) -> None:
 
 
 class _Run:
-    """One run of the model, for samples that fit together."""
-
     def __init__(self, instance: OpInstance, samples: Sequence[Sample]) -> None:
         self._instance = instance
         self._samples = samples
         self._name = instance.op.name
 
     async def outcomes(self, feeds: Sequence[Any]) -> Sequence[Outcome]:
-        """Give the outcome of each sample; if they fail together, each gets a run of its own.
-
-        Cancellation: as :func:`process_all`.
-        """
+        """Return the outcome of each sample; if a merged run fails, run the samples one by one."""
         try:
             if len(feeds) == 1:
-                return [await self._in_time(feeds[0])]
-            parts = split(await self._in_time(merge(feeds)), [rows_of(feed) for feed in feeds])
+                return [await self._run_with_timeout(feeds[0])]
+            parts = split(await self._run_with_timeout(merge(feeds)), [rows_of(feed) for feed in feeds])
             if parts is not None:
                 return parts
-            log.warning("outputs of a batch have not the rows that were fed", op=self._name)
+            log.warning("batch output rows do not match input rows", op=self._name)
         except OpFailure as failure:
             return [failure] * len(feeds)
         except Exception as error:
-            log.warning("process failed", op=self._name, data_ids=self._ids(), exc_info=failures.cause_of(error))
+            log.warning("process failed", op=self._name, data_ids=self._sample_ids(), exc_info=failures.cause_of(error))
             if len(feeds) == 1:
                 return [failures.in_process(self._name, error, self._samples[0].log_id)]
-        return await self._singly(feeds)
+        return await self._run_singly(feeds)
 
-    async def _singly(self, feeds: Sequence[Any]) -> list[Outcome]:
-        found: list[Outcome] = []
+    async def _run_singly(self, feeds: Sequence[Any]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         for sample, feed in zip(self._samples, feeds, strict=True):
-            found.extend(await _Run(self._instance, [sample]).outcomes([feed]))
-        return found
+            outcomes.extend(await _Run(self._instance, [sample]).outcomes([feed]))
+        return outcomes
 
-    def _ids(self) -> list[int]:
+    def _sample_ids(self) -> list[int]:
         return [sample.data_id for sample in self._samples]
 
-    async def _in_time(self, feed: Any) -> Any:
-        """Make attempts until one ends in time.
-
-        Raises:
-            OpFailure: none did.
-        """
+    async def _run_with_timeout(self, feed: Any) -> Any:
         limit = self._instance.settings.timeout_seconds
         if limit is None:
             return await self._attempt(feed)
@@ -204,7 +184,7 @@ class _Run:
         for _ in range(attempts):
             with trio.move_on_after(limit):
                 return await self._attempt(feed)
-            log.warning("process took too long", op=self._name, data_ids=self._ids(), seconds=limit)
+            log.warning("process timed out", op=self._name, data_ids=self._sample_ids(), seconds=limit)
         raise failures.late(self._name, attempts, limit)
 
     async def _attempt(self, feed: Any) -> Any:
@@ -214,7 +194,7 @@ class _Run:
 
     async def _process(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         returned = await self._instance.attempt(feed, self._samples[0].data_id)
-        if isinstance(returned, tuple) and len(returned) == _RETURNED:
+        if isinstance(returned, tuple) and len(returned) == _TUPLE_LENGTH:
             returned, code, info = returned
             if code:
                 raise failures.returned_by_process(self._name, int(code), info)
@@ -224,18 +204,16 @@ class _Run:
         return dict(returned)
 
 
-# ----------------------------------------------------------------------
-# What a worker does with a batch: ``preprocess`` of each sample, ``process`` of all, ``postprocess`` of each
-# ----------------------------------------------------------------------
+# Stages of a batch
 
 _NAMES: Final[Mapping[Stage, str]] = {"prep": "preprocess", "midp": "process", "postp": "postprocess"}
-"""What traces call the stages of hooks."""
+"""Span names of the hook stages."""
 
 
 def tell_stages(
     stages: Iterable[tuple[Stage, Sequence[int], Span]], report_stage: ReportStage, op: TracedSpan | None
 ) -> None:
-    """Tell of the stages of a batch that has ended, and have traces show them as parts of the Op."""
+    """Report the stages of a finished batch and add them to the Op's span."""
     for stage, ids, span in stages:
         report_stage(stage, ids, span)
         if op is not None:
@@ -245,26 +223,19 @@ def tell_stages(
 def run_batch(
     instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage
 ) -> Coroutine[Any, Any, list[Result]]:  # fmt: skip
-    """Work on samples with one instance.
-
-    Ownership: the samples until it returns.
-
-    Cancellation: where a hook or the model waits; at once if a hook is in a thread, which goes on.
-    """
+    """Return the coroutine that processes samples with one instance; a hook in a thread survives cancellation."""
     batch = _Batch(instance, samples, report_stage)
-    # A sample that is alone is worked on in the name of its request already.
+    # The context of a single sample's request names the sample already.
     if len(samples) == 1 and SAMPLES.get() == ((samples[0].data_id, samples[0].log_id),):
         return batch.run()
     return batch.run_named()
 
 
-def _ids(sample: Sample) -> tuple[int, int]:
+def _sample_ids(sample: Sample) -> tuple[int, int]:
     return sample.data_id, sample.log_id
 
 
 class _Batch:
-    """Samples in one worker; ``feeds`` are those of the samples that have not failed, by position."""
-
     def __init__(self, instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage) -> None:
         self.instance = instance
         self.samples = samples
@@ -274,7 +245,7 @@ class _Batch:
         self.results: dict[int, Result] = {}
 
     async def run_named(self) -> list[Result]:
-        with working_on(*map(_ids, self.samples)):
+        with working_on(*map(_sample_ids, self.samples)):
             return await self.run()
 
     async def run(self) -> list[Result]:
@@ -285,10 +256,10 @@ class _Batch:
             await self._stage("postprocess", list(self.feeds))
         elif before.is_default and after.is_default:
             self._pre_and_post()
-            # Ops that wait for nothing must not keep others from the loop.
+            # Ops that never block must not starve the loop.
             await trio.lowlevel.checkpoint()
         else:
-            # One way to a thread and back is a good part of what a small Op takes.
+            # One thread hop for both hooks: a hop is much of a small Op's time.
             await self.instance.in_thread(self._pre_and_post)
         if self.instance.op.get_jump_to_ops():
             await self._decide_jumps()
@@ -309,44 +280,43 @@ class _Batch:
             await self.instance.in_thread(self._each, name, positions)
 
     def _each(self, name: str, positions: Sequence[int]) -> None:
-        """Run one stage of every sample that is left, here."""
         begin = time.perf_counter()
         for position in positions:
             if len(self.samples) == 1:
-                self._one(name, position)
+                self._run_hook(name, position)
             else:
-                with working_on(_ids(self.samples[position])):
-                    self._one(name, position)
-        self._tell("prep" if name == "preprocess" else "postp", positions, begin)
+                with working_on(_sample_ids(self.samples[position])):
+                    self._run_hook(name, position)
+        self._add_span("prep" if name == "preprocess" else "postp", positions, begin)
 
-    def _one(self, name: str, position: int) -> None:
+    def _run_hook(self, name: str, position: int) -> None:
         try:
-            returned = self._hook(name, position)
-        except BaseException as error:  # noqa: BLE001 - the border of user code
+            returned = self._call_hook(name, position)
+        except BaseException as error:  # noqa: BLE001 - raised by user code
             self._fail_hook(position, error, name)
         else:
-            self._take(name, position, returned)
+            self._store(name, position, returned)
 
     async def _each_on_loop(self, name: str, positions: Sequence[int]) -> None:
         begin = time.perf_counter()
         for position in positions:
-            with working_on(_ids(self.samples[position])):
+            with working_on(_sample_ids(self.samples[position])):
                 try:
-                    returned = await self.instance.on_loop(self._hook, name, position)
+                    returned = await self.instance.on_loop(self._call_hook, name, position)
                 except UserCodeRaisedError as raised:
                     self._fail_hook(position, raised.error, name)
                 else:
-                    self._take(name, position, returned)
-        self._tell("prep" if name == "preprocess" else "postp", positions, begin)
+                    self._store(name, position, returned)
+        self._add_span("prep" if name == "preprocess" else "postp", positions, begin)
 
-    def _hook(self, name: str, position: int) -> Any:
+    def _call_hook(self, name: str, position: int) -> Any:
         sample = self.samples[position]
         data_id, log_id = sample.data_id, sample.log_id
         if name == "preprocess":
             return self.instance.preprocess.call(sample.inputs, data_id, log_id)
         return self.instance.postprocess.call(sample.inputs, self.feeds[position].data, data_id, log_id)
 
-    def _take(self, name: str, position: int, returned: Any) -> None:
+    def _store(self, name: str, position: int, returned: Any) -> None:
         log_id = self.samples[position].log_id
         try:
             if name == "preprocess":
@@ -373,9 +343,8 @@ class _Batch:
         self.feeds.pop(position, None)
         self.results[position] = Result(failure=failure)
 
-    def _tell(self, stage: Stage, positions: Sequence[int], begin: float) -> None:
+    def _add_span(self, stage: Stage, positions: Sequence[int], begin: float) -> None:
         samples = self.samples
-        # Most batches are of one sample.
         ids = [samples[0].data_id] if len(positions) == len(samples) == 1 else [samples[at].data_id for at in positions]
         self.spans.append((stage, ids, (begin, time.perf_counter())))
 
@@ -390,7 +359,7 @@ class _Batch:
                 self._fail(position, outcome)
             else:
                 self.feeds[position] = Feed(outcome)
-        self._tell("midp", list(wanted), begin)
+        self._add_span("midp", list(wanted), begin)
 
     async def _decide_jumps(self) -> None:
         for position, result in list(self.results.items()):
@@ -399,23 +368,14 @@ class _Batch:
             sample = self.samples[position]
             batch = {sample.data_id: channel_data(sample.data_id, sample.log_id, result.output)}
             try:
-                jumps = bool(await self._asked(batch))
+                jumps = bool(await self.instance.ask(self.instance.op.check_jumping, batch))
             except UserCodeRaisedError as raised:
                 self._fail_hook(position, raised.error, "check_jumping")
             else:
                 self.results[position] = Result(result.output, jumps=jumps)
 
-    async def _asked(self, batch: Mapping[int, ChannelData]) -> Any:
-        return await self.instance.ask(self.instance.op.check_jumping, batch)
-
 
 def _feed(op: str, returned: Any) -> Feed:
-    """Give what ``preprocess`` returned as a feed.
-
-    Raises:
-        OpFailure: an error code of the product, or a value of a wrong type.
-        ValueError: there are not as many values as there should be.
-    """
     data, is_skipped, code, info = returned if isinstance(returned, tuple) else (returned, False, None, "")
     if code is not None:
         raise failures.of_product(code, info)
@@ -426,12 +386,6 @@ def _feed(op: str, returned: Any) -> Feed:
 
 
 def _output(op: str, returned: Any) -> dict[str, Any]:
-    """Give what ``postprocess`` returned as an output.
-
-    Raises:
-        OpFailure: an error code of the product, or no dict.
-        ValueError: it is not what it may return.
-    """
     output, code, info = returned if isinstance(returned, tuple) else (returned, None, "")
     if code is not None:
         raise failures.of_product(code, info)
@@ -442,7 +396,7 @@ def _output(op: str, returned: Any) -> dict[str, Any]:
 
 
 def channel_data(data_id: int, log_id: int, output: Mapping[str, Any]) -> ChannelData:
-    """Give an output as hooks get it."""
+    """Return an output in the form that hooks receive."""
     if holds_arrays(output):
         kind = ChannelDataType.CHANNEL_NPDATA.value
         return ChannelData(kind, npdata=output, id=data_id, log_id=log_id)

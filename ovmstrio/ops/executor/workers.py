@@ -1,4 +1,4 @@
-"""The workers of one Op: the ones in this process, and who of all of them is free."""
+"""Workers of one Op in this process, and the pool that assigns batches to workers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ovmstrio.util.truncation import text_of
 __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
 
 GRACE_SECONDS: Final = 5.0
-"""How long a hook whose request has gone may go on, before its worker gets a new copy of the Op."""
+"""Time for a cancelled hook to end before its worker gets a new copy of the Op."""
 
 MOST_STUCK: Final = 8
-"""How many copies of one worker may be stuck in hooks; until one of these has ended the worker counts as failing."""
+"""Most copies of one worker that may be stuck in hooks; at this limit the worker counts as failing."""
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long a worker may take to recover before requests are told instead of waiting for it."""
+"""Time for a worker to recover before requests fail instead of waiting for it."""
 
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 30.0
@@ -47,16 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class InstanceWorker:
-    """A worker of this process: hooks run on its loop and in its threads.
-
-    Args:
-        op: what it has a copy of.
-        settings: what holds for the Op.
-        index: the worker's number.
-        make_predictor: makes what runs the Op's model.
-        report_stage: is told of stages.
-        nursery: hosts the hooks.
-    """
+    """Worker whose hooks run on this process's loop and threads, hosted by ``nursery``."""
 
     def __init__(
         self,
@@ -78,85 +69,51 @@ class InstanceWorker:
         self._stuck: list[OpInstance] = []
 
     async def start(self) -> None:
-        """Make the worker's copy of the Op.
-
-        Raises:
-            ConfigError: as ``start_instance``.
-
-        Ownership: the caller must close the worker.
-
-        Cancellation: as ``start_instance``.
-        """
+        """Create the worker's copy of the Op; raises ConfigError.  The caller must close the worker."""
         make = self._make_predictor
         self._instance = await start_instance(self._op, self._settings, self.index, make, self._nursery)
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether hooks still run for requests that have gone, and the next one has to wait for them."""
+        """Whether hooks of cancelled requests still run and block the next batch."""
         return self._instance is None or self._instance.is_spoiled
 
     def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
-        """Work on samples, and give the result of each.
-
-        Ownership: the samples until it returns.
-
-        Cancellation: at once; the worker may be spoiled then.
-        """
+        """Return the coroutine that processes samples; after cancellation the worker may need to recover."""
         if self._instance is None:
-            raise AssertionError("a worker without its copy of the Op was given samples")
+            raise AssertionError("worker has no copy of the Op")
         return run_batch(self._instance, samples, self._report_stage)
 
     async def recover(self) -> None:
-        """Wait until the hook has ended, or leave it alone with its copy of the Op and make a new one.
-
-        Raises:
-            ConfigError: as ``start_instance``; or so many copies are stuck already that there will be no more.
-
-        Cancellation: at once.
-        """
+        """Wait until the hooks end, or abandon them and create a new copy; ConfigError if too many are stuck."""
         if self._instance is not None:
             with trio.move_on_after(GRACE_SECONDS):
                 await self._instance.idle()
                 return
-            log.warning("hook does not end, its worker gets a new copy of the Op", op=self._op.name, worker=self.index)
+            log.warning("hook still running, worker gets a new copy of the Op", op=self._op.name, worker=self.index)
             self._stuck.append(self._instance)
             self._instance = None
-        self._bury()
+        self._close_finished()
         await self.start()
 
-    def _bury(self) -> None:
-        """Forget the copies whose hooks have ended.
-
-        Raises:
-            ConfigError: too many have not.
-        """
+    def _close_finished(self) -> None:
         for instance in [one for one in self._stuck if not one.is_busy]:
             self._stuck.remove(instance)
             instance.close()
         if len(self._stuck) >= MOST_STUCK:
             message = f"{len(self._stuck)} hooks of Op {self._op.name} do not end"
-            raise ConfigError([Problem(message, suggestion="see what they wait for")])
+            raise ConfigError([Problem(message, suggestion="check what the hooks wait for")])
 
     async def aclose(self) -> None:
-        """Let go of the models; hooks on the loop that go on have to end before the pipeline does.
-
-        Cancellation: nowhere; it does not wait.
-        """
+        """Release the models; hooks on the loop end with the pipeline."""
         if self._stuck or (self._instance is not None and self._instance.is_busy):
-            log.warning("hooks go on though nobody waits for them", op=self._op.name, worker=self.index)
+            log.warning("cancelled hooks still running", op=self._op.name, worker=self.index)
         for instance in (*self._stuck, *([] if self._instance is None else [self._instance])):
             instance.close()
 
 
 class WorkerPool:
-    """Hands out the workers of one Op, and sees to it that those that are spoiled recover.
-
-    Args:
-        name: the Op's name.
-        workers: all of them.
-        nursery: hosts the tasks that wait until workers recover; is cancelled when the pool ends.
-        hooks: are told of batches, and how long workers waited for them.
-    """
+    """Pool of the workers of one Op: assigns batches, and recovers workers after cancelled batches in ``nursery``."""
 
     def __init__(self, name: str, workers: Sequence[Worker], nursery: trio.Nursery, hooks: OpHooks) -> None:
         self._name = name
@@ -171,21 +128,16 @@ class WorkerPool:
 
     @property
     def is_working(self) -> bool:
-        """Whether there is a worker that works, or is going to before long."""
+        """Whether a worker runs or is about to."""
         return len(self._failing) < self._count
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
-        """Have a worker work on samples as soon as one is free.
-
-        Ownership: the samples until it returns.
-
-        Cancellation: at once; what the worker still does is waited for elsewhere.
-        """
+        """Process samples on the next free worker and return their results."""
         try:
             worker = self._free.popleft() if self._free else await self._acquire()
         except OpFailure as failure:
             return [Result(failure=failure)] * len(samples)
-        begun = self._tell(worker, samples)
+        started_at = self._report_start(worker, samples)
         failed: bool | None = None
         try:
             with part_of_call(f"op {self._name}") as span:
@@ -193,7 +145,7 @@ class WorkerPool:
                     results = await worker.run(samples)
                 except OpFailure as error:
                     results = [Result(failure=error)] * len(samples)
-                except Exception as error:  # the last border of whatever users make hooks and values of
+                except Exception as error:  # last resort: every sample gets a result
                     log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
                     results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
                 first = next(filter(None, map(_FAILURE, results)), None)
@@ -202,14 +154,13 @@ class WorkerPool:
             failed = first is not None
             return results
         finally:
-            self._hooks.batch_ended(self._name, worker.index, begun, failed=failed)
+            self._hooks.batch_ended(self._name, worker.index, started_at, failed=failed)
             if worker.is_spoiled:
                 self._nursery.start_soon(self._recover, worker)
             else:
                 self._release(worker)
 
-    def _tell(self, worker: Worker, samples: Sequence[Sample]) -> float:
-        """Tell of a batch that begins now, and give the time."""
+    def _report_start(self, worker: Worker, samples: Sequence[Sample]) -> float:
         data_ids = [samples[0].data_id] if len(samples) == 1 else [sample.data_id for sample in samples]
         self._hooks.batch(self._name, worker.index, data_ids)
         waited = (self._free_since[worker.index], time.perf_counter())
@@ -217,7 +168,7 @@ class WorkerPool:
         return waited[1]
 
     def notice(self, worker: Worker) -> None:
-        """Have a worker recover that has been spoiled while it was free; one that is in use will when it is done."""
+        """Start the recovery of an idle worker; a busy worker recovers after its batch."""
         if worker in self._free:
             self._free.remove(worker)
             self._nursery.start_soon(self._recover, worker)
@@ -244,45 +195,33 @@ class WorkerPool:
             self._lot.unpark()
 
     async def _recover(self, worker: Worker) -> None:
-        """Try until a worker works again, after longer and longer pauses.
-
-        Cancellation: at once.
-        """
         backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
         while True:
             try:
-                await self._patiently(worker)
-            except Exception as error:  # whatever a model or a script does, the other Ops go on
-                log.exception("worker cannot be started again", op=self._name, worker=worker.index)
+                await self._recover_with_timeout(worker)
+            except Exception as error:  # raised by a model or script; other Ops continue
+                log.exception("worker restart failed", op=self._name, worker=worker.index)
                 self._fail(worker, (text_of(error) or type(error).__name__).splitlines()[0])
                 await trio.sleep(backoff.seconds_after())
             else:
                 self._release(worker)
                 return
 
-    async def _patiently(self, worker: Worker) -> None:
-        """Recover a worker; if it takes long it counts as failing meanwhile.
-
-        Raises:
-            Exception: as the worker's.
-
-        Cancellation: at once.
-        """
+    async def _recover_with_timeout(self, worker: Worker) -> None:
         watch = trio.CancelScope()
-        self._nursery.start_soon(self._watch, worker, watch)
+        self._nursery.start_soon(self._fail_after_timeout, worker, watch)
         try:
             await worker.recover()
         finally:
             watch.cancel()
 
-    async def _watch(self, worker: Worker, scope: trio.CancelScope) -> None:
+    async def _fail_after_timeout(self, worker: Worker, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(PATIENCE_SECONDS)
-            log.error("worker takes long to start again", op=self._name, worker=worker.index)
+            log.error("worker restart timed out", op=self._name, worker=worker.index)
             self._fail(worker, f"worker {worker.index} has not started within {PATIENCE_SECONDS:g} s")
 
     def _fail(self, worker: Worker, why: str) -> None:
-        """Count a worker as failing; if none is left, tell those who wait for one."""
         self._failing[worker.index] = why
         if not self.is_working:
             self._lot.unpark_all()

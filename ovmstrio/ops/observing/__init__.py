@@ -1,1 +1,1 @@
-"""Observation of Ops: metrics, profiles, log files and hooks of user code."""
+"""Observation of Op pipelines: metrics, timelines, log files and executor hooks."""

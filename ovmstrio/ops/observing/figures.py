@@ -1,7 +1,4 @@
-"""What is counted of a running pipeline: sums since it started, since the last look, and the newest values.
-
-The tracer takes windows of these figures; the live view reads the newest values.
-"""
+"""Counters of a running pipeline: totals since start, tracer windows, and the newest values for the live view."""
 
 from __future__ import annotations
 
@@ -31,20 +28,20 @@ __all__ = [
 ]
 
 SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
-"""Data id and log id of each sample that the current task or thread works on, for all that is logged meanwhile."""
+"""Data id and log id of the samples that the current task or thread processes, for log lines."""
 
 PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
-"""The name of the pipeline that the current task or thread works for; empty for none."""
+"""Pipeline name of the current task or thread; empty for none."""
 
 
 def names_of_code(op: str) -> dict[str, str]:
-    """Give the names that an Op's code has in the log of what it prints."""
+    """Return the log fields for output of an Op's code."""
     pipeline = PIPELINE.get()
     return {"servable": pipeline, "op": op} if pipeline else {"op": op}
 
 
-class working_on:  # noqa: N801 - it is called as a function, and a class is entered with half the calls
-    """Name samples by data id and log id in all that is logged meanwhile; trio's threads take it over by themselves."""
+class working_on:  # noqa: N801 - used like a function; a class takes half the calls of a generator
+    """Context manager that sets the current samples for log lines; trio threads inherit the value."""
 
     __slots__ = ("_samples", "_token")
 
@@ -59,21 +56,21 @@ class working_on:  # noqa: N801 - it is called as a function, and a class is ent
 
 
 def current_ids() -> str:
-    """Give the ids as a log line has them, such as ``(data_id=1 log_id=0)``; empty outside requests."""
+    """Return the current ids in log format, such as ``(data_id=1 log_id=0)``; empty outside requests."""
     return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in SAMPLES.get())
 
 
-_NEWEST: Final = 1024
+_MAX_NEWEST: Final = 1024
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Give the value below which so many percent of ascending values are, 0 where there are none."""
+    """Return a percentile of ascending values; 0 without values."""
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
 
 
 @dataclass(slots=True)
 class OpFigures:
-    """One Op's: seconds and number of each stage, how many samples were processed, and how large its batches were."""
+    """Counters of one Op: seconds and calls by stage, processed samples, and batch sizes."""
 
     seconds: dict[Stage, float] = field(default_factory=dict)
     counts: dict[Stage, int] = field(default_factory=dict)
@@ -82,12 +79,12 @@ class OpFigures:
     deaths: int = 0
 
     def average(self, stage: Stage) -> float:
-        """How many seconds the stage took on average."""
+        """Average seconds of a stage."""
         return self.seconds[stage] / self.counts[stage] if stage in self.counts else 0.0
 
     @property
     def idle(self) -> float:
-        """Which share of its time the Op did not work, by the averages of its stages."""
+        """Share of time in which the Op did no work, from the average stage times."""
         averages = {stage: self.average(stage) for stage in STAGES}
         total = sum(averages.values())
         return 1 - (averages["prep"] + averages["midp"] + averages["postp"]) / total if total else 0.0
@@ -95,7 +92,7 @@ class OpFigures:
 
 @dataclass(slots=True)
 class RequestFigures:
-    """The requests': seconds of each that was answered, ids of those that failed, and how many left."""
+    """Counters of requests: seconds of answered ones, ids of failed ones, and number of disconnected clients."""
 
     seconds: list[float] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
@@ -104,13 +101,13 @@ class RequestFigures:
 
     @property
     def count(self) -> int:
-        """How many were answered."""
+        """Number of answered requests."""
         return len(self.seconds)
 
 
 @dataclass(slots=True)
 class Window:
-    """The figures from one look to the next."""
+    """Counters of one tracer interval."""
 
     began: float
     ops: dict[str, OpFigures] = field(default_factory=dict)
@@ -118,20 +115,14 @@ class Window:
 
 
 def no_hooks(_op: str) -> NodeHooks:
-    """Tell nobody else of the runs of an Op."""
+    """Return hooks that ignore everything."""
     return NULL_NODE_HOOKS
 
 
 class PipelineFigures(OpHooks):
-    """Counts what the executor reports; an observer of one pipeline.
+    """Counters of one pipeline, updated by executor hooks; ``tallies`` holds statistics of batches by Op.
 
-    Args:
-        clock: gives the time in seconds.
-        keeps_window: whether somebody takes windows, which grow until they are taken.
-        hooks_of: gives who else is told of the runs of an Op.
-
-    Attributes:
-        tallies: what each Op has done, where a run is a batch.
+    ``keeps_window`` fills tracer windows, which grow until taken.  ``hooks_of`` returns additional hooks for an Op.
     """
 
     def __init__(
@@ -153,52 +144,52 @@ class PipelineFigures(OpHooks):
         self._package_hooks: dict[str, OpFigures] = {}
         self.totals: dict[str, OpFigures] = {}
         self.newest: dict[tuple[str, Stage], deque[float]] = {}
-        self.newest_requests: deque[tuple[float, float]] = deque(maxlen=_NEWEST)
+        self.newest_requests: deque[tuple[float, float]] = deque(maxlen=_MAX_NEWEST)
         self._window = Window(self.began)
         self._channels: Callable[[], Sequence[ChannelState]] = tuple
 
     @property
     def now(self) -> float:
-        """The time."""
+        """Current time in seconds."""
         return self._clock()
 
     @property
     def with_ends(self) -> dict[str, OpFigures]:
-        """The totals of the Ops, and those of the RequestOp and the ResponseOp under the name that they share."""
+        """Totals of the Ops, and of RequestOp and ResponseOp under their common name."""
         return {**self._package_hooks, **self.totals}
 
     @property
     def channels(self) -> Sequence[ChannelState]:
-        """What waits between Ops now."""
+        """Current state of the channels."""
         return self._channels()
 
     def take_window(self) -> Window:
-        """Give the figures since the last look, and begin anew."""
+        """Return the current window and start a new one."""
         taken, self._window = self._window, Window(self.now)
         return taken
 
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Begin to count for these Ops."""
+        """Start counters for these Ops."""
         self.totals = {op: OpFigures() for op in ops}
         self.tallies = {op: NodeTally(self._hooks_of(op)) for op in ops}
         self._channels = channels
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
-        """Count a request in."""
+        """Count a started request."""
         del data_id, log_id, profile, caller
         self.running += 1
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002 - the hook has it
-        """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
+        """Count a stage; stages of RequestOp and ResponseOp have separate totals."""
         seconds = span[1] - span[0]
         is_op = op in self.totals
-        of_all = self.totals if is_op else self._package_hooks
-        if op not in of_all:
-            of_all[op] = OpFigures()
-        counting = [of_all[op]]
+        totals = self.totals if is_op else self._package_hooks
+        if op not in totals:
+            totals[op] = OpFigures()
+        counters = [totals[op]]
         if is_op and self._keeps_window:
-            counting.append(self._window.ops.setdefault(op, OpFigures()))
-        for figures in counting:
+            counters.append(self._window.ops.setdefault(op, OpFigures()))
+        for figures in counters:
             figures.seconds[stage] = figures.seconds.get(stage, 0.0) + seconds
             figures.counts[stage] = figures.counts.get(stage, 0) + 1
             if stage == "midp":
@@ -207,11 +198,11 @@ class PipelineFigures(OpHooks):
             return
         key = (op, stage)
         if key not in self.newest:
-            self.newest[key] = deque(maxlen=_NEWEST)
+            self.newest[key] = deque(maxlen=_MAX_NEWEST)
         self.newest[key].append(seconds)
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002 - the hook has it
-        """Count one batch."""
+        """Count a started batch."""
         if op in self.totals:
             self.tallies[op].begin()
             self.totals[op].batches[len(data_ids)] += 1
@@ -219,7 +210,7 @@ class PipelineFigures(OpHooks):
                 self._window.ops.setdefault(op, OpFigures()).batches[len(data_ids)] += 1
 
     def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:  # noqa: ARG002 - the hook has it
-        """Count the end of a batch."""
+        """Count a finished batch."""
         tally = self.tallies.get(op)
         if tally is None:
             return
@@ -231,12 +222,12 @@ class PipelineFigures(OpHooks):
             tally.succeeded(begun)
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002 - the hook has it
-        """Count a worker that ended by itself."""
+        """Count an unexpected worker exit."""
         if op in self.totals:
             self.totals[op].deaths += 1
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Count a request out."""
+        """Count a finished request."""
         del log_id, message
         self.running -= 1
         if code is None:

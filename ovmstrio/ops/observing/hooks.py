@@ -1,7 +1,7 @@
-"""What the executor reports while requests run.
+"""Executor hooks: events of requests, stages, batches and workers.
 
-Every time is in seconds of ``time.perf_counter``, which processes of one machine share.  Hooks are called on trio's
-thread, must be quick, and raise nothing.
+Times are seconds of ``time.perf_counter``, which all processes of a machine share.  Hooks run on trio's thread, must
+be quick, and must not raise.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Final, Literal
 __all__ = ["NOBODY", "NULL", "STAGES", "Asker", "ChannelState", "OpHooks", "Several", "Span", "Stage"]
 
 Asker = tuple[str, str]
-"""Whose request it is, and which method it names; empty where that is not known."""
+"""Client and method of a request; empty if unknown."""
 
 NOBODY: Final[Asker] = ("", "")
 
 Span = tuple[float, float]
-"""When something began and ended."""
+"""Begin and end time."""
 
 Stage = Literal["in", "prep", "midp", "postp", "out", "prepack", "postpack"]
-"""``in`` waits for input, ``out`` hands on; ``prepack`` and ``postpack`` are the RequestOp's and the ResponseOp's."""
+"""``in`` waits for input, ``out`` forwards; ``prepack`` and ``postpack`` belong to RequestOp and ResponseOp."""
 
 STAGES: Final[tuple[Stage, ...]] = ("in", "prep", "midp", "postp", "out")
-"""The stages of an Op, in order."""
+"""Stages of an Op, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """What waits between Ops: samples in ``size``, at most ``capacity``, which is 0 for any number."""
+    """State of a channel between Ops; a capacity of 0 means no limit."""
 
     name: str
     producers: tuple[str, ...]
@@ -39,46 +39,41 @@ class ChannelState:
 
 
 class OpHooks:
-    """An observer of one running pipeline; takes no note of what it does not override.
+    """Hooks of one running pipeline; the defaults ignore all events.
 
-    Attributes:
-        wants_stages: whether it is told of stages now; most calls are about these.
+    ``wants_stages`` tells whether to call ``stage``, the most frequent event.
     """
 
     wants_stages: bool = True
 
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Take note that Ops run; ``channels`` tells at any time what waits between them."""
+        """Handle the start of Ops; ``channels`` returns the current state of the channels."""
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
-        """Take note that a request is worked on; with ``profile`` its timeline will be asked for."""
+        """Handle the start of a request; with ``profile`` the timeline will be requested."""
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
-        """Take note of one stage of one worker, which concerned these samples."""
+        """Handle one stage of one worker for the given samples."""
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Take note of the samples that a worker takes together."""
+        """Handle the start of a batch."""
 
     def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:
-        """Take note of the end of what ``batch`` told of: whether a sample failed; None if nobody waits for it."""
+        """Handle the end of a batch: whether a sample failed, or None if all requests were cancelled."""
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
-        """Take note of a worker that ended by itself; another takes its place."""
+        """Handle an unexpected worker exit; the worker is replaced."""
 
-    def timeline(self, data_id: int) -> str:  # noqa: ARG002 - a request of which this keeps none has none
-        """Give the timeline of a request that is still to be finished; empty where none is kept."""
+    def timeline(self, data_id: int) -> str:  # noqa: ARG002 - hook signature
+        """Return the timeline of an unfinished request; empty if none is recorded."""
         return ""
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Take note of a request's end: ``code`` is its ``err_no``, None if the client left; ``message`` its text."""
+        """Handle the end of a request with its ``err_no``, or None if the client disconnected, and its ``err_msg``."""
 
 
 class Several(OpHooks):
-    """Passes everything on to several observers, as far as they take note of it.
-
-    Args:
-        observers: whom to tell, in this order.
-    """
+    """Composite that forwards events, in order, to the observers that override their hook."""
 
     def __init__(self, *observers: OpHooks) -> None:
         def listeners(name: str) -> tuple[Any, ...]:
@@ -96,45 +91,45 @@ class Several(OpHooks):
         self._request_finished = listeners("request_finished")
 
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Tell that Ops run."""
+        """Forward the event."""
         for each in self._opened:
             each(ops, channels)
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
-        """Tell that a request is worked on."""
+        """Forward the event."""
         for each in self._request_started:
             each(data_id, log_id, profile=profile, caller=caller)
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
-        """Tell of one stage."""
+        """Forward the event."""
         for each in self._of_stages:
             if each.wants_stages:
                 each.stage(op, worker, stage, data_ids, span)
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Tell of one batch."""
+        """Forward the event."""
         for each in self._batch:
             each(op, worker, data_ids)
 
     def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:
-        """Tell of the end of a batch."""
+        """Forward the event."""
         for each in self._batch_ended:
             each(op, worker, begun, failed=failed)
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
-        """Tell that a worker ended by itself."""
+        """Forward the event."""
         for each in self._worker_died:
             each(op, worker, reason)
 
     def timeline(self, data_id: int) -> str:
-        """Give the timeline of the observer that keeps it."""
+        """Return the first timeline of the observers."""
         return next((text for each in self._timeline if (text := each(data_id))), "")
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Tell of a request's end."""
+        """Forward the event."""
         for each in self._request_finished:
             each(data_id, log_id, code, span, message)
 
 
 NULL: Final[OpHooks] = OpHooks()
-"""Nobody is told."""
+"""Hooks that ignore all events."""

@@ -1,6 +1,6 @@
-"""The log files of a running pipeline: ``pipeline.log``, its warnings in ``pipeline.log.wf``, and ``pipeline.tracer``.
+"""Log files of a running pipeline: ``pipeline.log``, its warnings in ``pipeline.log.wf``, and ``pipeline.tracer``.
 
-They are opened when a server starts, never on import.  What user code says to ``logging`` lands in them too.
+They open at server start, never on import.  User code's ``logging`` records go to them too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["DIRECTORY_VARIABLE", "LogFiles", "join_log_files", "log_directory", "open_log_files"]
 
 DIRECTORY_VARIABLE: Final = "SERVING_LOG_PATH"
-"""The environment variable that names the directory in which the log directory is made; the current one if not set."""
+"""Environment variable with the parent directory of the log directory; default is the current directory."""
 
 _DIRECTORY: Final = "PipelineServingLogs"
 _MAX_BYTES: Final = 512_000_000
-_OF_RECORDS: Final = ("pipeline.log", "pipeline.log.wf")
+_RECORD_FILES: Final = ("pipeline.log", "pipeline.log.wf")
 _BACKUPS: Final = {"pipeline.log": 20, "pipeline.log.wf": 10, "pipeline.tracer": 5}
 _LINE: Final = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(ids)s%(message)s"
 _TRACER_LINE: Final = "%(asctime)s %(message)s"
@@ -40,35 +40,32 @@ _RATE_WINDOW_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """The open files: where they are, and the way to the tracer's own."""
+    """Open log files of a pipeline."""
 
     directory: Path
     _tracer: logging.Handler
     _log: logging.Handler
 
     def note(self, line: str) -> None:
-        """Write a line into ``pipeline.log`` alone, as INFO, if it is open for that."""
+        """Write an INFO line to ``pipeline.log`` only, if its level allows INFO."""
         if self._log.level <= logging.INFO:
             self._log.handle(logging.LogRecord("pipeline", logging.INFO, __file__, 0, line, (), None))
 
     def trace(self, line: str) -> None:
-        """Write a line of the tracer."""
+        """Write a line to ``pipeline.tracer``."""
         self._tracer.handle(logging.LogRecord("pipeline.tracer", logging.INFO, "", 0, line, (), None))
 
 
 def log_directory(folder: Path | None = None) -> Path:
-    """Give the directory that the files of a server that starts now are in, or those of a pipeline with a folder."""
+    """Return the log directory, below the folder if there is one."""
     return (folder or Path(os.environ.get(DIRECTORY_VARIABLE) or ".")) / _DIRECTORY
 
 
 @contextmanager
 def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
-    """Let the root logger write into the files as well, until the block is left; None if they are turned off.
+    """Attach the log files to the root logger within the block; yields None if they are disabled.
 
-    Files in a folder of their own get what the pipeline says that the block is entered for.
-
-    Raises:
-        ConfigError: the directory cannot be written to.
+    Files in a separate folder receive only records of the current pipeline.  Raises ConfigError if not writable.
     """
     if not settings.enabled:
         yield None
@@ -79,29 +76,29 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
             directory.mkdir(parents=True, exist_ok=True)
             handlers = {name: opened.enter_context(_written(_rotating(directory, name, settings))) for name in _BACKUPS}
         except OSError as error:
-            message = f"the log files cannot be made: {error.strerror or error}"
-            hint = f"set {DIRECTORY_VARIABLE} to a directory that can be written to"
+            message = f"log files cannot be created: {error.strerror or error}"
+            hint = f"set {DIRECTORY_VARIABLE} to a writable directory"
             raise ConfigError([Problem(message, str(directory), suggestion=hint)]) from None
         handlers["pipeline.tracer"].setFormatter(LineFormatter(_TRACER_LINE))
-        of_records = [handlers[name] for name in _OF_RECORDS]
+        record_handlers = [handlers[name] for name in _RECORD_FILES]
         if settings.folder is not None:
-            for handler in of_records:
-                handler.addFilter(_OfPipeline(PIPELINE.get()))
-        opened.enter_context(_attached(of_records, settings))
+            for handler in record_handlers:
+                handler.addFilter(_PipelineFilter(PIPELINE.get()))
+        opened.enter_context(_attach(record_handlers, settings))
         yield LogFiles(directory, handlers["pipeline.tracer"], handlers["pipeline.log"])
 
 
 @contextmanager
 def join_log_files(settings: LoggingSettings) -> Iterator[None]:
-    """Let the root logger of a worker process write into the files of its server, until the block is left.
+    """Attach the server's log files to the root logger of a worker process within the block.
 
-    The server alone puts files away, which this follows.  Where the server has no files, there are none here.
+    Only the server rotates files; the worker follows.  Files that the server lacks are not created.
     """
     directory = log_directory(settings.folder)
     with ExitStack() as opened:
-        if settings.enabled and all((directory / name).is_file() for name in _OF_RECORDS):
-            files = (_FollowingHandler(directory / name, encoding="utf-8") for name in _OF_RECORDS)
-            opened.enter_context(_attached([opened.enter_context(_written(file)) for file in files], settings))
+        if settings.enabled and all((directory / name).is_file() for name in _RECORD_FILES):
+            files = (_FollowingHandler(directory / name, encoding="utf-8") for name in _RECORD_FILES)
+            opened.enter_context(_attach([opened.enter_context(_written(file)) for file in files], settings))
         yield
 
 
@@ -117,7 +114,6 @@ def _rotating(directory: Path, name: str, settings: LoggingSettings) -> logging.
 
 @contextmanager
 def _written(file: logging.FileHandler) -> Iterator[LogOutlet]:
-    """Give the way into a file, which is closed behind the last line."""
     outlet = LogOutlet(FileSink(file))
     try:
         yield outlet
@@ -126,8 +122,7 @@ def _written(file: logging.FileHandler) -> Iterator[LogOutlet]:
 
 
 @contextmanager
-def _attached(handlers: Sequence[logging.Handler], settings: LoggingSettings) -> Iterator[None]:
-    """Let the root logger write to ``pipeline.log`` and ``pipeline.log.wf`` for a while, whatever else it writes to."""
+def _attach(handlers: Sequence[logging.Handler], settings: LoggingSettings) -> Iterator[None]:
     for handler, level in zip(handlers, (settings.level, max(logging.WARNING, settings.level)), strict=True):
         handler.setLevel(level)
         handler.setFormatter(_LineFormatter(_LINE))
@@ -146,38 +141,32 @@ def _attached(handlers: Sequence[logging.Handler], settings: LoggingSettings) ->
 
 
 class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):
-    """Renames a full file and begins another."""
+    """Rotating file handler over the log writer."""
 
 
 class _FollowingHandler(LogFileHandler, logging.handlers.WatchedFileHandler):
-    """Opens a file again that another process has renamed."""
+    """File handler that reopens a file renamed by another process."""
 
 
-class _OfPipeline(logging.Filter):
-    """Lets through what is said for one pipeline."""
-
+class _PipelineFilter(logging.Filter):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is the pipeline's."""
         del record
         return PIPELINE.get() == self._name
 
 
 class _LineFormatter(LineFormatter):
-    """Names the samples at work on every line, and renders structured records as ``event key=value``."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """Give one line, with its traceback below it."""
         copy = logging.makeLogRecord(record.__dict__)
         copy.ids = f"{ids} " if (ids := current_ids()) else ""
-        if isinstance(record.msg, dict):  # structlog hands over its event as it is
+        if isinstance(record.msg, dict):  # structlog passes the event dict
             copy.msg, copy.args = _flat(record.msg), ()
             copy.exc_info = record.msg.get("exc_info")
-        if left_out := getattr(record, "left_out", 0):
-            copy.msg, copy.args = f"{copy.getMessage()} ({left_out} more of these were left out)", ()
+        if suppressed := getattr(record, "suppressed", 0):
+            copy.msg, copy.args = f"{copy.getMessage()} ({suppressed} similar lines suppressed)", ()
         return super().format(copy)
 
 
@@ -190,22 +179,21 @@ def _flat(event: dict[str, Any]) -> str:
 
 
 class _RateLimit(logging.Filter):
-    """Lets one place in the code write so many lines a second; the next line after says how many were left out."""
+    """Limit of lines per second and call site; the next written line counts the suppressed ones."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
         self._written: dict[tuple[str, int], deque[float]] = {}
-        self._left_out: dict[tuple[str, int], int] = {}
+        self._suppressed: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is written."""
-        place = (record.pathname, record.lineno)
-        written = self._written.setdefault(place, deque(maxlen=self._limit))
+        call_site = (record.pathname, record.lineno)
+        written = self._written.setdefault(call_site, deque(maxlen=self._limit))
         now = time.monotonic()
         if len(written) == self._limit and now - written[0] < _RATE_WINDOW_S:
-            self._left_out[place] = self._left_out.get(place, 0) + 1
+            self._suppressed[call_site] = self._suppressed.get(call_site, 0) + 1
             return False
         written.append(now)
-        record.left_out = self._left_out.pop(place, 0)
+        record.suppressed = self._suppressed.pop(call_site, 0)
         return True

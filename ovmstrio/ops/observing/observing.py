@@ -1,16 +1,20 @@
-"""All that observes one running pipeline, opened with the server and closed with it."""
+"""Observers of one running pipeline: tracer, timelines, inspection, Prometheus metrics, live snapshot and request log.
+
+Tracer lines and timelines have the formats of Paddle Serving.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import prometheus_client
 import structlog
@@ -19,10 +23,17 @@ import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ovmstrio.core.service import Inside
-from ovmstrio.ops.observing.figures import PipelineFigures, no_hooks, percentile, working_on
-from ovmstrio.ops.observing.hooks import NOBODY, STAGES, Asker, OpHooks, Several, Span
+from ovmstrio.ops.observing.figures import (
+    OpFigures,
+    PipelineFigures,
+    RequestFigures,
+    Window,
+    no_hooks,
+    percentile,
+    working_on,
+)
+from ovmstrio.ops.observing.hooks import NOBODY, STAGES, Asker, ChannelState, OpHooks, Several, Span, Stage
 from ovmstrio.ops.observing.log_files import open_log_files
-from ovmstrio.ops.observing.tracer import PERCENTS, Timelines, benchmark_document, tracer_lines
 from ovmstrio.util.regular_files import open_regular
 
 if TYPE_CHECKING:
@@ -34,15 +45,158 @@ if TYPE_CHECKING:
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["BENCHMARK_VARIABLE", "Observing", "OpMetrics", "look_inside", "open_observing", "snapshot"]
+__all__ = [
+    "BENCHMARK_VARIABLE",
+    "PERCENTS",
+    "Observing",
+    "OpMetrics",
+    "Timelines",
+    "benchmark_document",
+    "look_inside",
+    "open_observing",
+    "snapshot",
+    "tracer_lines",
+]
 
-# ----------------------------------------------------------------------
-# What a running pipeline of Ops shows of itself: its picture, and what each Op has done
-# ----------------------------------------------------------------------
+# Tracer and timelines
+
+
+_RECORDED: Final = frozenset({"prep", "midp", "postp"})
+_MICROSECONDS: Final = 1e6
+_MAX_TIMELINES: Final = 10_000
+
+
+class Timelines(OpHooks):
+    """Hooks that record timelines on request, or of ``everything``, which go to ``out`` or standard error."""
+
+    def __init__(self, *, everything: bool = False, out: TextIO | None = None) -> None:
+        self._everything = everything
+        self._out = out
+        self._timelines: dict[int, list[str]] = {}
+        self.wants_stages = False
+        self._began: dict[int, float] = {}
+        self._offset = time.time() - time.perf_counter()
+
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
+        """Start a timeline if requested."""
+        del log_id, caller
+        if (profile or self._everything) and len(self._timelines) < _MAX_TIMELINES:
+            self._timelines[data_id] = []
+            self._began[data_id] = time.perf_counter()
+            self.wants_stages = True
+
+    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
+        """Add a stage to the timelines of its samples."""
+        for data_id in data_ids:
+            if data_id in self._timelines and (name := _name(op, worker, stage, data_id)):
+                self._timelines[data_id] += self._marks(name, span)
+
+    def timeline(self, data_id: int) -> str:
+        """Return the timeline of a running request; empty if none is recorded."""
+        if data_id not in self._timelines:
+            return ""
+        call = (self._began[data_id], time.perf_counter())
+        return self._line(data_id, call)
+
+    def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
+        """Write the timeline if all are written, and drop it."""
+        del log_id, code, message
+        if data_id not in self._timelines:
+            return
+        if self._everything:
+            # A closed output stream must not fail the request.
+            with suppress(OSError, ValueError):
+                print(self._line(data_id, span), file=self._out or sys.stderr, flush=True)
+        del self._timelines[data_id], self._began[data_id]
+        self.wants_stages = bool(self._timelines)
+
+    def _line(self, data_id: int, call: Span) -> str:
+        marks = [*self._timelines[data_id], *self._marks(f"call_{data_id}#DAG", call)]
+        return f"PROFILE\tpid:{os.getpid()}\t{' '.join(marks)}"
+
+    def _marks(self, name: str, span: Span) -> list[str]:
+        return [f"{name}_{tag}:{round((at + self._offset) * _MICROSECONDS)}" for tag, at in enumerate(span)]
+
+
+def _name(op: str, worker: int, stage: Stage, data_id: int) -> str:
+    if stage in {"prepack", "postpack"}:
+        return f"{stage}_{data_id}#{op}"
+    return f"{stage}#[{op}|{worker}]" if stage in _RECORDED else ""
+
+
+PERCENTS: Final = (50, 60, 70, 80, 90, 95, 99)
+
+_HEADER: Final = "==================== TRACER ======================"
+_MS: Final = 1e3
+
+
+def tracer_lines(window: Window, now: float, channels: Sequence[ChannelState], worker_num: int) -> list[str]:
+    """Return the lines of one window; Ops and requests without events are omitted."""
+    lines = [_HEADER]
+    for name, figures in window.ops.items():
+        lines += _op_lines(name, figures)
+    if window.requests.count:
+        lines += _request_lines(window.requests, now - window.began)
+    return [*lines, *_channel_lines(channels, worker_num)]
+
+
+def benchmark_document(window: Window, now: float) -> dict[str, object]:
+    """Return the figures of a window as a mapping for load scripts; empty without events."""
+    document: dict[str, object] = {name: _op_figures(figures) for name, figures in window.ops.items()}
+    if window.requests.count:
+        document["DAG"] = _request_figures(window.requests, now - window.began)
+    return document
+
+
+def _op_lines(name: str, figures: OpFigures) -> list[str]:
+    stages = [f"\t{stage}[{figures.average(stage) * _MS} ms]" for stage in STAGES]
+    return [f"Op({name}):", *stages, f"\tidle[{figures.idle}]"]
+
+
+def _request_lines(requests: RequestFigures, seconds: float) -> list[str]:
+    figures = _request_figures(requests, seconds)
+    return [
+        "DAGExecutor:",
+        f"\tQuery count[{requests.count}]",
+        f"\tQPS[{figures['qps']} q/s]",
+        f"\tSucc[{figures['succ']}]",
+        f"\tError req[{', '.join(map(str, requests.failed))}]",
+        "\tLatency:",
+        f"\t\tave[{figures['avg']} ms]",
+        *(f"\t\t.{percent}[{figures[str(percent)]} ms]" for percent in PERCENTS),
+    ]
+
+
+def _channel_lines(channels: Sequence[ChannelState], worker_num: int) -> list[str]:
+    return [
+        f"Channel (server worker num[{worker_num}]):",
+        *(
+            f"\t{each.name}(In: {list(each.producers)}, Out: {list(each.consumers)}) size[{each.size}/{each.capacity}]"
+            for each in channels
+        ),
+    ]
+
+
+def _op_figures(figures: OpFigures) -> dict[str, float]:
+    return {**{stage: figures.average(stage) * _MS for stage in STAGES}, "idle": figures.idle}
+
+
+def _request_figures(requests: RequestFigures, seconds: float) -> Mapping[str, float]:
+    times = sorted(each * _MS for each in requests.seconds)
+    return {
+        "query_count": requests.count,
+        "qps": requests.count / seconds if seconds > 0 else 0.0,
+        "succ": 1 - len(requests.failed) / requests.count,
+        "avg": sum(times) / len(times),
+        **{str(percent): percentile(times, percent) for percent in PERCENTS},
+    }
+
+
+# Inspection
 
 
 def look_inside(figures: PipelineFigures, drawing: Drawing | None) -> Inside:
-    """Join a picture, whose nodes have the names of Ops, with what is known of these."""
+    """Return the drawing of a pipeline with the statistics of its Ops."""
     layers = () if drawing is None else drawing.layers
     keys = {box.title: box.key for layer in layers for box in layer if box.kind == "node"}
     waiting: dict[str, int] = {}
@@ -58,35 +212,28 @@ def look_inside(figures: PipelineFigures, drawing: Drawing | None) -> Inside:
     return Inside(drawing, facts, nodes, waiting=waiting)
 
 
-# ----------------------------------------------------------------------
-# Counters of a pipeline for Prometheus: the names that dashboards of Paddle Serving ask for, as real counters
-# ----------------------------------------------------------------------
+# Prometheus metrics
 
-_MICROSECONDS: Final = 1e6
 _BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 _Values = Mapping[tuple[str, ...], float]
 
 
 class OpMetrics:
-    """Makes counters of a pipeline's figures whenever somebody scrapes; a collector.
-
-    Args:
-        figures: what is counted.
-    """
+    """Prometheus collector for a pipeline, with the metric names of Paddle Serving."""
 
     def __init__(self, figures: PipelineFigures) -> None:
         self._figures = figures
         self._created = time.time()
 
     def collect(self) -> Iterator[Metric]:
-        """Give every family, those of the Ops at zero before anything has happened."""
+        """Yield all metric families; metrics of Ops start at zero."""
         figures, totals = self._figures, self._figures.totals
-        yield from self._of_requests()
+        yield from self._request_metrics()
         inferred = sum(each.inferred for each in totals.values())
         inferring = sum(each.seconds.get("midp", 0.0) for each in totals.values())
-        yield self._counter("pd_inference_count", "Samples that went through a model or `process`.", inferred)
-        spent = "Microseconds in `process`, by its batches."
+        yield self._counter("pd_inference_count", "Samples processed by a model or `process`.", inferred)
+        spent = "Microseconds in `process`, summed over batches."
         yield self._counter("pd_inference_duration_us", spent, _microseconds(inferring))
         stages: dict[tuple[str, ...], float] = {
             (op, stage): _microseconds(seconds)
@@ -95,24 +242,24 @@ class OpMetrics:
         }
         yield self._counters("ovmstrio_op_stage_us", "Microseconds in each stage of an Op.", ("op", "stage"), stages)
         deaths: dict[tuple[str, ...], float] = {(op,): each.deaths for op, each in totals.items()}
-        yield self._counters("ovmstrio_op_worker_deaths", "Workers that ended by themselves.", ("op",), deaths)
+        yield self._counters("ovmstrio_op_worker_deaths", "Unexpected worker exits.", ("op",), deaths)
         yield self._batches()
-        depth = GaugeMetricFamily("ovmstrio_channel_depth", "Samples that wait between Ops.", labels=["channel"])
+        depth = GaugeMetricFamily("ovmstrio_channel_depth", "Samples waiting between Ops.", labels=["channel"])
         for channel in figures.channels:
             depth.add_metric([channel.name], channel.size)
         yield depth
 
-    def _of_requests(self) -> Iterable[Metric]:
+    def _request_metrics(self) -> Iterable[Metric]:
         codes = self._figures.codes
-        succeeded, took = codes.get(0, 0), _microseconds(self._figures.seconds)
+        succeeded, duration = codes.get(0, 0), _microseconds(self._figures.seconds)
         failed = codes.total() - succeeded
-        yield self._counter("pd_query_request_success", "Requests that were answered without an error.", succeeded)
-        yield self._counter("pd_query_request_failure", "Requests that were answered with an error.", failed)
-        yield self._counter("pd_query_request_duration_us", "Microseconds that requests took.", took)
+        yield self._counter("pd_query_request_success", "Requests answered without an error.", succeeded)
+        yield self._counter("pd_query_request_failure", "Requests answered with an error.", failed)
+        yield self._counter("pd_query_request_duration_us", "Total request time in microseconds.", duration)
         ends: dict[tuple[str, ...], float] = {(str(code),): count for code, count in codes.items()}
         if self._figures.left:
             ends["left",] = self._figures.left
-        text = "Requests by err_no; `left` without one."
+        text = "Requests by err_no; `left` for disconnected clients."
         yield self._counters("ovmstrio_pipeline_requests", text, ("code",), ends)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
@@ -128,8 +275,8 @@ class OpMetrics:
         name = "ovmstrio_op_batch_size"
         family = HistogramMetricFamily(name, "Samples in each batch.", labels=["op"])
         for op, figures in self._figures.totals.items():
-            buckets = [(f"{most:.1f}", _upto(figures.batches, most)) for most in _BATCH_SIZES]
-            buckets.append(("+Inf", _upto(figures.batches, math.inf)))
+            buckets = [(f"{most:.1f}", _count_up_to(figures.batches, most)) for most in _BATCH_SIZES]
+            buckets.append(("+Inf", _count_up_to(figures.batches, math.inf)))
             total = sum(size * count for size, count in figures.batches.items())
             family.add_metric([op], buckets, total)
             family.add_sample(f"{name}_created", {"op": op}, self._created)
@@ -140,21 +287,17 @@ def _microseconds(seconds: float) -> float:
     return max(0.0, seconds) * _MICROSECONDS
 
 
-def _upto(batches: Mapping[int, int], most: float) -> float:
-    """Tell how many batches have so many samples at most."""
+def _count_up_to(batches: Mapping[int, int], most: float) -> float:
     return sum(count for size, count in batches.items() if size <= most)
 
 
-# ----------------------------------------------------------------------
-# All that observes one running pipeline, opened with the server and closed with it
-# ----------------------------------------------------------------------
+# Snapshot, log and tracer
 
-_MS: Final = 1e3
 _RATE_SECONDS: Final = 10.0
 
 
 def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
-    """Give what there is to see now; times are milliseconds, percentiles those of the newest values."""
+    """Return the current figures; times are milliseconds, percentiles cover the newest values."""
     latencies = [seconds for _, seconds in figures.newest_requests]
     return {
         "uptime_s": figures.now - figures.began,
@@ -163,7 +306,7 @@ def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
         "left": figures.left,
         "codes": {str(code): count for code, count in sorted(figures.codes.items())},
         "requests": {"count": figures.codes.total(), "qps": _rate(figures), "latency_ms": _times(latencies)},
-        "ops": {name: _op(figures, name) for name in figures.totals},
+        "ops": {name: _op_snapshot(figures, name) for name in figures.totals},
         "channels": [
             {
                 "name": each.name,
@@ -177,7 +320,7 @@ def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
     }
 
 
-def _op(figures: PipelineFigures, name: str) -> dict[str, Any]:
+def _op_snapshot(figures: PipelineFigures, name: str) -> dict[str, Any]:
     of_op = figures.totals[name]
     return {
         "idle": of_op.idle,
@@ -197,7 +340,6 @@ def _times(seconds: list[float]) -> dict[str, float]:
 
 
 def _rate(figures: PipelineFigures) -> float:
-    """Give how many requests a second were answered of late."""
     ended = [at for at, _ in figures.newest_requests]
     since = max(figures.now - _RATE_SECONDS, figures.began)
     if len(ended) == figures.newest_requests.maxlen:
@@ -207,11 +349,7 @@ def _rate(figures: PipelineFigures) -> float:
 
 
 class OpLog(OpHooks):
-    """Logs what the executor reports, with the ids of the samples; an observer of one pipeline.
-
-    Args:
-        files: get a line of each request that was answered, which nobody else is told of.
-    """
+    """Hooks that log requests, batches and worker exits with the sample ids, and answered requests to ``files``."""
 
     def __init__(self, files: LogFiles | None = None) -> None:
         self._files = files
@@ -219,24 +357,24 @@ class OpLog(OpHooks):
         self._callers: dict[int, str] = {}
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:  # noqa: ARG002 - the hook has it
-        """Remember the ids that belong together, and whose request it is."""
+        """Record the ids and the caller."""
         self._log_ids[data_id] = log_id
         if self._files is not None:
             client, method = caller
             self._callers[data_id] = f"client={client or '-'} method={method or '-'}"
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Log which samples went together; a single one is not worth a line."""
+        """Log the samples of a batch with more than one sample."""
         if len(data_ids) > 1:
             with working_on(*((data_id, self._log_ids.get(data_id, 0)) for data_id in data_ids)):
                 _log.info("batch", op=op, worker=worker, data_ids=list(data_ids))
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
-        """Log a worker that ended by itself."""
-        _log.error("worker ended by itself, another takes its place", op=op, worker=worker, reason=reason)
+        """Log an unexpected worker exit."""
+        _log.error("worker died, replacing it", op=op, worker=worker, reason=reason)
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Log a request's end; one that failed is a warning."""
+        """Log the end of a request; a failure is a warning."""
         self._log_ids.pop(data_id, None)
         caller = self._callers.pop(data_id, "")
         if code == 0 and self._files is None and not _LEVEL.isEnabledFor(logging.DEBUG):
@@ -254,17 +392,17 @@ class OpLog(OpHooks):
 
 
 BENCHMARK_VARIABLE: Final = "FLAGS_profile_pipeline"
-"""Set to 1, the tracer's figures are also written to ``benchmark.log`` in the current directory."""
+"""If set to 1, the tracer also writes its figures to ``benchmark.log`` in the current directory."""
 
 _BENCHMARK_FILE: Final = Path("benchmark.log")
 _log = structlog.get_logger(__name__)
 _LEVEL: Final = logging.getLogger(__name__)
-"""Knows what is written; to ask the log itself takes as long as to write into it."""
+"""Standard logger for level checks; a check through structlog costs as much as a log call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observing:
-    """What observes a pipeline: ``hooks`` is for the executor, the rest for whoever serves figures."""
+    """Observers of a pipeline: hooks for the executor, counters and metrics for endpoints."""
 
     hooks: OpHooks
     figures: PipelineFigures
@@ -272,20 +410,20 @@ class Observing:
     _worker_num: int
 
     def snapshot(self) -> dict[str, Any]:
-        """Give the figures for the live view."""
+        """Return the figures for the live view."""
         return snapshot(self.figures, self._worker_num)
 
     def inside(self, drawing: Drawing | None) -> Inside:
-        """Join the picture of the pipeline with what its Ops have done."""
+        """Return the drawing of the pipeline with the statistics of its Ops."""
         return look_inside(self.figures, drawing)
 
     @property
     def collectors(self) -> tuple[CollectorRegistry]:
-        """What gives the families of the metrics."""
+        """Collectors of the metric families."""
         return (self.registry,)
 
     def render_metrics(self) -> bytes:
-        """Print the metrics in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return prometheus_client.generate_latest(self.registry)
 
 
@@ -295,18 +433,9 @@ async def open_observing(
     registry: CollectorRegistry | None = None,
     hooks_of: Callable[[str], NodeHooks] = no_hooks,
 ) -> AsyncIterator[Observing]:
-    """Open log files, and run the tracer where one is wanted, until the block is left.
+    """Open log files and run the tracer, if enabled, within the block; raises ConfigError for unwritable files.
 
-    Owns the open files and the tracer's task; may be cancelled at any time.  An error of the block is in an exception
-    group, as one of a nursery's is.
-
-    Args:
-        settings: the pipeline's.
-        registry: where the metrics go; one of their own if None.
-        hooks_of: gives who else is told of the runs of an Op.
-
-    Raises:
-        ConfigError: the log files cannot be made.
+    Errors of the block arrive in an exception group.  ``hooks_of`` returns additional hooks for the batches of an Op.
     """
     registry = prometheus_client.CollectorRegistry() if registry is None else registry
     figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled, hooks_of=hooks_of)
@@ -322,7 +451,6 @@ async def open_observing(
 
 
 async def _trace(settings: PipelineSettings, figures: PipelineFigures, files: LogFiles | None) -> None:
-    """Write a block of the tracer at every interval; cancelled when the pipeline ends."""
     wants_benchmark = os.environ.get(BENCHMARK_VARIABLE) == "1"
     while True:
         await trio.sleep(settings.dag.tracer.interval_s)
@@ -340,4 +468,4 @@ def _write(figures: PipelineFigures, worker_num: int, files: LogFiles | None, *,
             with open_regular(_BENCHMARK_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 file.write(yaml.safe_dump(document).encode())
         except OSError as error:
-            _log.warning("file cannot be written", file=str(_BENCHMARK_FILE), reason=str(error))
+            _log.warning("benchmark file not written", file=str(_BENCHMARK_FILE), reason=str(error))

@@ -1,1 +1,1 @@
-"""Clients with which Ops call models: local models, KServe servers and model folders."""
+"""Predictors of Ops: local Paddle models, KServe servers and other pipelines."""

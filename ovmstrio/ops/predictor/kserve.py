@@ -1,4 +1,4 @@
-"""Models of other servers that speak KServe v2 over gRPC, such as OpenVINO Model Server and Triton."""
+"""Predictors for models on other servers: KServe v2 over gRPC, and Paddle Serving pipelines."""
 
 from __future__ import annotations
 
@@ -24,50 +24,36 @@ from ovmstrio.ops.values import add_tensor, tensor_from_message
 
 __all__ = ["Endpoints", "KServePredictor", "PipelinePredictor"]
 
-# ----------------------------------------------------------------------
-# Calls of other servers over gRPC, awaited on the event loop and ended at once when nobody wants the answer
-# ----------------------------------------------------------------------
+# gRPC calls
 
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 class Endpoints:
-    """Connections to servers that are each as good as the other; they take turns, and one that is gone is passed over.
-
-    Args:
-        addresses: ``host:port`` of each.
-        timeout: the seconds that one call may take.
-    """
+    """Connections to equivalent servers at ``host:port``, used round-robin; unreachable servers are skipped."""
 
     def __init__(self, addresses: Sequence[str], *, timeout: float) -> None:
         self._timeout = timeout
         self._channels = [(address, grpc.insecure_channel(address, options=_UNLIMITED)) for address in addresses]
-        self._turns = itertools.count()
+        self._call_numbers = itertools.count()
 
     def close(self) -> None:
-        """Close the connections; calls that still wait fail."""
+        """Close the connections; waiting calls fail."""
         for _, channel in self._channels:
             channel.close()
 
     async def call(self, method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
-        """Call a unary method with a message and give what ``answer`` makes of the answer.
+        """Call a unary method and return ``answer(response bytes)``; cancellation cancels the call on the server.
 
-        Raises:
-            Unreachable: no server could be reached.
-            DeadlineExceeded: the server took too long.
-            ServerError: what the server raised.
-
-        Ownership: the message until it returns.
-
-        Cancellation: at any time; the server is told.
+        Raises Unreachable if no server is reachable, DeadlineExceeded, or the error of the server.
         """
-        first = next(self._turns)
+        first = next(self._call_numbers)
         failures = []
         for turn in range(len(self._channels)):
             address, channel = self._channels[(first + turn) % len(self._channels)]
-            told = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/"), "server.address": address}
+            span_attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/"), "server.address": address}
             try:
-                with part_of_call(f"call {method.lstrip('/')}", told, "client") as span:
+                with part_of_call(f"call {method.lstrip('/')}", span_attributes, "client") as span:
                     headers = () if span is None else span.headers()
                     return await self._call_one(address, channel, method, request, answer, headers=headers)
             except Unreachable as failure:
@@ -89,7 +75,7 @@ class Endpoints:
         )
         done, token = trio.Event(), trio.lowlevel.current_trio_token()
         future = send.future(request, timeout=self._timeout, metadata=headers)
-        future.add_done_callback(lambda _: _tell(token, done))
+        future.add_done_callback(lambda _: _set_from_thread(token, done))
         try:
             await done.wait()
             return future.result()
@@ -99,8 +85,8 @@ class Endpoints:
             future.cancel()
 
 
-def _tell(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
-    """Be called by a thread of the library, which may outlive the event loop."""
+def _set_from_thread(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
+    """Set the event from a gRPC thread, which may outlive the event loop."""
     try:
         token.run_sync_soon(done.set)
     except trio.RunFinishedError:
@@ -110,27 +96,21 @@ def _tell(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
 def _error(address: str, failure: Any, timeout: float) -> ServerError:
     error = error_of_grpc(failure.code().name, failure.details())
     if isinstance(error, NotReady):
-        return Unreachable(f"{address} cannot be used: {error.message}")
+        return Unreachable(f"{address} is unreachable: {error.message}")
     if isinstance(error, DeadlineExceeded):
-        return DeadlineExceeded(f"{address} did not answer within {timeout:g} s; 'timeout' of the Op sets how long")
+        return DeadlineExceeded(f"{address} did not answer within {timeout:g} s; set 'timeout' of the Op")
     return error
 
 
-# ----------------------------------------------------------------------
-# Models of other servers that speak KServe v2 over gRPC, such as OpenVINO Model Server and Triton
-# ----------------------------------------------------------------------
+# Predictors
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class KServePredictor:
-    """A model that is served elsewhere.
+    """Predictor of a model on a KServe server; ``fetch`` is the default outputs, empty for all.
 
-    Args:
-        endpoints: where.
-        model: its name there.
-        config: its aliases and types; without it, names are those of the server, and arrays are sent as they are.
-        fetch: what is fetched by default, of what ``config`` has; without names, everything.
+    Without ``config``, tensor names are the server's and arrays are sent unchanged.
     """
 
     def __init__(self, endpoints: Endpoints, model: str, config: ModelConfig | None, fetch: Sequence[str]) -> None:
@@ -142,66 +122,51 @@ class KServePredictor:
 
     @property
     def feed_names(self) -> list[str]:
-        """The aliases of what the model takes; none without its description."""
+        """Input aliases; empty without a configuration."""
         return list(self._feeds)
 
     @property
     def fetch_names(self) -> list[str]:
-        """The aliases of what the model gives; none without its description."""
+        """Output aliases; empty without a configuration."""
         return list(self._fetches)
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
-        """Infer; without names in ``fetch`` gives what the Op is configured to fetch.
-
-        Raises:
-            FeedMismatch: names are not those of the description.
-            FeedTypeError: a value is neither an array nor a list of ``str``, or of no type that can be sent.
-            ServerError: the other server refused or did not answer; the class tells which.
-
-        Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
-
-        Cancellation: at any time; the other server is told.
-        """
+        """Run the model, as :meth:`Predictor.predict`."""
         self.check(feed)
-        wanted = list(fetch or self._default or self._fetches)
+        requested = list(fetch or self._default or self._fetches)
         if self._fetches:
-            check_fetch(wanted, list(self._fetches))
-        request = self._request(feed, wanted, batch=batch)
+            check_fetch(requested, list(self._fetches))
+        request = self._request(feed, requested, batch=batch)
         answer = await self._endpoints.call(_METHOD, request, message_class("inference.ModelInferResponse").FromString)
         with reading(self._model):
-            return _outputs(answer, {self._remote(name): name for name in wanted})
+            return _outputs(answer, {self._remote(name): name for name in requested})
 
     def check(self, feed: Feed) -> None:
-        """Refuse a feed that can never be inferred on.
-
-        Raises:
-            FeedMismatch: names are not those of the description.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-        """
+        """Raise FeedMismatch or FeedTypeError for an invalid feed."""
         if self._feeds:
             check_names(feed, self._feeds)
         check_types({name: value for name, value in feed.items() if not self._feeds or name in self._feeds})
 
     def close(self) -> None:
-        """Close the connections; calls that still wait fail."""
+        """Close the connections; waiting calls fail."""
         self._endpoints.close()
 
     def _remote(self, alias: str) -> str:
         variable = self._fetches.get(alias)
         return alias if variable is None else variable.name
 
-    def _request(self, feed: Feed, wanted: Sequence[str], *, batch: bool) -> Any:
+    def _request(self, feed: Feed, requested: Sequence[str], *, batch: bool) -> Any:
         request = message_class("inference.ModelInferRequest")(model_name=self._model)
         for alias, value in feed.items():
             variable = self._feeds.get(alias)
             if self._feeds and variable is None:
-                continue  # row offsets, which only Paddle's own tensors have
+                continue  # row offsets exist only in Paddle's tensors
             array = _array(alias, value, variable)
             array = array if batch else array[np.newaxis]
             datatype = _datatype(alias, array)
             request.inputs.add(name=variable.name if variable else alias, datatype=datatype, shape=array.shape)
             request.raw_input_contents.append(to_raw(array, datatype))
-        for alias in wanted:
+        for alias in requested:
             request.outputs.add(name=self._remote(alias))
         return request
 
@@ -213,7 +178,7 @@ def _array(alias: str, value: Any, variable: Variable | None) -> Array:
     try:
         return np.asarray(array, variable.dtype)
     except (TypeError, ValueError) as error:
-        raise FeedTypeError(f"{alias!r} is {array.dtype} and cannot be made {variable.dtype}: {error}") from error
+        raise FeedTypeError(f"{alias!r} is {array.dtype} and cannot be cast to {variable.dtype}: {error}") from error
 
 
 def _datatype(alias: str, array: Array) -> str:
@@ -225,18 +190,12 @@ def _datatype(alias: str, array: Array) -> str:
 
 def _outputs(answer: Any, aliases: Mapping[str, str]) -> dict[str, Array]:
     pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
-    found = {each.name: from_raw(raw, each.datatype, tuple(each.shape)) for each, raw in pairs}
-    return {alias: found[name] for name, alias in aliases.items()} or found
+    outputs = {each.name: from_raw(raw, each.datatype, tuple(each.shape)) for each, raw in pairs}
+    return {alias: outputs[name] for name, alias in aliases.items()} or outputs
 
 
 class PipelinePredictor:
-    """Another pipeline.
-
-    Args:
-        endpoints: where it is served.
-        fetch: what is fetched by default; without names, everything.
-        packs_tensors: whether arrays are sent as tensors, and not as numpy prints them.
-    """
+    """Predictor that calls another pipeline; ``packs_tensors`` sends arrays as tensors instead of numpy text."""
 
     feed_names: Sequence[str] = ()
     fetch_names: Sequence[str] = ()
@@ -247,19 +206,10 @@ class PipelinePredictor:
         self.packs_tensors = packs_tensors
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Any]:
-        """Ask the pipeline; a text of its answer is given as a list of that one text, a tensor as an array.
-
-        Raises:
-            FeedTypeError: a value can not be sent.
-            FeedMismatch: the answer has not what is to be fetched.
-            ModelFailure: the pipeline answered with an error.
-            ServerError: the other server refused or did not answer; the class tells which.
-
-        Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
-
-        Cancellation: at any time; the other server is told.
-        """
-        values = feed if batch else {name: _batched(value) for name, value in feed.items()}
+        """Call the pipeline, as :meth:`Predictor.predict`; texts become lists of one string."""
+        values = feed
+        if not batch:
+            values = {name: each[np.newaxis] if isinstance(each, np.ndarray) else each for name, each in feed.items()}
         request = REQUEST()
         (_add_tensors if self.packs_tensors else _add_texts)(request, values)
         answer = _read(await self._endpoints.call(METHOD, request, RESPONSE.FromString))
@@ -268,15 +218,11 @@ class PipelinePredictor:
         return {name: answer[name] for name in names} if names else answer
 
     def check(self, feed: Feed) -> None:
-        """Refuse nothing: the other pipeline alone knows what it takes."""
+        """Accept any feed: only the other pipeline knows its inputs."""
 
     def close(self) -> None:
-        """Close the connections; calls that still wait fail."""
+        """Close the connections; waiting calls fail."""
         self._endpoints.close()
-
-
-def _batched(value: Any) -> Any:
-    return value[np.newaxis] if isinstance(value, np.ndarray) else value
 
 
 def _add_texts(request: Any, feed: Feed) -> None:
@@ -289,24 +235,24 @@ def _add_texts(request: Any, feed: Feed) -> None:
 
 
 def _add_tensors(request: Any, feed: Feed) -> None:
-    whole = {name: [value] if isinstance(value, str) else value for name, value in feed.items()}
-    check_types(whole)
-    for name, value in whole.items():
-        if name.endswith(LOD_SUFFIX) and name.removesuffix(LOD_SUFFIX) in whole:
+    values = {name: [value] if isinstance(value, str) else value for name, value in feed.items()}
+    check_types(values)
+    for name, value in values.items():
+        if name.endswith(LOD_SUFFIX) and name.removesuffix(LOD_SUFFIX) in values:
             continue
         try:
-            add_tensor(request, from_array(name, value, whole.get(name + LOD_SUFFIX)))
+            add_tensor(request, from_array(name, value, values.get(name + LOD_SUFFIX)))
         except (TypeError, ValueError) as error:
             raise FeedTypeError(str(error)) from error
 
 
 def _read(answer: Any) -> dict[str, Any]:
     if answer.err_no:
-        raise ModelFailure(f"the other pipeline answered with error {answer.err_no}: {answer.err_msg}")
-    found: dict[str, Any] = {name: [value] for name, value in zip(answer.key, answer.value, strict=False)}
+        raise ModelFailure(f"remote pipeline returned error {answer.err_no}: {answer.err_msg}")
+    outputs: dict[str, Any] = {name: [value] for name, value in zip(answer.key, answer.value, strict=False)}
     for tensor in answer.tensors:
         try:
-            found[tensor.name] = to_array(tensor_from_message(tensor))
+            outputs[tensor.name] = to_array(tensor_from_message(tensor))
         except ValueError as error:
-            raise ModelFailure(f"the other pipeline's answer cannot be read: {error}") from error
-    return found
+            raise ModelFailure(f"remote pipeline returned an invalid tensor: {error}") from error
+    return outputs

@@ -1,4 +1,4 @@
-"""The predictor that services and scripts make themselves; any thread may call it, and several at once."""
+"""LocalPredictor: thread-safe predictor that services and scripts create."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["LocalPredictor"]
 
 log = structlog.get_logger(__name__)
 
-_OF_OTHER_DEVICES = ("use_trt", "use_lite", "use_xpu", "use_ascend_cl", "use_calib")
+_UNSUPPORTED_OPTIONS = ("use_trt", "use_lite", "use_xpu", "use_ascend_cl", "use_calib")
 
 
 class LocalPredictor:
-    """A Paddle model of this process.
+    """Predictor of a local Paddle model.
 
     Attributes:
-        feed_names_: the aliases of what it takes.
-        fetch_names_: the aliases of what it gives.
-        feed_types_: the number of each alias's element type.
-        fetch_types_: the same of what it gives.
-        feed_shapes_: the shape of a sample of each alias.
-        feed_names_to_idx_: the position of each alias.
+        feed_names_: input aliases.
+        fetch_names_: output aliases.
+        feed_types_: element type numbers by input alias.
+        fetch_types_: element type numbers by output alias.
+        feed_shapes_: sample shapes by input alias.
+        feed_names_to_idx_: positions by input alias.
     """
 
     def __init__(self) -> None:
@@ -70,31 +70,31 @@ class LocalPredictor:
         dynamic_shape_info: Mapping[str, Any] | None = None,
         use_calib: bool = False,  # noqa: FBT002 - as callers know it
     ) -> None:
-        """Load the model of a folder; what OpenVINO has no use for is accepted and does nothing.
+        """Load the model of a folder; options without meaning for OpenVINO are ignored.
 
         Raises:
-            ConfigError: the folder holds no model that OpenVINO can run.
-            NotReady: in a server, where it is tried first, it could not be.
+            ConfigError: the folder has no supported model.
+            NotReady: the crash probe of the server failed.
         """
         given = locals()
-        useless = [name for name in _OF_OTHER_DEVICES if given[name]]
-        if useless:
-            log.warning("settings of other devices are ignored", settings=useless, model=model_path)
+        ignored = [name for name in _UNSUPPORTED_OPTIONS if given[name]]
+        if ignored:
+            log.warning("settings of unsupported devices ignored", settings=ignored, model=model_path)
         settings = LocalServiceConf(
             device_type=1 if use_gpu else 0, devices=str(gpu_id), thread_num=thread_num, precision=precision
         )
         device = device_for(settings, 0)
         wanted = (Path(model_path), device, plugin_config(settings, device, 1))
         try_model_from_thread(local_trial(*wanted))
-        self._take(*load_local_model(*wanted))
+        self._set_model(*load_local_model(*wanted))
 
-    def _take(self, model: LocalModel, compiled: Compiled) -> None:
+    def _set_model(self, model: LocalModel, compiled: Compiled) -> None:
         feeds, fetches = model.config.feeds, model.config.fetches
         self.feed_names_, self.fetch_names_ = model.feed_names, model.fetch_names
         self.feed_types_ = {variable.alias: variable.kind for variable in feeds}
         self.fetch_types_ = {variable.alias: variable.kind for variable in fetches}
         self.feed_shapes_ = {variable.alias: list(variable.shape) for variable in feeds}
-        self.feed_names_to_idx_ = {variable.alias: place for place, variable in enumerate(feeds)}
+        self.feed_names_to_idx_ = {variable.alias: position for position, variable in enumerate(feeds)}
         self._model, self._network = model, BlockingNetwork(compiled)
 
     def predict(
@@ -104,18 +104,18 @@ class LocalPredictor:
         batch: bool = False,  # noqa: FBT002 - the signature that scripts call
         log_id: int = 0,  # noqa: ARG002 - the same
     ) -> dict[str, Array]:
-        """Infer.
+        """Run the model; thread-safe.
 
         Args:
-            feed: arrays or lists of numbers by alias; lists get the declared shape.
-            fetch: the aliases of what is wanted; without any, everything.
-            batch: whether the values have a batch axis already; otherwise they are one sample.
-            log_id: of no effect.
+            feed: arrays or lists of numbers by alias; lists are reshaped to the declared shape.
+            fetch: requested output aliases; all if empty.
+            batch: whether values have a batch axis; otherwise they are one sample.
+            log_id: ignored.
 
         Raises:
-            FailedPrecondition: no model is loaded yet.
-            FeedMismatch: names or shapes are not those of the model.
-            FeedTypeError: a value is nothing that the model takes.
+            FailedPrecondition: no model is loaded.
+            FeedMismatch: names or shapes do not match the model.
+            FeedTypeError: a value has an unsupported type.
             ModelFailure: the model failed.
         """
         model, network = self._model, self._network
@@ -123,12 +123,12 @@ class LocalPredictor:
             raise FailedPrecondition("no model is loaded: call load_model_config first")
         wanted = model.wanted([fetch] if isinstance(fetch, str) else fetch)
         declared = {variable.alias: variable for variable in model.config.feeds}
-        whole = {name: _array(value, declared.get(name), batch=batch) for name, value in feed.items()}
-        return model.answer(network.infer(model.arrays(whole, batch=batch)), wanted)
+        arrays = {name: _array(value, declared.get(name), batch=batch) for name, value in feed.items()}
+        return model.answer(network.infer(model.arrays(arrays, batch=batch)), wanted)
 
 
 def _array(value: Any, variable: Variable | None, *, batch: bool) -> Any:
-    """Make an array of the declared shape out of a list of numbers; what cannot be one is left to be refused."""
+    """Convert lists of numbers to an array of the declared shape; other values are checked later."""
     if not isinstance(value, list | tuple | int | float) or variable is None or _has_text(value):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Choosing and making what an Op's workers infer with."""
+"""Creation of predictors for Op workers: shared local models, KServe servers or other pipelines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["PredictorMaker"]
 
 
 class LocalNetwork:
-    """A model with its infer requests, which all workers on its device share."""
+    """Compiled model and its infer requests, shared by all workers on a device."""
 
     def __init__(self, model: LocalModel, compiled: Compiled) -> None:
         self.model = model
@@ -41,15 +41,7 @@ class LocalNetwork:
 
 
 class WorkerPredictor:
-    """What one worker infers with.
-
-    Args:
-        shared: the model.
-        fetch: what is fetched by default; without names, everything.
-
-    Raises:
-        FeedMismatch: the model does not give what is to be fetched.
-    """
+    """Predictor of one worker over a shared local model; FeedMismatch for unknown default outputs ``fetch``."""
 
     def __init__(self, shared: LocalNetwork, fetch: Sequence[str]) -> None:
         self._shared = shared
@@ -57,48 +49,33 @@ class WorkerPredictor:
 
     @property
     def feed_names(self) -> list[str]:
-        """The aliases of what the model takes."""
+        """Input aliases."""
         return self._shared.model.feed_names
 
     @property
     def fetch_names(self) -> list[str]:
-        """The aliases of what the model gives."""
+        """Output aliases."""
         return self._shared.model.fetch_names
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
-        """Infer; without names in ``fetch`` gives what the Op is configured to fetch.
-
-        Raises:
-            FeedMismatch: names or shapes are not those of the model, or ``fetch`` names what it does not give.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-            ModelFailure: the model failed.
-
-        Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
-
-        Cancellation: as :meth:`~ovmstrio.inference.network.Network.infer`.
-        """
+        """Run the model, as :meth:`Predictor.predict`."""
         model = self._shared.model
         wanted = model.wanted(fetch) if fetch else self._default
         outputs = await self._shared.network.infer(model.arrays(feed, batch=batch))
         return model.answer(outputs, wanted)
 
     def check(self, feed: Feed) -> None:
-        """Refuse a feed that can never be inferred on.
-
-        Raises:
-            FeedMismatch: names or shapes are not those of the model.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-        """
+        """Raise FeedMismatch or FeedTypeError for an invalid feed."""
         self._shared.model.check(feed)
 
     def close(self) -> None:
-        """Do nothing: the model is let go with the last of those who share it."""
+        """Do nothing: the last reference releases the model."""
 
 
 log = structlog.get_logger(__name__)
 
 _TIMEOUT_SECONDS: Final = 60.0
-"""How long a call of another server may take for an Op without a timeout."""
+"""Time limit of a remote call for an Op without a timeout."""
 _KSERVE: Final = frozenset({"kserve", "grpc"})
 _PIPELINE: Final = "pipeline_grpc"
 _LOCAL: Final = "local_predictor"
@@ -107,12 +84,9 @@ _TENSORRT: Final = 2
 
 
 class PredictorMaker:
-    """Makes predictors for the workers of one process.
+    """Factory of predictors for the workers of one process; ``is_thread_op`` if it holds all workers of an Op.
 
-    Workers with the same settings and device share one model, which is held as long as one of them is open.
-
-    Args:
-        is_thread_op: whether all workers of an Op are in this process; otherwise each has one of its own.
+    Workers with equal settings and device share one model while any of them is open.
     """
 
     def __init__(self, *, is_thread_op: bool) -> None:
@@ -121,17 +95,11 @@ class PredictorMaker:
         self._shared: WeakValueDictionary[tuple[OpSettings, str], LocalNetwork] = WeakValueDictionary()
 
     async def __call__(self, settings: OpSettings, worker: int) -> Predictor:
-        """Make what a worker infers with.
+        """Create the predictor of a worker; the caller must close it.  A model being loaded ignores cancellation.
 
-        Raises:
-            ConfigError: there is no such model, it cannot be loaded, or the settings ask for what is not supported;
-                lists every problem of the settings.
-
-        Ownership: the caller closes it; the model is let go when the last that share it are gone.
-
-        Cancellation: while loading; a model that is being loaded is first loaded.
+        Raises ConfigError if the model cannot be loaded, or with all unsupported settings.
         """
-        _refuse(settings)
+        _check_supported(settings)
         return _remote(settings) if settings.server_endpoints else await self._local(settings, worker)
 
     async def _local(self, settings: OpSettings, worker: int) -> WorkerPredictor:
@@ -166,36 +134,34 @@ def _remote(settings: OpSettings) -> Predictor:
 
 @contextmanager
 def _fetch_list_of(settings: OpSettings) -> Iterator[None]:
-    """Turn what a predictor says of names that it is made with into a problem of the configuration."""
     try:
         yield
     except FeedMismatch as error:
         raise ConfigError([Problem(error.message, path=f"op.{settings.name}.fetch_list")]) from error
 
 
-def _refuse(settings: OpSettings) -> None:
-    """Refuse what only Paddle's own libraries can do, and say what can be done instead."""
-    where = f"op.{settings.name}."
+def _check_supported(settings: OpSettings) -> None:
+    prefix = f"op.{settings.name}."
     problems: list[Problem] = []
     if settings.use_encryption_model:
-        message, way_out = "encrypted models are not supported", "decrypt the model and serve it without encryption"
-        problems.append(Problem(message, path=f"{where}use_encryption_model", suggestion=way_out))
+        message, hint = "encrypted models are not supported", "decrypt the model and serve it without encryption"
+        problems.append(Problem(message, path=f"{prefix}use_encryption_model", suggestion=hint))
     kind = settings.client_type
     if settings.server_endpoints:
         if kind not in {*_KSERVE, _PIPELINE}:
-            way_out = "serve the model with OpenVINO Model Server or 'ovms serve', and write client_type: kserve"
-            problems.append(_unsupported(f"{where}client_type", kind, _REMOTE_KINDS, way_out))
+            hint = "serve the model with OpenVINO Model Server or 'ovms serve', and write client_type: kserve"
+            problems.append(_unsupported(f"{prefix}client_type", kind, _REMOTE_KINDS, hint))
     elif settings.local_service_conf.model_config is not None:
         kind = settings.local_service_conf.client_type or _LOCAL
         if kind != _LOCAL:
-            way_out = f"write client_type: {_LOCAL}, and the model runs in this process"
-            problems.append(_unsupported(f"{where}local_service_conf.client_type", kind, _LOCAL, way_out))
+            hint = f"write client_type: {_LOCAL}, and the model runs in this process"
+            problems.append(_unsupported(f"{prefix}local_service_conf.client_type", kind, _LOCAL, hint))
     if problems:
         raise ConfigError(problems)
     if settings.local_service_conf.device_type == _TENSORRT:
         log.warning("TensorRT is not supported, OpenVINO's GPU plugin takes its place", op=settings.name)
 
 
-def _unsupported(path: str, kind: str | None, expected: str, way_out: str) -> Problem:
+def _unsupported(path: str, kind: str | None, expected: str, hint: str) -> Problem:
     message = "models cannot be reached in this way"
-    return Problem(message, path=path, expected=expected, found=str(kind), suggestion=way_out)
+    return Problem(message, path=path, expected=expected, found=str(kind), suggestion=hint)

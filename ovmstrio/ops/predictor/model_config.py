@@ -1,4 +1,4 @@
-"""``serving_server_conf.prototxt``: by which aliases a Paddle model is fed and fetched from, with types and shapes."""
+"""Model configuration ``serving_server_conf.prototxt``: aliases, types and shapes, and checks of feeds."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ CONFIG_FILE: Final = "serving_server_conf.prototxt"
 
 _PACKAGE: Final = "paddle_model"
 _TYPES: Final = dict(enumerate(("i8", "f4", "i4", "f8", "i2", "f2", "u2", "u1", "i1", "?", "c8", "c16"))) | {20: "O"}
-"""Paddle Serving's number of an element type -> numpy's; bfloat16 travels as its bits, 20 are strings."""
+"""Numpy type by Paddle Serving's element type number; bfloat16 travels as its bits, 20 is string."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One input or output: its name in the model, the alias that Ops use, and what a sample of it looks like.
+    """Input or output of a model: ``kind`` is Paddle Serving's element type, ``shape`` that of a sample.
 
-    ``kind`` is Paddle Serving's number of the element type, ``shape`` has no batch axis; ``lod`` tells that samples
-    have different lengths.
+    ``lod`` marks samples of different lengths.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Variable:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of arrays of it."""
+        """Numpy dtype."""
         return np.dtype(_TYPES[self.kind])
 
     def __str__(self) -> str:
@@ -63,7 +62,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What goes in and what comes out, in the file's order."""
+    """Inputs and outputs in file order."""
 
     feeds: tuple[Variable, ...]
     fetches: tuple[Variable, ...]
@@ -71,7 +70,7 @@ class ModelConfig:
 
 def _variable(message: str, type_field: str) -> Any:
     optional, repeated = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
-    described = (
+    columns = (
         ("name", FieldDescriptorProto.TYPE_STRING, optional),
         ("alias_name", FieldDescriptorProto.TYPE_STRING, optional),
         ("is_lod_tensor", FieldDescriptorProto.TYPE_BOOL, optional),
@@ -82,7 +81,7 @@ def _variable(message: str, type_field: str) -> Any:
         "name": message,
         "field": [
             {"name": name, "number": number, "type": kind, "label": label}
-            for number, (name, kind, label) in enumerate(described, 1)
+            for number, (name, kind, label) in enumerate(columns, 1)
         ],
     }
 
@@ -90,12 +89,12 @@ def _variable(message: str, type_field: str) -> Any:
 @cache
 def _message_class() -> Any:
     file = FileDescriptorProto(name="model_config", package=_PACKAGE, syntax="proto2")
-    whole: list[Any] = []
+    fields: list[Any] = []
     for number, (field, message, type_field) in enumerate(
         (("feed_var", "FeedVar", "feed_type"), ("fetch_var", "FetchVar", "fetch_type")), 1
     ):
         file.message_type.add(**_variable(message, type_field))
-        whole.append(
+        fields.append(
             {
                 "name": field,
                 "number": number,
@@ -104,34 +103,30 @@ def _message_class() -> Any:
                 "type_name": f".{_PACKAGE}.{message}",
             }
         )
-    file.message_type.add(name="GeneralModelConfig", field=whole)
+    file.message_type.add(name="GeneralModelConfig", field=fields)
     pool = DescriptorPool()
     pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.GeneralModelConfig"))
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read the file, or the one of its usual name in a folder.
-
-    Raises:
-        ConfigError: the file is missing or malformed, or what it says cannot be; lists every problem.
-    """
+    """Read the configuration file, or the one of the usual name in a folder; ConfigError lists all problems."""
     if not path.exists():
-        way_out = "give its folder, or the file itself; a relative path begins in the current folder"
-        expected, found = f"a folder with {CONFIG_FILE}", str(path.absolute())
-        raise ConfigError([Problem("no such file or folder", expected=expected, found=found, suggestion=way_out)])
+        hint = "set the folder or the file; relative paths start at the current folder"
+        expected, variables = f"a folder with {CONFIG_FILE}", str(path.absolute())
+        raise ConfigError([Problem("no such file or folder", expected=expected, found=variables, suggestion=hint)])
     file = path / CONFIG_FILE if path.is_dir() else path
     try:
         message = text_format.Parse(read_regular_text(file), _message_class()(), allow_unknown_field=True)
     except FileNotFoundError as error:
-        way_out = "paddle_serving_client.convert writes it, or write it by hand: one feed_var or fetch_var a tensor"
-        raise ConfigError([Problem(f"there is no {file.name}", file=str(path), suggestion=way_out)]) from error
+        hint = "create it with paddle_serving_client.convert, or by hand with one feed_var or fetch_var per tensor"
+        raise ConfigError([Problem(f"{file.name} is missing", file=str(path), suggestion=hint)]) from error
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", file=str(file))]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([Problem("is not UTF-8 text", file=str(file))]) from error
     except text_format.ParseError as error:
-        problem = Problem(f"is no model configuration: {error}", file=str(file), line=error.GetLine())
+        problem = Problem(f"invalid model configuration: {error}", file=str(file), line=error.GetLine())
         raise ConfigError([problem]) from error
     return _checked(message, str(file))
 
@@ -140,14 +135,14 @@ def _checked(message: Any, file: str) -> ModelConfig:
     problems: list[Problem] = []
     sides = {}
     for side in ("feed", "fetch"):
-        found = [_read(each, getattr(each, f"{side}_type")) for each in getattr(message, f"{side}_var")]
-        aliases = [variable.alias for variable in found]
-        if not found:
-            problems.append(Problem(f"no {side}_var", file=file, suggestion="list what the model takes and gives"))
+        variables = [_read(each, getattr(each, f"{side}_type")) for each in getattr(message, f"{side}_var")]
+        aliases = [variable.alias for variable in variables]
+        if not variables:
+            problems.append(Problem(f"no {side}_var", file=file, suggestion="list the inputs and outputs of the model"))
         repeated = sorted({alias for alias in aliases if aliases.count(alias) > 1})
         problems.extend(Problem(f"two {side}_var are called {alias!r}", file=file) for alias in repeated)
-        problems.extend(_problems(found, side, file))
-        sides[side] = tuple(found)
+        problems.extend(_problems(variables, side, file))
+        sides[side] = tuple(variables)
     if problems:
         raise ConfigError(problems)
     return ModelConfig(sides["feed"], sides["fetch"])
@@ -174,11 +169,7 @@ _LOD: Final = "lod"
 
 
 def check_types(feed: Feed) -> None:
-    """Refuse values that are neither arrays nor lists of ``str``.
-
-    Raises:
-        FeedTypeError: there is one; all are listed.
-    """
+    """Raise FeedTypeError for values that are neither arrays nor lists of ``str``."""
     wrong = [f"{name!r} is {_type_name(value)}" for name, value in feed.items() if not _is_value(value)]
     if wrong:
         raise FeedTypeError(f"feed values must be numpy.ndarray or list[str], but {', '.join(wrong)}")
@@ -194,70 +185,58 @@ def _type_name(value: Any) -> str:
 
 
 def check_names(feed: Feed, expected: Mapping[str, object]) -> None:
-    """Refuse a feed with other names than the model's; keys that contain ``lod`` do not count.
+    """Raise FeedMismatch if names do not match the model; keys that contain ``lod`` are ignored.
 
-    ``expected`` has what messages say of each input, by its name.
-
-    Raises:
-        FeedMismatch: a name is missing or left over.
+    ``expected`` maps input names to their descriptions in messages.
     """
     names = {name for name in feed if _LOD not in name}
     differences = (("missing", expected.keys() - names), ("unknown", names - expected.keys()))
-    faults = [f"{title} {sorted(which)}" for title, which in differences if which]
-    if faults:
-        raise FeedMismatch(f"feed names do not fit the model: {'; '.join(faults)}. {_both(feed, expected)}")
+    problems = [f"{title} {sorted(which)}" for title, which in differences if which]
+    if problems:
+        raise FeedMismatch(
+            f"feed names do not match the model: {'; '.join(problems)}. {_expected_and_given(feed, expected)}"
+        )
 
 
-def _both(feed: Feed, expected: Mapping[str, object]) -> str:
-    given = ", ".join(f"{name}: {_shown(value)}" for name, value in feed.items()) or "nothing"
+def _expected_and_given(feed: Feed, expected: Mapping[str, object]) -> str:
+    given = ", ".join(f"{name}: {_describe(value)}" for name, value in feed.items()) or "nothing"
     return f"Expected {', '.join(f'{name}: {what}' for name, what in expected.items())}; given {given}"
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} [{','.join(map(str, value.shape))}]"
     return f"{_type_name(value)} of {len(value)}" if isinstance(value, list) else _type_name(value)
 
 
 def check_fetch(fetch: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse names that the model does not give.
-
-    Raises:
-        FeedMismatch: there is one.
-    """
+    """Raise FeedMismatch for unknown output names."""
     unknown = sorted(set(fetch) - set(known))
     if unknown:
-        raise FeedMismatch(f"fetch names do not fit the model: unknown {unknown}. The model gives {list(known)}")
+        raise FeedMismatch(f"fetch names do not match the model: unknown {unknown}. Outputs are {list(known)}")
 
 
 def check(feed: Feed, expected: Sequence[TensorSpec], *, batch: bool) -> None:
-    """Refuse what :func:`prepare` would refuse for names, shapes and kinds of values.
-
-    Raises:
-        FeedMismatch: names or shapes do not fit.
-        FeedTypeError: a value is neither an array nor a list of ``str``.
-    """
+    """Raise FeedMismatch or FeedTypeError for feeds that :func:`prepare` rejects without a look at their elements."""
     known = {spec.name: spec for spec in expected}
     check_names(feed, known)
     check_types({name: feed[name] for name in known})
     texts = [spec.name for spec in expected if isinstance(feed[spec.name], list) and spec.datatype is not BYTES]
     if texts:
-        raise FeedTypeError(f"feed values are texts where the model takes numbers. {_both(feed, known)}")
+        raise FeedTypeError(f"feed has strings for numeric inputs. {_expected_and_given(feed, known)}")
     before = () if batch else (1,)
     if not all(_fits((*before, *np.shape(feed[spec.name])), spec) for spec in expected):
-        lacking = [spec.name for spec in expected if len(before) + np.ndim(feed[spec.name]) + 1 == len(spec.shape)]
-        hint = f". Is the batch axis of {', '.join(lacking)} missing?" if lacking else ""
-        raise FeedMismatch(f"feed shapes do not fit the model. {_both(feed, known)}{hint}")
+        without_batch_axis = [
+            spec.name for spec in expected if len(before) + np.ndim(feed[spec.name]) + 1 == len(spec.shape)
+        ]
+        hint = f". Is the batch axis of {', '.join(without_batch_axis)} missing?" if without_batch_axis else ""
+        raise FeedMismatch(f"feed shapes do not match the model. {_expected_and_given(feed, known)}{hint}")
 
 
 def prepare(feed: Feed, expected: Sequence[TensorSpec], *, batch: bool) -> list[Array]:
-    """Give the arrays in the order of ``expected``, cast to its types.
+    """Return the arrays in the order of ``expected``, cast to its types; raises FeedMismatch or FeedTypeError.
 
-    Without ``batch`` an axis of one is put before the values' own.
-
-    Raises:
-        FeedMismatch: names or shapes do not fit.
-        FeedTypeError: a value is nothing that the model takes.
+    Without ``batch`` an axis of size 1 is prepended.
     """
     check(feed, expected, batch=batch)
     arrays = [_cast(feed[spec.name], spec) for spec in expected]
@@ -273,7 +252,7 @@ def _cast(value: Array | list[str], spec: TensorSpec) -> Array:
     try:
         return np.ascontiguousarray(value, spec.datatype.numpy).reshape(np.shape(value))
     except (TypeError, ValueError) as error:
-        raise FeedTypeError(f"{spec.name!r} is {_shown(value)} and cannot be made {spec}: {error}") from error
+        raise FeedTypeError(f"{spec.name!r} is {_describe(value)} and cannot be cast to {spec}: {error}") from error
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:

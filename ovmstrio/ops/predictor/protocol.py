@@ -1,4 +1,4 @@
-"""What an Op's workers need of whatever runs their model."""
+"""Predictor protocol between Op workers and models."""
 
 from __future__ import annotations
 
@@ -12,62 +12,55 @@ __all__ = ["Feed", "FeedMismatch", "FeedTypeError", "MakePredictor", "Prediction
 
 
 class FeedMismatch(InvalidRequest):
-    """The names or shapes of a feed, or the names to fetch, are not those of the model."""
+    """Mismatch of feed names, feed shapes or requested outputs with the model."""
 
 
 class FeedTypeError(InvalidRequest):
-    """A value of a feed is nothing that a model takes."""
+    """Unsupported type of a feed value."""
 
 
 Feed = Mapping[str, Any]
 """Values by feed alias: arrays, or lists of ``str``."""
 Prediction = dict[str, Any]
-"""Values by fetch alias: arrays; of another pipeline without tensors, lists of one ``str``."""
+"""Values by fetch alias: arrays; texts of another pipeline are lists of one ``str``."""
 
 
 class Predictor(Protocol):
-    """Infers for one worker of an Op, wherever the model is."""
+    """Predictor of one worker of an Op."""
 
     @property
     def feed_names(self) -> Sequence[str]:
-        """The aliases of what it takes; none where the other server alone knows."""
+        """Input aliases; empty if only the server knows them."""
         ...
 
     @property
     def fetch_names(self) -> Sequence[str]:
-        """The aliases of all that it can give; none where the other server alone knows."""
+        """Output aliases; empty if only the server knows them."""
         ...
 
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> Prediction:
-        """Infer; without names in ``fetch`` gives what the Op is configured to fetch.
+        """Run the model; without ``fetch`` returns the Op's configured outputs.
 
-        ``batch`` tells that values have the leading axis already.
+        Feed values must stay unchanged until this returns.  ``batch`` means that values have a batch axis.
 
         Raises:
-            FeedMismatch: names or shapes are not those of the model, or ``fetch`` names what it does not give.
+            FeedMismatch: names or shapes do not match the model, or an output is unknown.
             FeedTypeError: a value is neither an array nor a list of ``str``.
             ModelFailure: the model failed.
-            ServerError: another server refused or did not answer; the class tells which.
+            ServerError: a remote server rejected the request or did not answer.
 
-        Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
-
-        Cancellation: at any time; the inference is stopped.
+        Cancellation: stops the inference.
         """
         ...
 
     def check(self, feed: Feed) -> None:
-        """Refuse a feed with its batch axis that can never be inferred on, before it is merged with others.
-
-        Raises:
-            FeedMismatch: names or shapes are not those of the model.
-            FeedTypeError: a value is neither an array nor a list of ``str``.
-        """
+        """Raise FeedMismatch or FeedTypeError for a batched feed, before it is merged with others."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and memory; nothing is inferred any more."""
+        """Release connections and memory."""
         ...
 
 
 MakePredictor = Callable[[OpSettings, int], Awaitable[Predictor]]
-"""Makes what a worker infers with, by the Op's settings and the worker's number."""
+"""Factory of predictors, from the Op's settings and the worker's number."""

@@ -367,8 +367,8 @@ def test_check_reports_all_problems_of_an_op_service(project: Path) -> None:
     text = " ".join(checked.stdout.split())
     for expected in (
         "error config.yml:1 http_port the value cannot be used expected a whole number of 1024 to 65535 or 0 found 80",
-        "warning config.yml:4 op.uci.batch_size batches of Op uci wait until they are full",
-        "warning config.yml:6 op.uki no Op of the pipeline is called 'uki' hint did you mean 'uci'?",
+        "warning config.yml:4 op.uci.batch_size partial batches of Op uci wait until the pipeline stalls",
+        "warning config.yml:6 op.uki the pipeline has no Op 'uki' hint did you mean 'uci'?",
         "preprocess of Op uci cannot be called expected preprocess(self, input_dicts, data_id, log_id)",
         "error config.yml:5 op.uci.local_service_conf.model_config no such file or folder",
         "not ok: 3 errors and 2 warnings in 2 files",

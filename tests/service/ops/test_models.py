@@ -91,7 +91,7 @@ async def test_wrong_feeds_are_refused(tmp_path: Path) -> None:
             predictor.check(feed)
         with pytest.raises(error):
             await predictor.predict(feed)
-    with pytest.raises(FeedMismatch, match=r"unknown \['third'\]. The model gives \['first'\]"):
+    with pytest.raises(FeedMismatch, match=r"unknown \['third'\]. Outputs are \['first'\]"):
         await predictor.predict({"feed": X}, ["third"])
     predictor.check({"feed": X})
     assert (await predictor.predict({"feed": X}))["first"].shape == (2, 2)
@@ -118,8 +118,8 @@ async def test_workers_of_one_op_share_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "conf", "message"),
     [
-        ({"is_lod_tensor": "true"}, {}, "OpenVINO has no LoD tensors, which 'feed' are said to be"),
-        ({}, {"fetch_list": ("other",)}, r"op\.op\.fetch_list: .*unknown \['other'\]. The model gives \['first'\]"),
+        ({"is_lod_tensor": "true"}, {}, "OpenVINO has no LoD tensors, but 'feed' are declared as such"),
+        ({}, {"fetch_list": ("other",)}, r"op\.op\.fetch_list: .*unknown \['other'\]. Outputs are \['first'\]"),
         ({}, {"device_type": 5}, "device_type"),
         ({}, {"client_type": "brpc"}, r"client_type: .*write client_type: local_predictor"),
     ],

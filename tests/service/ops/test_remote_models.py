@@ -185,7 +185,7 @@ async def test_an_error_of_a_pipeline_is_raised() -> None:
 
 async def test_an_output_that_a_pipeline_does_not_return_is_an_error() -> None:
     async with remote_pipeline(echo, fetch_list=("y",)) as predictor:
-        with pytest.raises(FeedMismatch, match=r"unknown \['y'\]\. The model gives \['x'\]"):
+        with pytest.raises(FeedMismatch, match=r"unknown \['y'\]\. Outputs are \['x'\]"):
             await predictor.predict({"x": "1"})
 
 

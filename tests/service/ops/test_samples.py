@@ -39,7 +39,7 @@ def test_the_regression_sample_in_processes(server: ServedInThread) -> None:
     assert regression.widths(url, sizes[:1]) == pytest.approx([0.2162], abs=1e-3)
     with pytest.raises(SystemExit, match=r"error 10000: .*could not convert string to float"):
         call(f"{url}/petal/prediction", {"x": "5.1,3.5,long"})
-    with pytest.raises(SystemExit, match=r"error 5000: .*feed shapes do not fit"):
+    with pytest.raises(SystemExit, match=r"error 5000: .*feed shapes do not match"):
         regression.widths(url, [(1.0, 2.0)])
     assert regression.widths(url, sizes[1:2]) == pytest.approx([1.4848], abs=1e-3)
 

@@ -160,7 +160,7 @@ def test_metadata_and_errors_are_those_of_the_other_server(far: ServedInThread, 
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
     assert caught.value.message().startswith("Invalid input shape - Expected: (1,10); Actual: (1,11)")
     where = f"grpc://{far.grpc}" if transport == "grpc" else f"http://{far.http}"
-    assert f"told by {where}" in caught.value.message()
+    assert f"reported by {where}" in caught.value.message()
 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])

@@ -72,7 +72,7 @@ def test_metrics_port_is_opened_if_metrics_are_enabled(
     ("dag", "message"),
     [
         ({"enable_prometheus": True, "prometheus_port": 9999}, ""),
-        ({"enable_prometheus": True}, "no prometheus_port is given: metrics are at /metrics of http_port alone"),
+        ({"enable_prometheus": True}, "no prometheus_port: metrics are served only at /metrics of http_port"),
         ({"prometheus_port": 9999}, "prometheus_port has no effect without enable_prometheus"),
     ],
 )

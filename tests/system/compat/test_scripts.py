@@ -43,7 +43,7 @@ def test_an_import_creates_no_files(tmp_path: Path) -> None:
 
 def test_readers_of_text_need_no_opencv(tmp_path: Path) -> None:
     printed = _python(WITHOUT_OPENCV, tmp_path)
-    assert "readers of images need OpenCV; install it: " in printed
+    assert "image readers need OpenCV; install it: " in printed
     assert "[paddle]" in printed
 
 
@@ -62,14 +62,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
 
 def test_kill_ends_the_server_of_a_port(server: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kill", "--port", "1"]) == 1
-    assert "no running service of port 1" in capsys.readouterr().out
+    assert "no running service on port 1" in capsys.readouterr().out
     assert server.poll() is None
     assert main(["check"]) == 0
     assert f"process {server.pid}, ports [9998, 18082]: running" in capsys.readouterr().out
     assert main(["kill", "--port", "18082"]) == 0
     assert server.wait(60) == -9
     assert not stop_serving("stop")
-    assert "has ended already" in capsys.readouterr().out
+    assert "already ended" in capsys.readouterr().out
 
 
 def test_a_reused_process_id_is_not_signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

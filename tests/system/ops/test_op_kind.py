@@ -187,7 +187,7 @@ async def test_services_that_cannot_be_loaded(tmp_path: Path, change: tuple[str,
 async def test_ports_have_no_effect_among_other_services(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with loading() as load:
         await load(project(tmp_path, "words", "rpc_port: 9998\nhttp_port: 18082\nlogging: {enabled: false}\n"))
-    assert "have no effect" in capsys.readouterr().out
+    assert "ports of a service on a shared server ignored" in capsys.readouterr().out
 
 
 async def test_a_spec_without_a_script_needs_a_prepared_service(

@@ -144,7 +144,7 @@ def test_single_steps_of_detection(tmp_path: Path) -> None:
     assert reader.DetectionNormalize([1, 1, 1], [2, 2, 2], False)(_image(2, 3))[0][1, 2].tolist() == [0.0, 0.5, 1.0]
     assert reader.DetectionPadStride()(_image(2, 3))[0].shape == (2, 3, 3)
     (tmp_path / "x").write_text("no image")
-    with pytest.raises(ValueError, match="x is no image that OpenCV can read"):
+    with pytest.raises(ValueError, match="x is not an image that OpenCV can read"):
         reader.DetectionFile2Image()(tmp_path / "x")
 
 
@@ -335,7 +335,7 @@ def test_masks_are_written_as_images_in_colours_of_pascal_voc(tmp_path: Path) ->
     assert coloured[[0, 19], 0].tolist() == [[0, 0, 0], [0, 128, 0]]
     with pytest.raises(ValueError, match="needs filename and a mask, got filename"):
         reader.SegPostprocess(3)({"filename": "x"})
-    with pytest.raises(ValueError, match="is no image"):
+    with pytest.raises(ValueError, match="is not an image"):
         reader.SegPostprocess(3)({"filename": str(tmp_path / "none.png"), "mask": mask})
     colours = generate_colormap(22)
     assert colours[:5] == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
@@ -510,7 +510,7 @@ def test_bert_inputs_of_a_sentence(vocabulary: str) -> None:
     assert reader.process("你" * 30)["input_ids"] == [2] + [8] * 8 + [0]
     reader.set_feed_keys(["a", "b", "c", "d"])
     assert list(reader.process("你")) == reader.get_feed_keys() == ["a", "b", "c", "d"]
-    with pytest.raises(ValueError, match="needs a vocab_file"):
+    with pytest.raises(ValueError, match=r"needs .*vocab_file"):
         ChineseBertReader()
     with pytest.raises(NotImplementedError):
         BertBaseReader().process("x")

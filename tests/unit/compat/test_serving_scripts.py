@@ -105,7 +105,7 @@ def test_unsupported_names_raise_with_an_alternative() -> None:
         LocalServiceHandler(model_config="x")
     with pytest.raises(NotImplementedError, match="input_ops"):
         VirtualOp("vir0")
-    with pytest.raises(NotImplementedError, match="ThreadChannel cannot be made"):
+    with pytest.raises(NotImplementedError, match="ThreadChannel is not supported"):
         ThreadChannel()
     with pytest.raises(NotImplementedError, match="get_pipeline_response"):
         WebService().load_model_config("x")

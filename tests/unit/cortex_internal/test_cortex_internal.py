@@ -39,7 +39,7 @@ def test_a_line_is_an_object_with_four_keys(capsys: pytest.CaptureFixture[str]) 
         ({"text": "é"}, {"text": "é"}),
         (object, "<class 'object'>"),
         ({1}, "{1}"),
-        (_Unprintable(), "<_Unprintable that cannot be written: ValueError>"),
+        (_Unprintable(), "<_Unprintable that cannot be formatted: ValueError>"),
         ({(1, 2): 3}, "{(1, 2): 3}"),
         (_ENDLESS, "[[...]]"),
     ],

@@ -201,8 +201,8 @@ _METRICS = {"enable_prometheus": True, "prometheus_port": 9999}
     ("settings", "message"),
     [
         ({}, "rpc_port and http_port are both missing"),
-        ({"rpc_port": 9999, "http_port": 9999}, "port 9999 is that of rpc_port already"),
-        ({"rpc_port": 9999, "dag": _METRICS}, "dag.prometheus_port: port 9999 is that of rpc_port already"),
+        ({"rpc_port": 9999, "http_port": 9999}, "port 9999 is already rpc_port"),
+        ({"rpc_port": 9999, "dag": _METRICS}, "dag.prometheus_port: port 9999 is already rpc_port"),
     ],
     ids=["none", "one for both", "metrics on another"],
 )
@@ -218,7 +218,7 @@ def test_port_0_is_any_and_metrics_may_share_the_http_port() -> None:
 
 @pytest.mark.parametrize(("yml_file", "yml_dict"), [(None, None), ("config.yml", {})])
 def test_either_a_file_or_a_dictionary_is_read(yml_file: str | None, yml_dict: dict[str, Any] | None) -> None:
-    with pytest.raises(ConfigError, match="give either yml_file or yml_dict"):
+    with pytest.raises(ConfigError, match="expected exactly one of yml_file and yml_dict"):
         read_pipeline_config(yml_file, yml_dict)
 
 
@@ -264,9 +264,9 @@ def test_overrides_change_values_and_keep_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("worker_num", r"worker_num: the option cannot be used \(expected key.key=value"),
+        ("worker_num", r"worker_num: malformed option \(expected key.key=value"),
         ("worker_num=x", r"worker_num: the value cannot be used .* found \"x\""),
-        ("worker_num=[", "the option's value is not YAML"),
+        ("worker_num=[", "option value is not YAML"),
     ],
 )
 def test_wrong_overrides(option: str, message: str) -> None:
@@ -387,14 +387,11 @@ def test_wrong_arguments_are_all_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         _resolve(None, concurrency=0, batch_size="4", retry=-1, server_endpoints="host:1")
     assert str(caught.value).splitlines() == [
-        "argument concurrency of Op a cannot be used (expected a whole number of 1 or more, found 0)",
+        "argument concurrency of Op a is invalid (expected a whole number of 1 or more, found 0)",
+        ('argument batch_size of Op a is invalid (expected a whole number of 1 or more, found "4"); remove the quotes'),
+        "argument retry of Op a is invalid (expected a whole number of 1 or more, found -1)",
         (
-            'argument batch_size of Op a cannot be used (expected a whole number of 1 or more, found "4"); '
-            "remove the quotes"
-        ),
-        "argument retry of Op a cannot be used (expected a whole number of 1 or more, found -1)",
-        (
-            'argument server_endpoints of Op a cannot be used (expected a list of texts, found "host:1"); '
+            'argument server_endpoints of Op a is invalid (expected a list of texts, found "host:1"); '
             'write a list: ["host:1"]'
         ),
     ]
@@ -421,14 +418,11 @@ async def _problems(tmp_path: Path, config: str, graph: OpGraph | None = None, *
     ("config", "expected"),
     [
         ("  a: {batch_size: 4, auto_batching_timeout: 5}\n  b: {timeout: 10, retry: 2}\n", ""),
-        ("  aa: {}", "F:3: op.aa: no Op of the pipeline is called 'aa'; did you mean 'a'?"),
-        ("  xyz: {}", "F:3: op.xyz: no Op of the pipeline is called 'xyz'; its Ops are a, b"),
+        ("  aa: {}", "F:3: op.aa: the pipeline has no Op 'aa'; did you mean 'a'?"),
+        ("  xyz: {}", "F:3: op.xyz: the pipeline has no Op 'xyz'; its Ops are a, b"),
         (
             "  a:\n    batch_size: 2",
-            (
-                "F:4: op.a.batch_size: batches of Op a wait until they are full, or until no request moves any more; "
-                "set auto_batching_timeout"
-            ),
+            ("F:4: op.a.batch_size: partial batches of Op a wait until the pipeline stalls; set auto_batching_timeout"),
         ),
         (
             "  b:\n    auto_batching_timeout: 2",
@@ -439,7 +433,7 @@ async def _problems(tmp_path: Path, config: str, graph: OpGraph | None = None, *
         ),
         (
             "  b:\n    retry: 2",
-            "F:4: op.b.retry: retry of Op b has no effect without a timeout, after which to try again; set timeout",
+            "F:4: op.b.retry: retry of Op b has no effect without a timeout; set timeout",
         ),
     ],
     ids=["no problem", "misspelt Op", "unknown Op", "batches without a time", "time without batches", "retry"],
@@ -450,7 +444,7 @@ async def test_settings_without_effect(tmp_path: Path, config: str, expected: st
 
 async def test_wrong_arguments_of_every_op_are_reported(tmp_path: Path) -> None:
     problems = await _problems(tmp_path, "", text_graph("a<@", "b<a", make=partial(Op, concurrency=0)))
-    assert [text.partition(" cannot")[0] for text in problems] == [
+    assert [text.partition(" is invalid")[0] for text in problems] == [
         f"argument concurrency of Op {name}" for name in "ab"
     ]
 

@@ -131,7 +131,7 @@ def test_loops_and_skips_are_built(edges: list[str], jumps: dict[str, str]) -> N
     [
         (["a<@", "b<a", "c<@", "d<b c", "e<d"], {"e": "b"}, "d would never get the output of c"),
         (["a<@", "b<a", "c<b", "d<a c"], {"a": "b"}, "d would never get the output of a"),
-        (["a<@", "b<a", "c<a", "d<b c"], {"b": "a"}, "c would run beside the loop"),
+        (["a<@", "b<a", "c<a", "d<b c"], {"b": "a"}, "c would run in parallel to the loop"),
     ],
 )
 def test_jumps_after_which_an_op_would_wait_forever_are_refused(

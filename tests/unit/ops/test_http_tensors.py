@@ -77,5 +77,5 @@ def test_a_long_list_of_booleans_is_read_as_a_short_one(field: str) -> None:
 @pytest.mark.parametrize("element", ['"1.5"', "null", "{}"])
 def test_a_long_list_of_other_types_is_refused(element: str) -> None:
     body = f'{{"tensors":[{{"float64_data":[{",".join([element] * 16_385)}]}}]}}'
-    with pytest.raises(InvalidRequest, match="the field's own type in a list of more than 16384"):
+    with pytest.raises(InvalidRequest, match="the field's type in a list of more than 16384"):
         read_request(body.encode(), "ops", "x")

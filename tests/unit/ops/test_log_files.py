@@ -135,7 +135,7 @@ def test_lines_of_one_place_are_limited(directory: Path, monkeypatch: pytest.Mon
         logging.getLogger().warning("another place")
     for name in ("pipeline.log", "pipeline.log.wf"):
         texts = [line.split("] ", 1)[1] for line in (directory / name).read_text().splitlines()]
-        assert texts == ["again 0", "again 1", "again 5 (3 more of these were left out)", "another place"]
+        assert texts == ["again 0", "again 1", "again 5 (3 similar lines suppressed)", "another place"]
 
 
 def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

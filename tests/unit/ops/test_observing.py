@@ -17,8 +17,7 @@ from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.observing.analyst import Analyst
 from ovmstrio.ops.observing.figures import PipelineFigures
 from ovmstrio.ops.observing.hooks import ChannelState, OpHooks, Stage
-from ovmstrio.ops.observing.observing import open_observing, snapshot
-from ovmstrio.ops.observing.tracer import Timelines, benchmark_document, tracer_lines
+from ovmstrio.ops.observing.observing import Timelines, benchmark_document, open_observing, snapshot, tracer_lines
 from ovmstrio.ops.settings import DagSettings, PipelineSettings, TracerSettings
 from tests.support.ops import asking, settings, text_graph
 

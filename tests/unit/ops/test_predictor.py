@@ -55,8 +55,8 @@ def test_a_description_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("feed_var { name: 3 }", [":1:", "is no model configuration"]),
-        ('feed_var { name: "x"', ["is no model configuration"]),
+        ("feed_var { name: 3 }", [":1:", "invalid model configuration"]),
+        ('feed_var { name: "x"', ["invalid model configuration"]),
         ("", ["no feed_var", "no fetch_var"]),
         ('feed_var { name: "x" feed_type: 99 } fetch_var { name: "y" }', ["x.feed_type", "found 99"]),
         ("feed_var { } fetch_var { }", ["a feed_var has no name", "a fetch_var has no name"]),
@@ -76,7 +76,7 @@ def test_every_problem_of_a_description_is_reported(tmp_path: Path, text: str, m
 
 
 def test_a_missing_description_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"there is no {CONFIG_FILE}; .* write it by hand"):
+    with pytest.raises(ConfigError, match=f"{CONFIG_FILE} is missing; .* by hand"):
         read_model_config(tmp_path)
 
 
@@ -97,9 +97,9 @@ def test_variables_are_matched_with_tensors(config: ModelConfig, outputs: list[s
 @pytest.mark.parametrize(
     ("feeds", "fetches", "message"),
     [
-        ("a:A", "y:Y", "the model takes 'b' too, for which there is no feed_var"),
-        ("a:A b:B c:C", "y:Y", "not as many tensors as there are feed_var: 'c'"),
-        ("a:A b:B", "y:Y z:Z", "not as many tensors as there are fetch_var: 'z'"),
+        ("a:A", "y:Y", "no feed_var for model inputs 'b'"),
+        ("a:A b:B c:C", "y:Y", "more feed_var than tensors of the model: 'c'"),
+        ("a:A b:B", "y:Y z:Z", "more fetch_var than tensors of the model: 'z'"),
     ],
 )
 def test_a_description_that_does_not_fit_its_model_is_refused(feeds: str, fetches: str, message: str) -> None:
@@ -141,13 +141,13 @@ def test_texts_become_their_bytes() -> None:
         ),
         ({"x": np.ones((1, 3)), "id": "7"}, FeedMismatch, r"unknown \['id'\]\. .*given x: float64 \[1,3\], id: str"),
         ({}, FeedMismatch, r"missing \['x'\]\. Expected .*; given nothing"),
-        ({"x": np.ones((1, 4))}, FeedMismatch, r"shapes do not fit .*FP32 \[-1,3\]; given x: float64 \[1,4\]$"),
+        ({"x": np.ones((1, 4))}, FeedMismatch, r"shapes do not match .*FP32 \[-1,3\]; given x: float64 \[1,4\]$"),
         ({"x": np.ones(3)}, FeedMismatch, "Is the batch axis of x missing"),
         ({"x": 3.0}, FeedTypeError, "'x' is float"),
         ({"x": [1.0, 2.0, 3.0]}, FeedTypeError, r"'x' is list\[float\]"),
         ({"x": ["a", "b", "c"]}, FeedTypeError, r"FP32 \[-1,3\]; given x: list\[str\] of 3"),
-        ({"x": np.array([["a", "b", "c"]])}, FeedTypeError, "cannot be made FP32"),
-        ({"x": np.array([[None, {}, 1]])}, FeedTypeError, "cannot be made FP32"),
+        ({"x": np.array([["a", "b", "c"]])}, FeedTypeError, "cannot be cast to FP32"),
+        ({"x": np.array([[None, {}, 1]])}, FeedTypeError, "cannot be cast to FP32"),
     ],
 )
 def test_a_wrong_feed_is_refused_with_the_expected_one(

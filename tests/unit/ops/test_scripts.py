@@ -14,8 +14,7 @@ from ovms_cli.script import call_script
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op, ResponseOp, WebService
 from ovmstrio.ops.numpy1_compat import numpy_one, speaks_numpy_one
-from ovmstrio.ops.prepared_service import PreparedService, load_in_worker
-from ovmstrio.ops.scripts import run_as_main
+from ovmstrio.ops.prepared_service import PreparedService, load_in_worker, run_as_main
 from ovmstrio.ops.web_service import set_service_runner
 
 _SCRIPT = """
@@ -81,7 +80,7 @@ def test_a_service_needs_one_configuration(arguments: dict[str, Any]) -> None:
 def test_a_service_needs_an_op_and_its_preparation() -> None:
     with pytest.raises(ValueError, match="default_service must return the last Op, got NoneType"):
         WebService().prepare_pipeline_config("config.yml")
-    with pytest.raises(ConfigError, match="before prepare_pipeline_config"):
+    with pytest.raises(ConfigError, match="call prepare_pipeline_config before"):
         _Service().graph()
 
 
@@ -99,7 +98,7 @@ def test_a_runner_receives_the_services_of_a_script() -> None:
 def _argument(script: Path, name: str = "uci", config: str | None = None) -> str:
     argv = [str(script), "a"]
     return json.dumps(
-        {"script": str(script), "argv": argv, "name": name, "config": config, "folder": None, "numpy_one": False}
+        {"script": str(script), "argv": argv, "name": name, "config": config, "folder": None, "numpy1_compat": False}
     )
 
 
@@ -121,7 +120,7 @@ def test_a_configuration_of_the_command_line_replaces_that_of_the_script(script:
 
 def test_a_script_without_the_service_is_refused_in_a_worker(script: Path) -> None:
     script.write_text(_SCRIPT[: _SCRIPT.index("raise")])
-    with pytest.raises(ConfigError, match="runs no service named 'other' in a worker process"):
+    with pytest.raises(ConfigError, match="runs no service 'other' in a worker process"):
         load_in_worker(_argument(script, name="other"))
 
 
@@ -185,7 +184,7 @@ def test_a_script_and_its_workers_have_numpy_1(script: Path, monkeypatch: pytest
     def serve(service: WebService) -> None:
         source = PreparedService(service, script=script).source()
         assert source is not None
-        served.extend([service.name, '"numpy_one": true' in source.argument])
+        served.extend([service.name, '"numpy1_compat": true' in source.argument])
 
     call_script(script, [], None, serve)
     assert served == ["[0.5, [1, 2]]", True]

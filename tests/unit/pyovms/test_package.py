@@ -211,7 +211,7 @@ def test_attributes_are_read_only(name: str) -> None:
 def test_attributes_of_arrays_are_missing_with_a_hint() -> None:
     tensor: Any = Tensor("x", np.zeros(1))
     assert not hasattr(tensor, "reshape")
-    with pytest.raises(AttributeError, match=r"'Tensor' object has no attribute 'mean'; np.asarray\(tensor\)"):
+    with pytest.raises(AttributeError, match=r"'Tensor' object has no attribute 'mean'; use np.asarray\(tensor\)"):
         tensor.mean()
     assert "mean" not in dir(tensor)
     assert {"name", "shape", "datatype", "data", "size"} <= set(dir(tensor))
@@ -231,12 +231,12 @@ def test_tensors_compare_by_identity() -> None:
     ("arguments", "text"),
     [
         (("x",), "takes either data or buffer, got none"),
-        ((b"x", "text"), "must have the buffer protocol.*got str; text.encode"),
+        ((b"x", "text"), "must have the buffer protocol.*got str; use text.encode"),
         (("x", [1]), "must have the buffer protocol.*got list"),
         (("x", None), "got NoneType"),
         (("x", 3), "got int"),
         ((3, b""), "name must be text, got int"),
-        (("x", b"", "12"), "shape must be a sequence of whole numbers, got '12'"),
+        (("x", b"", "12"), "shape must be a sequence of integers, got '12'"),
         (("x", b"", 3), "shape must be"),
         (("x", b"", [1.5]), "shape must be"),
         (("x", b"", None, 5), "datatype of 'x' must be text, got int"),
@@ -312,7 +312,7 @@ def test_storage_is_read_by_items_and_attributes() -> None:
     storage["more"] = 2
     assert (storage["seen"], storage.more, dict(storage)) == (1, 2, {"seen": 1, "more": 2})
     del storage.seen
-    with pytest.raises(AttributeError, match="nothing called 'seen' is stored; stored are: more"):
+    with pytest.raises(AttributeError, match="storage has no 'seen'; stored names: more"):
         _ = storage.seen
     with pytest.raises(AttributeError, match="'seen'"):
         del storage.seen

@@ -122,10 +122,12 @@ async def test_failures_in_a_row_suspend_an_address(autojump_clock: MockClock) -
         endpoint.script = _raise(error)
         with pytest.raises(type(error)):
             await remote.infer(_request())
-    with pytest.raises(NotReady, match=r'"m" is not called: a: left alone for 10.0 s more, after 2 failures in a row'):
+    with pytest.raises(
+        NotReady, match=r'"m" is not available: a: circuit open for 10.0 s after 2 consecutive failures'
+    ):
         await remote.infer(_request())
     assert len(endpoint.calls) == 7
-    assert "left alone" in remote.obstacle
+    assert "circuit open" in remote.obstacle
     await trio.sleep(10)
     endpoint.script = _answer
     await remote.infer(_request())
@@ -141,7 +143,7 @@ async def test_only_the_configured_timeout_counts_as_a_failure(autojump_clock: M
     assert remote.obstacle == ""
     with pytest.raises(DeadlineExceeded):
         await remote.infer(_request())
-    assert "left alone" in remote.obstacle
+    assert "circuit open" in remote.obstacle
 
 
 async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockClock) -> None:
@@ -212,7 +214,7 @@ def test_an_obstacle_needs_all_addresses_to_fail() -> None:
     targets.all[0].ailment = "refused"
     assert targets.obstacle(0) == ""
     targets.all[1].breaker.fail(0)
-    expected = "grpc://h0:1: refused; grpc://h1:1: left alone for 7.0 s more, after 1 failures in a row"
+    expected = "grpc://h0:1: refused; grpc://h1:1: circuit open for 7.0 s after 1 consecutive failures"
     assert targets.obstacle(3) == expected
 
 

@@ -1,1 +1,1 @@
-"""The clients that handlers' constructors get; the server has their implementations."""
+"""Model clients for constructors of handlers; the server implements them."""

@@ -1,4 +1,4 @@
-"""The client of a Python handler's models."""
+"""Model client of Python handlers."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ __all__ = ["ModelClient"]
 
 
 class ModelClient(ABC):
-    """What a constructor gets as ``model_client``; its methods may be called from any thread, and block."""
+    """Constructor argument ``model_client``; its methods block and are thread-safe."""
 
     @abstractmethod
     def get_model(self, model_name: str | None = None, model_version: str | int | None = "latest") -> Any:
-        """Give what ``load_model`` returned for a version of a model, loading it if need be.
+        """Return the result of ``load_model`` for a version of a model, which is loaded if necessary.
 
         Args:
-            model_name: of the model; only left out where the project has a single one by its ``path``.
-            model_version: a number, or ``"latest"``, which nothing means, too.
+            model_name: name of the model; optional if the project has a single model by ``path``.
+            model_version: version number, or ``"latest"`` or None for the latest version.
 
         Raises:
-            UserRuntimeException: there is no such model or version, or it cannot be loaded.
+            UserRuntimeException: the model or version does not exist, or cannot be loaded.
         """
 
     @abstractmethod
     def set_load_method(self, load_model: Callable[[str], Any]) -> None:
-        """Say how models are loaded from their folders; the server does this with the handler's ``load_model``."""
+        """Set the function that loads a model from its folder; the server passes the handler's ``load_model``."""
 
     @property
     @abstractmethod
     def metadata(self) -> Mapping[str, Any]:
-        """The models by name, each with its ``versions`` and ``timestamps``."""
+        """Models by name, each with ``versions`` and ``timestamps``."""
 
     @property
     @abstractmethod
     def caching(self) -> bool:
-        """Whether models come and go by their use."""
+        """Whether models are loaded on demand and evicted."""

@@ -1,4 +1,4 @@
-"""The client of a TensorFlow handler's models."""
+"""Model client of TensorFlow handlers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["TensorFlowClient"]
 
 
 class TensorFlowClient(ABC):
-    """What a constructor gets as ``tensorflow_client``; its methods may be called from any thread, and block."""
+    """Constructor argument ``tensorflow_client``; its methods block and are thread-safe."""
 
     @abstractmethod
     def predict(
@@ -22,10 +22,10 @@ class TensorFlowClient(ABC):
         """Run a model.
 
         Args:
-            model_input: arrays, or what can be made into them, by the names of the model's inputs.
-            model_name: of the model; only left out where the project has a single one by its ``path``.
-            model_version: a number, or ``"latest"``, which nothing means, too.
+            model_input: arrays or array-likes by input name.
+            model_name: name of the model; optional if the project has a single model by ``path``.
+            model_version: version number, or ``"latest"`` or None for the latest version.
 
         Raises:
-            UserRuntimeException: there is no such model or version, or an input does not fit.
+            UserRuntimeException: the model or version does not exist, or an input does not match.
         """

@@ -1,1 +1,1 @@
-"""The messages and the service of pipelines."""
+"""Messages and service of pipelines."""

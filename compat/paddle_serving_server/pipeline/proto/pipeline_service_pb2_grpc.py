@@ -1,4 +1,4 @@
-"""The service's stub and base for grpcio."""
+"""Stub and servicer of the pipeline service for grpcio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PipelineServiceServicer", "PipelineServiceStub", "add_PipelineServic
 
 
 class PipelineServiceStub:
-    """Calls ``inference`` over a channel."""
+    """Client stub with the method ``inference``."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.inference = channel.unary_unary(
@@ -21,17 +21,17 @@ class PipelineServiceStub:
 
 
 class PipelineServiceServicer:
-    """Base of a service of one's own."""
+    """Base class of servicers."""
 
     def inference(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Answer a request; to be overridden."""
-        raise NotImplementedError("inference is to be overridden")
+        """Return the response to a request; override this."""
+        raise NotImplementedError("override inference")
 
 
 def add_PipelineServiceServicer_to_server(  # noqa: N802 - the name that scripts import
     servicer: PipelineServiceServicer, server: grpc.Server
 ) -> None:
-    """Host a service of one's own on a server of grpcio."""
+    """Register a servicer with a grpcio server."""
     handler = grpc.unary_unary_rpc_method_handler(
         servicer.inference, request_deserializer=REQUEST.FromString, response_serializer=RESPONSE.SerializeToString
     )

@@ -409,7 +409,7 @@ def check_empty(executor: Executor, plan: Plan) -> None:
     assert executor._admission._free == plan.worker_num
     assert (executor._stall_detector._moving, executor._stall_detector._room) == (0, plan.worker_num)
     assert all(len(runner._pool._free) == runner._pool._count for runner in runners)
-    assert not any(runner._begun for runner in runners)
+    assert not any(runner._batched for runner in runners)
     batchers = [runner._batcher for runner in runners if runner._batcher is not None]
     assert [(batcher.waiting, batcher.running) for batcher in batchers] == [(0, 0)] * len(batchers)
 
