@@ -1,6 +1,6 @@
-"""Input policies: when a node may run, and on which packets.
+"""Input policies: when a node can run, and on which packets.
 
-A policy looks at the input streams of one node.  ``next()`` takes the packets of one run off them.
+A policy reads the input streams of one node; ``next()`` takes the packets of one run from them.
 """
 
 from __future__ import annotations
@@ -42,25 +42,21 @@ __all__ = [
     "take",
 ]
 
-# ----------------------------------------------------------------------
-# What a policy answers
-# ----------------------------------------------------------------------
-
 
 class Close(enum.Enum):
-    """The type of :data:`CLOSE`."""
+    """Type of :data:`CLOSE`."""
 
     CLOSE = enum.auto()
 
 
 CLOSE: Final = Close.CLOSE
-"""All inputs are done: the node is to be closed."""
+"""All inputs are done: the node must be closed."""
 
 
 class NodeStep(NamedTuple):
-    """One run of the node: its timestamp and the values by port, in the order of tags.
+    """One run of a node: its timestamp and its values by port, in tag order.
 
-    ``settled`` tells by port how far each input is known, where the policy looks for that.
+    ``settled``: the last known timestamp of each input, if the policy tracks it.
     """
 
     timestamp: int
@@ -69,49 +65,47 @@ class NodeStep(NamedTuple):
 
 
 Step = NodeStep | Literal[Close.CLOSE] | None
-"""None: not ready."""
+"""None: the node is not ready."""
 
 
 class InputPolicy:
-    """The input policy of one node of one instance."""
+    """Input policy of one node of one instance."""
 
     def __init__(self, streams: Sequence[InputStream]) -> None:
         self._streams = streams
 
     def next(self) -> Step:
-        """Take the packets of the next run, if the node may run.
+        """Take the packets of the next run, if the node can run.
 
         Raises:
-            NodeFailure: the packets make no sense to the policy.
+            NodeFailure: the policy cannot use the packets.
         """
         raise NotImplementedError
 
     def arrived(self) -> None:
-        """Note that packets or bounds have come; some policies drop packets now."""
+        """Handle new packets or bounds; some policies drop packets here."""
 
     def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have, ``DONE`` if there will be none."""
+        """Return the smallest timestamp of a future run, ``DONE`` if there is none."""
         return earliest(self._streams)
 
 
 def earliest(streams: Sequence[InputStream]) -> int:
-    """Give the smallest timestamp of a packet that waits on these streams or may still come."""
+    """Return the smallest timestamp of a queued or future packet on these streams."""
     return min((stream.earliest for stream in streams), default=DONE)
 
 
-# ----------------------------------------------------------------------
-# Policies that run a node also where it has become certain that no packet comes
-# ----------------------------------------------------------------------
+# Policies that also run on timestamp bounds
 
 BEFORE_ALL: Final = MIN - 1
-"""The last settled timestamp of an input of which nothing is known yet."""
+"""Last settled timestamp of an input about which nothing is known yet."""
 
 
 class SettledPolicy(InputPolicy):
-    """Runs at the timestamp of the earliest packet, or without one at the last timestamp that is settled.
+    """Policy that runs at the timestamp of the earliest packet, or without packets at the last settled timestamp.
 
-    Of several timestamps that were settled at once without packets only the last is run.  Inputs are looked at all
-    together, or each for itself; in the second case the end of each is told by a run without packets at ``MAX``.
+    If several timestamps settle at once without packets, only the last one runs. The inputs form one set, or one set
+    each; in the second case a run without packets at ``MAX`` reports the end of each input.
     """
 
     def __init__(self, streams: Sequence[InputStream], sets: Sequence[_Set]) -> None:
@@ -120,16 +114,16 @@ class SettledPolicy(InputPolicy):
 
     @classmethod
     def together(cls, streams: Sequence[InputStream]) -> Self:
-        """Wait for all inputs, as the default policy does."""
-        return cls(streams, [_Set(streams, tells_end=False)])
+        """Create a policy over one set of all inputs, like the default policy."""
+        return cls(streams, [_Set(streams, reports_end=False)])
 
     @classmethod
     def apart(cls, streams: Sequence[InputStream]) -> Self:
-        """Wait for none, as the policy Immediate does."""
-        return cls(streams, [_Set([stream], tells_end=True) for stream in streams])
+        """Create a policy with one set per input, like the Immediate policy."""
+        return cls(streams, [_Set([stream], reports_end=True) for stream in streams])
 
     def next(self) -> Step:
-        """Take the earliest timestamp at which something has become known."""
+        """Take the earliest timestamp at which an input has settled."""
         times = [each.time() for each in self._sets]
         now = min((time for time in times if time is not None), default=None)
         if now is None:
@@ -141,26 +135,28 @@ class SettledPolicy(InputPolicy):
         for each, time in zip(self._sets, times, strict=True):
             if time == now:
                 each.take(now, inputs)
-            settled |= {stream.port: now if time == now else _known(stream) for stream in each.streams}
+            for stream in each.streams:
+                known = MAX if stream.earliest == DONE else stream.earliest - 1
+                settled[stream.port] = now if time == now else known
         return NodeStep(now, inputs, settled)
 
 
 class _Set:
-    """Inputs that are looked at together; ``last`` is the timestamp of their last run."""
+    """Inputs that are synchronized; ``_last`` is the timestamp of their last run."""
 
-    __slots__ = ("_last", "_tells_end", "streams")
+    __slots__ = ("_last", "_reports_end", "streams")
 
-    def __init__(self, streams: Sequence[InputStream], *, tells_end: bool) -> None:
+    def __init__(self, streams: Sequence[InputStream], *, reports_end: bool) -> None:
         self.streams = streams
-        self._tells_end = tells_end
+        self._reports_end = reports_end
         self._last = BEFORE_ALL
 
     def time(self) -> int | None:
-        """Give the timestamp of the next run; None if nothing is new, ``DONE`` if nothing more will be."""
+        """Return the timestamp of the next run, None if nothing is new, ``DONE`` if there is none."""
         packet = min((stream.queue[0].timestamp for stream in self.streams if stream.queue), default=DONE)
         bound = min((stream.bound for stream in self.streams if not stream.queue), default=DONE)
         is_done = packet == bound == DONE
-        if is_done and not self._tells_end:
+        if is_done and not self._reports_end:
             return DONE
         found = min(packet, MAX if bound == DONE else bound - 1)
         if found > self._last:
@@ -168,25 +164,17 @@ class _Set:
         return DONE if is_done else None
 
     def take(self, timestamp: int, inputs: dict[Port, Any]) -> None:
-        """Add what lies at a timestamp to the values of a run."""
         self._last = timestamp
         for stream in self.streams:
             if stream.queue and stream.queue[0].timestamp == timestamp:
                 inputs[stream.port] = stream.queue.popleft().value
 
 
-def _known(stream: InputStream) -> int:
-    """Give the last timestamp of an input of which everything has been told."""
-    return MAX if stream.earliest == DONE else stream.earliest - 1
-
-
-# ----------------------------------------------------------------------
-# Policies made of sync sets: streams that are looked at together
-# ----------------------------------------------------------------------
+# Policies over sync sets
 
 
 def ready_time(streams: Sequence[InputStream]) -> int | None:
-    """Give the timestamp at which a set may run; None if it must wait, ``DONE`` if all of it is done."""
+    """Return the timestamp at which a set can run, None if it must wait, ``DONE`` if all its streams are done."""
     packet = bound = DONE
     for stream in streams:
         queue = stream.queue
@@ -201,7 +189,7 @@ def ready_time(streams: Sequence[InputStream]) -> int | None:
 
 
 def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
-    """Take what lies at a timestamp at the heads of the streams."""
+    """Take the packets at a timestamp from the heads of the streams."""
     inputs = {
         stream.port: stream.queue.popleft().value
         for stream in streams
@@ -211,10 +199,10 @@ def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
 
 
 class DefaultPolicy(InputPolicy):
-    """All inputs together, in the order of timestamps."""
+    """Policy with all inputs synchronized, in timestamp order."""
 
     def next(self) -> Step:
-        """Take the earliest timestamp, once no other input can have anything at it or before."""
+        """Take the earliest timestamp once no input can receive a packet at or before it."""
         timestamp = ready_time(self._streams)
         if timestamp is None:
             return None
@@ -222,19 +210,19 @@ class DefaultPolicy(InputPolicy):
 
 
 class EarlyClosePolicy(DefaultPolicy):
-    """As the default, but the first input that is done ends the node."""
+    """Default policy, except that the first input that is done closes the node."""
 
     def next(self) -> Step:
-        """Close as soon as one input is done, else as the default."""
+        """Close if an input is done, else run as the default policy."""
         if any(stream.is_done for stream in self._streams):
             return CLOSE
         return super().next()
 
 
 class SyncSetPolicy(InputPolicy):
-    """Several sets, each for itself; of those that may run the earliest runs, and of equals the one declared first.
+    """Several synchronized sets; the ready set with the earliest timestamp runs, of equals the one declared first.
 
-    Inputs in no set form one more, the last.
+    Inputs in no declared set form the last set.
     """
 
     def __init__(self, sets: Sequence[Sequence[InputStream]]) -> None:
@@ -243,7 +231,7 @@ class SyncSetPolicy(InputPolicy):
 
     @classmethod
     def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Make the sets that the options name."""
+        """Create the policy from the handler's options."""
         by_port = {stream.port: stream for stream in streams}
         declared = config.options.sync_set if config.options is not None else ()
         sets = [
@@ -255,7 +243,7 @@ class SyncSetPolicy(InputPolicy):
         return cls(sets)
 
     def next(self) -> Step:
-        """Take the earliest set that may run."""
+        """Take the packets of the earliest ready set."""
         best: Sequence[InputStream] | None = None
         first = DONE
         is_done = True
@@ -270,13 +258,13 @@ class SyncSetPolicy(InputPolicy):
 
 
 class ImmediatePolicy(InputPolicy):
-    """Every input for itself: the earliest packet runs at once, with whatever lies at the same timestamp beside it.
+    """Policy without synchronization: the earliest packet runs at once, with any packets at the same timestamp.
 
-    MediaPipe runs the node with no packet at all when one of several inputs ends; here nothing happens then.
+    MediaPipe also runs the node without packets when one of several inputs ends; this policy does not.
     """
 
     def next(self) -> Step:
-        """Take the earliest packets there are."""
+        """Take the earliest packets."""
         waiting = [stream.queue[0].timestamp for stream in self._streams if stream.queue]
         if waiting:
             return take(self._streams, min(waiting))
@@ -284,13 +272,13 @@ class ImmediatePolicy(InputPolicy):
 
 
 class BarrierPolicy(InputPolicy):
-    """Runs once every input has a packet, at the earliest of their timestamps, on one packet of each.
+    """Policy that runs once every input has a packet, on one packet of each, at the earliest of their timestamps.
 
-    The first input that is done ends the node, for it can never run again.
+    The first input that is done closes the node, because the node can never run again.
     """
 
     def next(self) -> Step:
-        """Take one packet of each input, if all have one."""
+        """Take one packet of each input, if every input has one."""
         if any(stream.is_done for stream in self._streams):
             return CLOSE
         if not all(stream.queue for stream in self._streams):
@@ -301,15 +289,10 @@ class BarrierPolicy(InputPolicy):
         )
 
 
-# ----------------------------------------------------------------------
-# Inputs whose clocks started at different times, brought to the clock of one of them
-# ----------------------------------------------------------------------
-
-
 class TimestampAlignPolicy(InputPolicy):
-    """The default policy after the first packet of each input has been declared simultaneous.
+    """Default policy on aligned clocks: the first packets of all inputs count as simultaneous.
 
-    Until every input has had one, packets of the base input run alone and the others wait.
+    Timestamps are on the clock of the base input. Until every input has a packet, packets of the base input run alone.
     """
 
     def __init__(self, streams: Sequence[InputStream], base: InputStream) -> None:
@@ -319,12 +302,12 @@ class TimestampAlignPolicy(InputPolicy):
 
     @classmethod
     def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Make the policy with the base that the options name."""
+        """Create the policy with the base input from the handler's options."""
         port = parse_tag_index(config.options.timestamp_base_tag_index)
         return cls(streams, next(stream for stream in streams if stream.port == port))
 
     def next(self) -> Step:
-        """Take the earliest aligned timestamp; it is told on the base's clock."""
+        """Take the earliest aligned timestamp, on the base clock."""
         if self._offsets is None:
             if not all(stream.queue for stream in self._streams):
                 return self._base_alone()
@@ -333,7 +316,7 @@ class TimestampAlignPolicy(InputPolicy):
         return self._aligned(self._offsets)
 
     def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have, on the base's clock."""
+        """Return the smallest timestamp of a future run, on the base clock."""
         if self._offsets is None:
             return self._base.earliest
         found = zip(self._streams, self._offsets, strict=True)
@@ -363,16 +346,11 @@ class TimestampAlignPolicy(InputPolicy):
         return NodeStep(packet, inputs)
 
 
-# ----------------------------------------------------------------------
-# Only the newest packets: the default policy over queues that are cut short
-# ----------------------------------------------------------------------
-
-
 class FixedSizePolicy(DefaultPolicy):
-    """Drops old packets when a queue has grown to ``trigger`` down to ``target``, on every input at one timestamp.
+    """Default policy that drops old packets: a queue that grew to ``trigger`` is cut to ``target``.
 
-    What comes late is dropped as if it had come in time.  With ``fixed_min`` nothing is dropped until every queue has
-    grown to ``trigger``, and each keeps at least ``target``.
+    All inputs drop packets up to the same timestamp, including packets that arrive late. With ``fixed_min`` nothing is
+    dropped until every queue has ``trigger`` packets, and each queue keeps at least ``target``.
     """
 
     def __init__(
@@ -386,7 +364,7 @@ class FixedSizePolicy(DefaultPolicy):
 
     @classmethod
     def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Make the policy that the options describe."""
+        """Create the policy from the handler's options."""
         options = config.options
         if options is None:
             return cls(streams)
@@ -398,12 +376,12 @@ class FixedSizePolicy(DefaultPolicy):
         )
 
     def next(self) -> Step:
-        """Drop what is too old, then take as the default does."""
+        """Drop old packets, then run as the default policy."""
         self.arrived()
         return super().next()
 
     def arrived(self) -> None:
-        """Drop what is too old."""
+        """Drop old packets."""
         keep_from = self._keep_all() if self._fixed_min else self._keep_any()
         for stream in self._streams:
             while stream.queue and stream.queue[0].timestamp < keep_from:
@@ -422,16 +400,11 @@ class FixedSizePolicy(DefaultPolicy):
         return min(stream.queue[-self._target].timestamp for stream in self._streams)
 
 
-# ----------------------------------------------------------------------
-# One of several inputs at a time, as a control input says
-# ----------------------------------------------------------------------
-
-
 class MuxPolicy(InputPolicy):
-    """Runs at each packet of the control input, the last by tag, whose value is the index of the input to read.
+    """Policy that runs at each packet of the control input (the last by tag), whose value is the index of a data input.
 
-    What the chosen input has at that timestamp comes with it, once that is decided; earlier packets of all inputs are
-    dropped as the control input goes on.  The node ends with its control input.
+    A run waits until the selected input is settled at that timestamp. Older packets of all inputs are dropped. The end
+    of the control input closes the node.
     """
 
     def __init__(self, streams: Sequence[InputStream]) -> None:
@@ -439,10 +412,10 @@ class MuxPolicy(InputPolicy):
         *self._data, self._control = streams
 
     def next(self) -> Step:
-        """Take the next control packet and what it chooses, once that is decided.
+        """Take the next control packet and the packet of the input it selects, once that input is settled.
 
         Raises:
-            NodeFailure: it chooses no input.
+            NodeFailure: the value selects no input.
         """
         control = self._control
         if not control.queue:
@@ -461,7 +434,7 @@ class MuxPolicy(InputPolicy):
         return NodeStep(head.timestamp, inputs)
 
     def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have."""
+        """Return the smallest timestamp of a future run."""
         return self._control.earliest
 
     def _choose(self, value: Any) -> InputStream:
@@ -477,9 +450,7 @@ class MuxPolicy(InputPolicy):
                 stream.queue.popleft()
 
 
-# ----------------------------------------------------------------------
-# Input policies: when a node may run, and on which packets
-# ----------------------------------------------------------------------
+# Registry
 
 _SUFFIX: Final = "InputStreamHandler"
 
@@ -496,7 +467,7 @@ _POLICIES: Final[Mapping[str, Callable[[Sequence[InputStream], PolicyConfig], In
 
 
 def policy_names() -> tuple[str, ...]:
-    """List the input stream handlers that graph files may name."""
+    """Return the input stream handlers that graph files can name."""
     return tuple(_POLICIES)
 
 
@@ -507,10 +478,10 @@ _SETTLED: Final[Mapping[str, Callable[[Sequence[InputStream]], InputPolicy]]] = 
 
 
 def make_policy(config: PolicyConfig, streams: Sequence[InputStream], *, processes_bounds: bool = False) -> InputPolicy:
-    """Make the policy of one node of one instance, over its input streams in the order of tags.
+    """Create the policy of one node of one instance, over its input streams in tag order.
 
-    The configuration has been checked (``graphs.config.wiring``).  With ``processes_bounds`` the node runs without
-    packets, too, where its policy can tell when (``NodeContract``).
+    ``config`` must be validated. With ``processes_bounds`` the Default and Immediate policies also run without packets
+    (see ``NodeContract``).
     """
     if processes_bounds and streams and config.handler in _SETTLED:
         return _SETTLED[config.handler](streams)

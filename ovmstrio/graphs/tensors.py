@@ -1,4 +1,7 @@
-"""Tensors of OpenVINO, MediaPipe and TensorFlow: arrays over the request's bytes, of whatever shape it names."""
+"""Conversion of request inputs to tensor packets (OpenVINO, MediaPipe, TensorFlow, images, Python).
+
+Arrays are views of the request's bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,10 @@ __all__ = [
     "zero_dimension",
 ]
 
-# ----------------------------------------------------------------------
-# The words in which inputs of graphs are refused; fixed parts are OVMS's
-# ----------------------------------------------------------------------
+# Errors of inputs; the fixed parts of the messages are OVMS's
 
 MAX_BYTES: Final = 2**63 - 1
-"""The most bytes that a shape may declare."""
+"""The largest size in bytes that a shape may declare."""
 
 CONTENT_SIZE: Final = "Invalid content size of tensor proto"
 INPUT_FORMAT: Final = "Inputs inside buffer does not match expected format."
@@ -50,51 +51,49 @@ _SHAPE: Final = "Invalid input shape"
 
 
 def described(given: InferInput, datatype: Datatype) -> TensorSpec:
-    """Describe an input of a graph, about which only the request says anything."""
+    """Return the spec of a graph input, taken from the request."""
     return TensorSpec(given.name, datatype, (), None)
 
 
 def negative_dimension(given: InferInput) -> InvalidRequest:
-    """Make the error for a shape with a size below 0."""
+    """Return the error for a shape with a negative dimension."""
     shape = show_shape(given.shape)
     return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {given.name}")
 
 
 def zero_dimension(given: InferInput) -> InvalidRequest:
-    """Make the error for a shape with a size below 1 where there must be at least one element."""
+    """Return the error for a shape with a dimension below 1."""
     shape = show_shape(given.shape)
     return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {given.name}")
 
 
 def too_large(given: InferInput) -> InvalidRequest:
-    """Make the error for a shape whose bytes cannot be counted in 64 bits."""
+    """Return the error for a shape whose size in bytes exceeds 64 bits."""
     detail = "Provided shape and datatype declare too large buffer."
     return refused(CONTENT_SIZE, f"{detail} Shape: {show_shape(given.shape)}; input name: {given.name}")
 
 
 def no_contents(given: InferInput) -> InvalidRequest:
-    """Make the error for an input that came without any values."""
+    """Return the error for an input without values."""
     return refused(CONTENT_SIZE, f"Input does not have input tensor contents field; input name: {given.name}")
 
 
-# ----------------------------------------------------------------------
-# Tensors of OpenVINO, MediaPipe and TensorFlow: arrays over the request's bytes, of whatever shape it names
-# ----------------------------------------------------------------------
+# OpenVINO, MediaPipe and TensorFlow tensors
 
 NUMERIC_DATATYPES: Final = frozenset(BY_NAME) - {BYTES.name}
 MEDIAPIPE_DATATYPES: Final = frozenset({"FP32", "FP16", "INT32", "INT8", "UINT8", "BOOL"})
-"""What a tensor of MediaPipe's own can hold."""
+"""Datatypes of a ``MediaPipeTensor``."""
 
 _Value = TypeVar("_Value", bound=TensorValue)
 
 
 class ArrayReader(Generic[_Value]):
-    """Reads inputs into tensors of one class.
+    """Parser of inputs to one tensor class.
 
     Args:
-        made: the class of tensors.
-        datatypes: the names of the element types that it can hold.
-        smallest: the smallest size of a dimension.
+        made: the tensor class.
+        datatypes: names of the datatypes that the class supports.
+        smallest: the smallest allowed dimension.
     """
 
     __slots__ = ("_datatypes", "_made", "_smallest")
@@ -105,10 +104,10 @@ class ArrayReader(Generic[_Value]):
         self._smallest = smallest
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> _Value:
-        """Make a tensor of one input of a request.
+        """Return one request input as a tensor.
 
         Raises:
-            InvalidRequest: the shape or element type cannot be held, or the values do not fit them.
+            InvalidRequest: the shape or datatype is not supported, or the values do not fit them.
         """
         shape = given.shape
         if any(size < self._smallest for size in shape):
@@ -133,15 +132,13 @@ read_mediapipe_tensor: Final = ArrayReader(MediaPipeTensor, MEDIAPIPE_DATATYPES,
 read_tf_tensor: Final = ArrayReader(TfTensor, NUMERIC_DATATYPES, 0)
 
 
-# ----------------------------------------------------------------------
-# Pictures: height, width and channels of a pixel format that MediaPipe knows
-# ----------------------------------------------------------------------
+# Images
 
 _RANK: Final = 3
 _INTEGER_CHANNELS: Final = frozenset({1, 3, 4})
 _FLOAT_CHANNELS: Final = frozenset({1, 2, 4})
 
-# FP16 and signed pixels keep their bits and are called what MediaPipe calls the format.
+# FP16 and signed pixels keep their bits; the datatype is that of MediaPipe's image format.
 _FORMATS: Final = {
     "UINT8": (BY_NAME["UINT8"], _INTEGER_CHANNELS),
     "INT8": (BY_NAME["UINT8"], _INTEGER_CHANNELS),
@@ -153,10 +150,10 @@ _FORMATS: Final = {
 
 
 def read_image(given: InferInput, raw: Buffer | None) -> ImageFrame:
-    """Make a picture of one input of a request.
+    """Return one request input as an image.
 
     Raises:
-        InvalidRequest: it is not three dimensions of a known pixel format, or did not come in raw contents.
+        InvalidRequest: the input is not a 3-dimensional array of a known pixel format, or not in raw contents.
     """
     if raw is None:
         fixed = "Mediapipe execution failed. MP status"
@@ -178,7 +175,6 @@ def read_image(given: InferInput, raw: Buffer | None) -> ImageFrame:
 
 
 def _pixels(given: InferInput) -> Datatype:
-    """Give the element type of the pixel format that datatype and channels make."""
     channels = given.shape[-1]
     known = _FORMATS.get(given.datatype)
     if known is None:
@@ -192,22 +188,20 @@ def _pixels(given: InferInput) -> Datatype:
     return datatype
 
 
-# ----------------------------------------------------------------------
-# Python tensors: made from a request or an array, and turned back into bytes
-# ----------------------------------------------------------------------
+# Python tensors
 
 _KNOWN: Final = {name: row for name, row in BY_NAME.items() if name not in {"BYTES", "BF16"}}
 _ITEMSIZES: Final = {name: row.itemsize for name, row in _KNOWN.items()}
 
 python_tensor: Final = Tensor._from_request  # noqa: SLF001 - pyovms's constructor for the server
-"""Make a tensor of ``(name, raw, shape, datatype)``, whose buffer is ``raw`` itself."""
+"""Create a tensor of ``(name, raw, shape, datatype)`` whose buffer is ``raw`` itself."""
 
 
 def read_python_tensor(given: InferInput, raw: Buffer | None) -> Tensor:
-    """Make a tensor of one input of a request; raw bytes are not copied.
+    """Return one request input as a Python tensor; raw bytes are not copied.
 
     Raises:
-        InvalidRequest: a negative dimension, or values that do not fit the shape.
+        InvalidRequest: the shape has a negative dimension, or the values do not fit the shape.
     """
     if raw is None:
         return _from_contents(given)
@@ -251,9 +245,5 @@ def _from_contents(given: InferInput) -> Tensor:
 
 
 def contents_of(tensor: Tensor) -> Buffer:
-    """Give a tensor's bytes in C order, as they are now.
-
-    They are copied unless nobody can write to them: user code may well fill the same array again before the bytes
-    have left.
-    """
-    return tensor._frozen()._wire_bytes()  # noqa: SLF001 - pyovms's way out for the server
+    """Return a tensor's bytes in C order; writable buffers are copied, because user code may refill them."""
+    return tensor._frozen()._wire_bytes()  # noqa: SLF001 - pyovms's interface for the server

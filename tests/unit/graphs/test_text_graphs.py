@@ -219,7 +219,7 @@ def test_only_language_models_have_other_nodes(tmp_path: Path) -> None:
     assert isinstance(spec, GraphSpec)
     problems = KINDS[spec.kind].examine(spec)
     (problem,) = [each for each in problems if each.severity == "error"]
-    assert 'node "node": a RerankCalculatorOV is served as the only node of its graph' in problem.message
+    assert 'node "node": a RerankCalculatorOV must be the only node of its graph' in problem.message
     assert problem.line == _line_of(text, "node {")
 
 
