@@ -1,4 +1,4 @@
-"""A Python node in one running graph."""
+"""The PythonExecutorCalculator: Python nodes in running graphs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ from ovmstrio.isolation.worker_process import WorkerEnded
 
 __all__ = ["PYTHON_EXECUTOR", "PythonCalculator"]
 
-# ----------------------------------------------------------------------
-# A Python node in one running graph
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
 
 log = structlog.get_logger(__name__)
@@ -34,7 +30,7 @@ _NOTHING_YIELDED: Final = "the generator of execute ended without yielding anyth
 
 
 class PythonCalculator:
-    """Runs a handler's object for one call or stream."""
+    """Calculator of a Python node for one call or stream."""
 
     def __init__(self, handler: NodeHandler, context: NodeContext) -> None:
         instance = context.instance
@@ -48,13 +44,11 @@ class PythonCalculator:
     # Life
 
     async def open(self) -> None:
-        """Run the handler's ``open``, where it has one.
+        """Run the handler's ``open``. If cancelled, the handler's ``close`` still runs.
 
         Raises:
-            NodeFailure: it raised.
-            ServerError: it raised this itself.
-
-        Cancellation: as ``process``; the handler's ``close`` is run even so.
+            NodeFailure: ``open`` raised.
+            ServerError: ``open`` raised it.
         """
         try:
             await self._call("open", self._code.open())
@@ -65,10 +59,7 @@ class PythonCalculator:
         self._is_open = True
 
     async def close(self, context: NodeContext) -> None:
-        """Stop and close the generator, then run the handler's ``close``; what they raise is logged.
-
-        Cancellation: shielded, for as long as the pool gives user code that is to stop.
-        """
+        """Stop and close the generator, then run the handler's ``close``; log errors. Shielded for the grace period."""
         del context
         pump, self._pump = self._pump, None
         if pump is not None:
@@ -84,31 +75,31 @@ class PythonCalculator:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._handler.grace_seconds) as scope:
             try:
                 await self._call("close", self._code.close())
-            except Exception:  # noqa: BLE001 - it has been logged, and an end has nobody to tell
+            except Exception:  # noqa: BLE001 - logged already
                 return
         if scope.cancelled_caught:
-            log.error("close of a Python node did not end", servable=self._instance.graph, node=self._handler.node.name)
+            log.error("Python node close timed out", servable=self._instance.graph, node=self._handler.node.name)
 
     # Runs
 
     async def process(self, context: NodeContext) -> None:
         """Call ``execute``, or take the next value of its generator.
 
-        Raises:
-            NodeFailure: user code raised, or gave back something wrong; or data came while a generator runs.
-            ServerError: user code raised it.
+        Cancellation notifies user code in threads and waits for the grace period; on the event loop it cancels the user
+        code; in worker processes it notifies the user code and does not wait.
 
-        Cancellation: user code in a thread is told, and given the pool's grace; user code on the event loop is
-        cancelled where it waits; user code in a process is told, and left.
+        Raises:
+            NodeFailure: user code raised or returned an invalid result, or data arrived while a generator runs.
+            ServerError: user code raised it.
         """
         if self._pump is not None:
             if any(port != LOOPBACK for port in context.inputs):
                 raise NodeFailure(_BUSY, "RESOURCE_EXHAUSTED")
-            await self._take(context, self._pump)
+            await self._send_next(context, self._pump)
             return
         inputs = [value for port, value in context.inputs.items() if port != LOOPBACK]
         if len(inputs) != self._handler.input_count:
-            log.debug("a Python node runs without some of its inputs", node=self._handler.node.name, given=len(inputs))
+            log.debug("Python node run with missing inputs", node=self._handler.node.name, given=len(inputs))
         result = await self._call("execute", self._code.execute(inputs))
         if isinstance(result, list):
             for port, tensor in result:
@@ -116,10 +107,10 @@ class PythonCalculator:
         else:
             self._pump = result
             self._timestamp = context.timestamp
-            await self._take(context, result, is_first=True)
+            await self._send_next(context, result, is_first=True)
 
-    async def _take(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
-        """Send the next value of the generator, and call for the next run."""
+    async def _send_next(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
+        """Send the next value of the generator and trigger the next run."""
         item = await pump.pull()
         if isinstance(item, End):
             self._pump = None
@@ -152,24 +143,20 @@ class PythonCalculator:
         return user_code.failure(error, step, request_id=self._instance.request_id, otherwise=place)
 
 
-# ----------------------------------------------------------------------
-# The kind of calculator that graph files call PythonExecutorCalculator
-# ----------------------------------------------------------------------
+# PythonExecutorCalculator
 
 _NO_FILE: Final = "The Python Node file path does not exist"
 
 
 class PythonNodeResources(NodeHandler):
-    """What all instances of a Python node share."""
+    """Resources of a Python node: its handler."""
 
     async def open(self, context: NodeContext) -> PythonCalculator:
-        """Make the calculator of one instance.
+        """Create the calculator of one instance and run the handler's ``open``.
 
         Raises:
-            NodeFailure: the handler's ``open`` raised.
-            ServerError: it raised this itself.
-
-        Cancellation: while the handler's ``open`` runs.
+            NodeFailure: ``open`` raised.
+            ServerError: ``open`` raised it.
         """
         calculator = PythonCalculator(self, context)
         await calculator.open()
@@ -180,22 +167,10 @@ class _PythonExecutorKind:
     name: str = "PythonExecutorCalculator"
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        """Say that the node's streams carry Python tensors.
-
-        Raises:
-            ContractError: a stream, side packet, name or option is missing or too many.
-        """
         return contract_of(node)
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> PythonNodeResources:
-        """Import the handler, make its object and initialize it, in the graph's worker threads.
-
-        Raises:
-            ConfigError: there is no such file, it does not import, or its class or ``initialize`` fails.
-
-        Cancellation: user code that runs is given the pool's grace; an object that was made is finalized.
-        """
-        file = _existing(node, scope.directory)
+        file = _find_handler(node, scope.directory)
         handler = PythonNodeResources(node, file, scope)
         try:
             await handler.load()
@@ -206,14 +181,9 @@ class _PythonExecutorKind:
         return handler
 
 
-def _existing(node: NodeConfig, directory: Path) -> Path:
-    """Find the handler's file; a relative path starts at the graph's folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
+def _find_handler(node: NodeConfig, directory: Path) -> Path:
     written = handler_path_of(node)
-    # Only the text is tidied: a folder of links, as clusters mount them, stays the folder that siblings are in.
+    # Normalize the text only: resolving symlinks (as in mounted ConfigMaps) would change the handler's folder.
     file = Path(os.path.normpath(directory.absolute() / written.replace("\\", "/")))
     if file.is_file():
         return file

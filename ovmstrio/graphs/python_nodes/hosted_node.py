@@ -1,4 +1,4 @@
-"""A Python node in a worker process: the user's object there, and the calls and streams that it works for."""
+"""A Python node in a worker process: the user's object and its open instances."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["host_node"]
 
 
 class _Instance:
-    """One call or stream, as the object knows it."""
+    """User-visible state of one call or stream."""
 
     __slots__ = ("context", "is_stopped", "pair", "variables")
 
-    def __init__(self, told: list[Any]) -> None:
-        parameters, request_id, seconds = told
+    def __init__(self, arguments: list[Any]) -> None:
+        parameters, request_id, seconds = arguments
         self.is_stopped = False
         self.pair = HookPair()
         left = math.inf if seconds is None else seconds
@@ -45,7 +45,7 @@ class _Instance:
 
 
 class _HostedNode:
-    """See :class:`Hosted`; an instance is kept only while there is something to remember of it."""
+    """Implementation of :class:`Hosted`; instances without state are dropped after each call."""
 
     def __init__(self, outline: NodeOutline) -> None:
         self._made = NodeModel(outline)
@@ -80,8 +80,8 @@ class _HostedNode:
             raise RuntimeError("initialize has not ended")
         return finalize
 
-    def _execute(self, number: int, told: list[Any], inputs: list[Any]) -> Invocation:
-        instance = self._instance(number, told)
+    def _execute(self, number: int, arguments: list[Any], inputs: list[Any]) -> Invocation:
+        instance = self._instance(number, arguments)
         tensors = [tensor_of(row) for row in inputs]
         return Invocation(
             self._made.model.execute,
@@ -92,8 +92,8 @@ class _HostedNode:
             stop=instance.stop,
         )
 
-    def _run_hook(self, method: str, number: int, told: list[Any]) -> Invocation:
-        instance = self._instance(number, told)
+    def _run_hook(self, method: str, number: int, arguments: list[Any]) -> Invocation:
+        instance = self._instance(number, arguments)
         hook: Callable[..., Any] = self._made.hooks[method]
         if method == "open":
             hook = instance.pair.opening(hook)
@@ -101,14 +101,14 @@ class _HostedNode:
             return Invocation(lambda: None)
         return Invocation(hook, (instance.context,), instance.variables, convert=lambda _: None, stop=instance.stop)
 
-    def _instance(self, number: int, told: list[Any]) -> _Instance:
+    def _instance(self, number: int, arguments: list[Any]) -> _Instance:
         known = self._instances.get(number)
         if known is None:
-            known = self._instances[number] = _Instance(told)
+            known = self._instances[number] = _Instance(arguments)
         return known
 
     def _outputs(self, number: int, instance: _Instance, result: Any) -> list[Any]:
-        """Give what is sent of a list, and whether the instance is kept."""
+        """Return the rows of a list result, and whether the instance is kept."""
         is_kept = bool(instance.context.storage or self._made.hooks)
         if not is_kept:
             self._instances.pop(number, None)
@@ -125,5 +125,5 @@ class _HostedNode:
 
 
 def host_node(argument: Any) -> Hosted:
-    """Host the node of an outline."""
+    """Create the hosted node of an outline."""
     return _HostedNode(NodeOutline(*argument))

@@ -203,7 +203,7 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
     twice = handler("yield inputs[0].json\nyield inputs[0].json")
     script = repeat(Piece(text="one", tokens=1))
     async with loaded(tmp_path / "g", text, load_text=Loader(script=lambda _: script), before=twice) as graph:
-        with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it takes one document for each request"):
+        with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it accepts one document per request"):
             await _documents(graph, _request(stream=True))
 
 
