@@ -191,7 +191,7 @@ async def test_invalid_outputs_fail_the_node(tmp_path: Path) -> None:
     node = inference(["x"], ["TENSOR:z"], tag_to_output_tensor_names={"TENSOR": "y"})
     for invalid, text in (
         (inference(["x"], ["Z:z"]), 'servable "m" has no output "Z" for Z; known: y'),
-        (node, 'output "y" is INT64, and TENSOR can carry BOOL, FP16, FP32'),
+        (node, 'output "y" is INT64, but TENSOR carries BOOL, FP16, FP32'),
     ):
         with pytest.raises(GraphFailure, match=text):
             await run(ir.passthrough("INT64", (1, 1)), tmp_path, invalid, value)
