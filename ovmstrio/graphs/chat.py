@@ -46,11 +46,7 @@ _NO_PARAMETERS: Final = frozenset({"best_of", "stop_token_ids"})
 
 
 def chat_request(graph: str, roles: ChatRoles, generation: GenerationRequest) -> InferRequest:
-    """Build the graph request of a chat.
-
-    Raises:
-        InvalidField: the request has unsupported options or no user message; lists all of them.
-    """
+    """Build the graph request of a chat."""
     wrong = Gathered(_unsupported_options(graph, generation))
     request = InferRequest(graph, deadline=generation.deadline)
     for name, give in ((roles.prompt, _prompt), (roles.messages, _messages)):
@@ -162,13 +158,7 @@ class OpenSaid(Protocol):
 async def generate_text(
     graph: str, roles: ChatRoles, open_texts: OpenSaid, generation: GenerationRequest
 ) -> AsyncIterator[GraphGeneration]:
-    """Generate one text; leaving the block stops the instance.
-
-    Raises:
-        InvalidRequest: on entering: the request has unsupported options.
-        DeadlineExceeded: the deadline has passed.
-        ServerError: on entering or from the iteration: the graph failed.
-    """
+    """Generate one text; leaving the block stops the instance."""
     first = chat_request(graph, roles, generation)
     is_left = False
     with trio.CancelScope(deadline=generation.deadline) as scope:
@@ -213,12 +203,7 @@ class GraphGeneration:
         return self
 
     async def __anext__(self) -> Piece:
-        """Return the next piece.
-
-        Raises:
-            DeadlineExceeded: the deadline has passed.
-            ServerError: the graph failed.
-        """
+        """Return the next piece."""
         if self._has_finished:
             raise StopAsyncIteration
         while True:
@@ -302,11 +287,7 @@ class SaidMaker:
         self._outputs = outputs
 
     def __call__(self, output: int, packet: Packet) -> Said:
-        """Return the bytes of a packet; length-prefixed elements are joined.
-
-        Raises:
-            GraphFailure: the value is numeric or not a tensor.
-        """
+        """Return the bytes of a packet; length-prefixed elements are joined."""
         name = self._outputs[output]
         made = to_output(name, packet.value)
         is_text = isinstance(made, RawTensor) and (

@@ -303,11 +303,7 @@ def raw_name(text: str) -> str:
 
 
 def parse_stream(text: str) -> tuple[str | None, int, str]:
-    """Split a stream into tag (None if absent), index and name.
-
-    Raises:
-        InvalidName: the stream is malformed.
-    """
+    """Split a stream into tag (None if absent), index and name."""
     parts = text.split(":")
     if len(parts) > 3:  # noqa: PLR2004 - tag, index, name
         raise InvalidName(f'"{text}" has {len(parts)} parts', "name, TAG:name or TAG:index:name")
@@ -324,11 +320,7 @@ def parse_stream(text: str) -> tuple[str | None, int, str]:
 
 
 def parse_tag_index(text: str) -> Port:
-    """Parse a port of ``input_stream_info`` or ``sync_set``: ``TAG``, ``TAG:2``, ``:1`` or empty.
-
-    Raises:
-        InvalidName: the port is malformed.
-    """
+    """Parse a port of ``input_stream_info`` or ``sync_set``: ``TAG``, ``TAG:2``, ``:1`` or empty."""
     tag, colon, index = text.partition(":")
     return Port(_checked_tag(tag, text) if tag else "", _checked_index(index, text) if colon else 0)
 

@@ -125,11 +125,7 @@ class NodeRun:
         return all(stream.is_done for stream in self.streams if not stream.is_back_edge)
 
     def check_output(self, port: Port, value: Any) -> None:
-        """Check that the contract allows a value on an output.
-
-        Raises:
-            NodeFailure: the output does not exist or has another type.
-        """
+        """Check that the contract allows a value on an output."""
         if port not in self.plan.routes:
             raise NodeFailure(f"there is no output {port}; the node has {', '.join(map(str, self.plan.routes))}")
         wanted = self.plan.contract.outputs.get(port, object)
@@ -671,9 +667,6 @@ async def running(instance: GraphInstance) -> AsyncIterator[None]:
     """Run an instance in a nursery around a block, and stop the instance and close all nodes when the block ends.
 
     ``instance.failure`` holds the error of a failed run.
-
-    Raises:
-        Exception: the block's error, or the error that prevented the start.
     """
     problem: Exception | None = None
     try:
@@ -755,11 +748,7 @@ class Replies(Generic[_T]):
         self._lock = trio.Lock()
 
     def put(self, output: int, packet: Packet) -> bool:
-        """Convert and send a packet.
-
-        Raises:
-            ServerError: the value cannot be written into a response.
-        """
+        """Convert and send a packet."""
         return self.reply(self._make(output, packet))
 
     def reply(self, reply: _T | StreamProblem) -> bool:
@@ -797,11 +786,7 @@ class ResponseMaker:
         self._outputs = outputs
 
     def __call__(self, output: int, packet: Packet) -> InferResponse:
-        """Return the response for a packet of an output.
-
-        Raises:
-            GraphFailure: no response can carry the value's type.
-        """
+        """Return the response for a packet of an output."""
         name = self._outputs[output]
         made = to_output(name, packet.value)
         parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}
@@ -817,9 +802,6 @@ def to_output(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:
 
     A Python tensor keeps its name, datatype and shape, even if its bytes do not fit them. A response is copied, so the
     caller may change it.
-
-    Raises:
-        GraphFailure: no response can carry the value's type.
     """
     if isinstance(value, PythonTensor):
         return RawTensor(value.name, value.datatype, value.shape, contents_of(value))

@@ -75,11 +75,7 @@ class InputPolicy:
         self._streams = streams
 
     def next(self) -> Step:
-        """Take the packets of the next run, if the node can run.
-
-        Raises:
-            NodeFailure: the policy cannot use the packets.
-        """
+        """Take the packets of the next run, if the node can run."""
         raise NotImplementedError
 
     def arrived(self) -> None:
@@ -412,11 +408,7 @@ class MuxPolicy(InputPolicy):
         *self._data, self._control = streams
 
     def next(self) -> Step:
-        """Take the next control packet and the packet of the input it selects, once that input is settled.
-
-        Raises:
-            NodeFailure: the value selects no input.
-        """
+        """Take the next control packet and the packet of the input it selects, once that input is settled."""
         control = self._control
         if not control.queue:
             return CLOSE if control.is_done else None

@@ -101,11 +101,7 @@ def _is_int64(value: ParameterValue) -> bool:
 
 
 def timestamp_of(request: InferRequest) -> int | None:
-    """Return the timestamp of a request; None if the client set none.
-
-    Raises:
-        InvalidRequest: the value is no integer, or not a valid packet timestamp.
-    """
+    """Return the timestamp of a request; None if the client set none."""
     value = request.parameters.get(TIMESTAMP_PARAMETER)
     if value is None:
         return None

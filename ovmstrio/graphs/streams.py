@@ -53,11 +53,7 @@ class InputStream:
         self.queue: deque[Packet] = deque()
 
     def push(self, packet: Packet) -> None:
-        """Add a packet.
-
-        Raises:
-            TimestampMismatch: its timestamp is below the bound.
-        """
+        """Add a packet."""
         timestamp = packet.timestamp
         if timestamp < self.bound or timestamp > MAX:
             check_timestamp(self.name, timestamp, self.bound)

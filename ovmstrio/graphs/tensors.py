@@ -104,11 +104,7 @@ class ArrayReader(Generic[_Value]):
         self._smallest = smallest
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> _Value:
-        """Return one request input as a tensor.
-
-        Raises:
-            InvalidRequest: the shape or datatype is not supported, or the values do not fit them.
-        """
+        """Return one request input as a tensor."""
         shape = given.shape
         if any(size < self._smallest for size in shape):
             raise zero_dimension(given) if self._smallest else negative_dimension(given)
@@ -150,11 +146,7 @@ _FORMATS: Final = {
 
 
 def read_image(given: InferInput, raw: Buffer | None) -> ImageFrame:
-    """Return one request input as an image.
-
-    Raises:
-        InvalidRequest: the input is not a 3-dimensional array of a known pixel format, or not in raw contents.
-    """
+    """Return one request input as an image."""
     if raw is None:
         fixed = "Mediapipe execution failed. MP status"
         raise refused(fixed, f"images must be in raw_input_contents; input name: {given.name}")
@@ -198,11 +190,7 @@ python_tensor: Final = Tensor._from_request  # noqa: SLF001 - pyovms's construct
 
 
 def read_python_tensor(given: InferInput, raw: Buffer | None) -> Tensor:
-    """Return one request input as a Python tensor; raw bytes are not copied.
-
-    Raises:
-        InvalidRequest: the shape has a negative dimension, or the values do not fit the shape.
-    """
+    """Return one request input as a Python tensor; raw bytes are not copied."""
     if raw is None:
         return _from_contents(given)
     count = 1

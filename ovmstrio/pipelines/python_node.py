@@ -157,11 +157,7 @@ _FUNCTION_SPECS: Final = {
 
 
 def find_functions(module: ModuleType, file: UserFile) -> Functions:
-    """Return the functions of a file.
-
-    Raises:
-        ConfigError: functions are missing or have other parameters; lists all of them.
-    """
+    """Return the functions of a file."""
     found: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, wanted in _FUNCTION_SPECS.items():
@@ -224,9 +220,6 @@ def read_infos(given: Any, function: UserFunction, file: UserFile) -> dict[str, 
 
     A datatype is a name (``FP32``, ``INT32``, or OVMS's ``I32``), a numpy dtype, or None if unknown. A size of -1 or 0
     means any size.
-
-    Raises:
-        ConfigError: entries are invalid; lists all of them.
     """
     line = file.line_of(place_of(function.call))
     if not isinstance(given, Mapping) or not given:
@@ -292,11 +285,7 @@ class WrongOutputsError(Exception):
 
 
 def read_outputs(given: Any) -> dict[str, Array]:
-    """Check the result of ``execute`` and return C-contiguous arrays in native byte order.
-
-    Raises:
-        WrongOutputsError: the result is not a dict of arrays with tensor datatypes.
-    """
+    """Check the result of ``execute`` and return C-contiguous arrays in native byte order."""
     if not isinstance(given, Mapping) or not given:
         found = "an empty dict" if isinstance(given, Mapping) else type(given).__name__
         code = (
@@ -352,11 +341,7 @@ class PythonNode:
     # Life
 
     async def load(self, tasks: trio.Nursery) -> None:
-        """Import the file, initialize it and read its inputs and outputs, in threads run by ``tasks``.
-
-        Raises:
-            ConfigError: a function is missing, raises, or returns an invalid result.
-        """
+        """Import the file, initialize it and read its inputs and outputs, in threads run by ``tasks``."""
         await tasks.start(self._threads.run)
         module = await self._load_by("NODE_LIBRARY_LOAD_FAILED_OPEN", "the file", self._package.load, self._file.path)
         self._functions = functions = find_functions(module, self._file)
@@ -401,12 +386,7 @@ class PythonNode:
     # Calls
 
     async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the node once, in a worker thread unless ``execute`` is ``async def``.
-
-        Raises:
-            CustomNodeFailure: ``execute`` raised or returned an invalid result.
-            ServerError: ``execute`` raised it.
-        """
+        """Run the node once, in a worker thread unless ``execute`` is ``async def``."""
         if self._functions is None:
             raise RuntimeError(f"custom node {self._file.name!r} is not loaded")
         function = self._functions.execute
@@ -425,11 +405,7 @@ class PythonNode:
 async def open_python_node(
     path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, hide_errors: bool = False
 ) -> PythonNode:
-    """Load a Python file as a custom node; the caller owns the node and closes it.
-
-    Raises:
-        ConfigError: the file does not exist or cannot be used.
-    """
+    """Load a Python file as a custom node; the caller owns the node and closes it."""
     file = UserFile(name, path, hide_errors=hide_errors)
     node = PythonNode(file, params)
     try:

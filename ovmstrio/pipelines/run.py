@@ -194,12 +194,7 @@ def _shareable(tensor: Tensor, link: Link) -> Tensor:
 
 
 def _count_shards(node: NodePlan, outputs: Mapping[str, Tensor]) -> int:
-    """Return the number of shards of a node's outputs.
-
-    Raises:
-        PipelineFailure: the outputs cannot be split, or differ in size.
-        NothingToGather: the outputs are empty.
-    """
+    """Return the number of shards of a node's outputs."""
     shapes = {link.item: outputs[link.item].shape for link in node.links}
     owner = "the pipeline" if node.name == ENTRY else f"node {node.name!r}"
     for item, shape in shapes.items():
@@ -220,11 +215,7 @@ def _count_shards(node: NodePlan, outputs: Mapping[str, Tensor]) -> int:
 
 
 def _gather(link: Link, shards: Mapping[int, Tensor]) -> Tensor:
-    """Stack shards along a new first dimension.
-
-    Raises:
-        PipelineFailure: the shards differ in shape or datatype.
-    """
+    """Stack shards along a new first dimension."""
     first = shards[0]
     for index, shard in shards.items():
         if shard.shape != first.shape or shard.datatype is not first.datatype:
@@ -312,14 +303,7 @@ class ServableCall:
         self._version = str(version) if version else ""
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-        """Call the servable; see :class:`NodeCall`.
-
-        Raises:
-            NotFound: the name or version does not exist any more.
-            NotReady: the servable did not become ready in time.
-            InvalidRequest: the inputs do not fit.
-            ServerError: raised by the servable.
-        """
+        """Call the servable; see :class:`NodeCall`."""
         call = InferRequest(
             self._servable,
             self._version,
@@ -369,11 +353,7 @@ class CustomNodeCall:
         self._wanted = tuple(wanted)
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-        """Call the custom node; see :class:`NodeCall`.
-
-        Raises:
-            CustomNodeFailure: the node failed, or a connected output is missing.
-        """
+        """Call the custom node; see :class:`NodeCall`."""
         del request
         results = await self._library.execute(
             {name: np.asarray(tensor.array, order="C") for name, tensor in inputs.items()}

@@ -94,11 +94,7 @@ class PortPlan:
         return tuple if self.is_vector else self.kind
 
     def spread(self, value: Any) -> list[tuple[str, TensorValue]]:
-        """Return the tensors of a packet with their names.
-
-        Raises:
-            NodeFailure: the tuple's length differs from the order list's.
-        """
+        """Return the tensors of a packet with their names."""
         if not self.is_vector:
             return [(self.names[0], value)]
         if len(value) != len(self.names):
@@ -108,11 +104,7 @@ class PortPlan:
         return list(zip(self.names, value, strict=True))
 
     def collect(self, given: Mapping[str, Tensor | RawTensor], servable: str) -> Any:
-        """Create a packet from the outputs of a servable.
-
-        Raises:
-            NodeFailure: an output is missing, or the stream does not support its datatype.
-        """
+        """Create a packet from the outputs of a servable."""
         made = []
         for name in self.names:
             tensor = given.get(name)
@@ -145,11 +137,7 @@ def _array_tensor(tensor: RawTensor) -> Tensor:
 def plan_ports(
     refs: Sequence[StreamRef], names: Mapping[str, str], order: Sequence[str], side: str
 ) -> tuple[PortPlan, ...]:
-    """Return the plan of each stream; ``side`` is ``input`` or ``output``.
-
-    Raises:
-        ContractError: a tag is not supported, or the order list does not fit the tags.
-    """
+    """Return the plan of each stream; ``side`` is ``input`` or ``output``."""
     plans = []
     for ref in refs:
         kind, is_vector = _kind_of(ref.port)
@@ -216,11 +204,7 @@ class Session:
         self.version = version
 
     async def check(self) -> None:
-        """Check that the servable is loaded; wait while it loads.
-
-        Raises:
-            FailedPrecondition: the servable does not exist or is not loaded.
-        """
+        """Check that the servable is loaded; wait while it loads."""
         try:
             with await self._lease(self.servable, self.version):
                 return
@@ -228,12 +212,7 @@ class Session:
             raise self._missing("Open", error) from error
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Call the servable under a lease that ends with the response.
-
-        Raises:
-            FailedPrecondition: the servable does not exist any more.
-            ServerError: raised by the servable.
-        """
+        """Call the servable under a lease that ends with the response."""
         try:
             lease = await self._lease(self.servable, self.version)
         except (NotFound, NotReady) as error:
@@ -415,11 +394,7 @@ class _Target(NamedTuple):
 
 
 def to_ov(tensor: PythonTensor) -> OvTensor:
-    """Convert a Python tensor to an OpenVINO tensor of the same datatype and shape.
-
-    Raises:
-        NodeFailure: the datatype is not numeric, a dimension is negative, or the bytes do not fit the shape.
-    """
+    """Convert a Python tensor to an OpenVINO tensor of the same datatype and shape."""
     if tensor.datatype not in NUMERIC_DATATYPES:
         raise NodeFailure(f"Undefined precision in input python tensor: {tensor.datatype}", "INVALID_ARGUMENT")
     datatype, shape = BY_NAME[tensor.datatype], tuple(tensor.shape)
@@ -434,11 +409,7 @@ def to_ov(tensor: PythonTensor) -> OvTensor:
 
 
 def to_python(name: str, tensor: OvTensor) -> PythonTensor:
-    """Convert an OpenVINO tensor to a Python tensor.
-
-    Raises:
-        NodeFailure: the datatype is not numeric.
-    """
+    """Convert an OpenVINO tensor to a Python tensor."""
     datatype = tensor.datatype.name
     if datatype not in NUMERIC_DATATYPES:
         raise NodeFailure(f"Undefined precision in input tensor: {tensor.datatype.openvino}", "INVALID_ARGUMENT")

@@ -45,11 +45,7 @@ def untagged(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
 
 
 def check_tags(name: str, what: str, refs: Sequence[StreamRef], known: Collection[str]) -> None:
-    """Check the tags of one side of a node; ``""`` stands for streams without a tag.
-
-    Raises:
-        ContractError: a tag is unknown.
-    """
+    """Check the tags of one side of a node; ``""`` stands for streams without a tag."""
     unknown = [str(ref.port) for ref in refs if ref.port.tag not in known]
     if unknown:
         tags = ", ".join(tag or "(no tag)" for tag in known) or "none"
@@ -62,11 +58,7 @@ def ports_of(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
 
 
 def joining_contract(name: str, node: NodeConfig, output: type) -> NodeContract:
-    """Return the contract of a node that joins untagged inputs into one untagged output.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
+    """Return the contract of a node that joins untagged inputs into one untagged output."""
     check_tags(name, "input", node.inputs, [""])
     outputs = ports_of(node.outputs)
     if not node.inputs or outputs != (Port("", 0),):
@@ -83,11 +75,7 @@ def map_entry(entries: Any, port: Port) -> str | None:
 
 
 def required_input(context: NodeContext, port: Port) -> Any:
-    """Return the value of an input.
-
-    Raises:
-        NodeFailure: the input has no packet at this timestamp.
-    """
+    """Return the value of an input."""
     try:
         return context.inputs[port]
     except KeyError:

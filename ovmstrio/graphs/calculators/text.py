@@ -81,11 +81,7 @@ class TextNode:
         return reason
 
     async def open(self, context: NodeContext) -> TextNodeRun:
-        """Create the calculator of one request.
-
-        Raises:
-            FailedPrecondition: the call is not a raw HTTP request.
-        """
+        """Create the calculator of one request."""
         request = context.instance.http
         if request is None or self._api is None:
             raise FailedPrecondition(f'node "{context.node.canonical_name}" accepts only raw HTTP requests')
@@ -283,11 +279,7 @@ class TextModelCalculator:
         return f"mediapipe.{self.message}"
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        """Return the contract: one HTTP payload in, one out, and an optional loopback.
-
-        Raises:
-            ContractError: the node has other streams or side packets, or no options.
-        """
+        """Return the contract: one HTTP payload in, one out, and an optional loopback."""
         if self.task is Task.IMAGE_GENERATION:
             raise ContractError(_NO_IMAGES, fix="remove the graph", code="UNIMPLEMENTED")
         check_tags(self.name, "input", node.inputs, (*_REQUESTS, _LOOPBACK))
@@ -309,11 +301,7 @@ class TextModelCalculator:
         )
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> TextNode:
-        """Load the model of a text-generation node among other nodes; a graph of this node alone is a text model.
-
-        Raises:
-            ConfigError: the model cannot be loaded, or does not generate text.
-        """
+        """Load the model of a text-generation node among other nodes; a graph of this node alone is a text model."""
         if self.task is Task.TEXT_GENERATION and scope.load_text is not None and scope.tasks is not None:
             name = f"{scope.graph}.{node.canonical_name}"
             # Problems of the options prevented loading before this point.

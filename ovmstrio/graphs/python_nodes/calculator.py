@@ -44,12 +44,7 @@ class PythonCalculator:
     # Life
 
     async def open(self) -> None:
-        """Run the handler's ``open``. If cancelled, the handler's ``close`` still runs.
-
-        Raises:
-            NodeFailure: ``open`` raised.
-            ServerError: ``open`` raised it.
-        """
+        """Run the handler's ``open``. If cancelled, the handler's ``close`` still runs."""
         try:
             await self._call("open", self._code.open())
         except trio.Cancelled:
@@ -152,12 +147,7 @@ class PythonNodeResources(NodeHandler):
     """Resources of a Python node: its handler."""
 
     async def open(self, context: NodeContext) -> PythonCalculator:
-        """Create the calculator of one instance and run the handler's ``open``.
-
-        Raises:
-            NodeFailure: ``open`` raised.
-            ServerError: ``open`` raised it.
-        """
+        """Create the calculator of one instance and run the handler's ``open``."""
         calculator = PythonCalculator(self, context)
         await calculator.open()
         return calculator

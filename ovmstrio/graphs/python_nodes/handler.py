@@ -83,11 +83,7 @@ _OPTIONS_FIX: Final = f'add node_options {{ [type.googleapis.com/{OPTIONS}]: {{ 
 
 
 def contract_of(node: NodeConfig) -> NodeContract:
-    """Return the contract of a Python node: tensors, and booleans on the loopback.
-
-    Raises:
-        ContractError: the node's configuration is invalid.
-    """
+    """Return the contract of a Python node: tensors, and booleans on the loopback."""
     _check_streams(node)
     _check_side_packets(node)
     _check_loopback(node)
@@ -103,11 +99,7 @@ def has_loopback(node: NodeConfig) -> bool:
 
 
 def handler_path_of(node: NodeConfig) -> str:
-    """Return the handler path as written in the graph file.
-
-    Raises:
-        ContractError: the node's options have no handler path.
-    """
+    """Return the handler path as written in the graph file."""
     missing = "The Python Node is missing options definition"
     if not node.node_options:
         hint = "; options { ... } is ignored" if node.options else ""
@@ -268,11 +260,7 @@ class NodeInThreads:
             await call_user_code(self.threads, self.made.initialize)
 
     async def finalize(self) -> None:
-        """Run ``finalize``, if there is one.
-
-        Raises:
-            RuntimeError: ``initialize`` has not ended, or the threads have stopped.
-        """
+        """Run ``finalize``, if there is one."""
         finalize = self.made.method("finalize")
         if finalize is None:
             return
@@ -466,11 +454,7 @@ class NodeInProcesses:
         return None if place is None else SourceLine(*place)
 
     def outputs(self, rows: Iterable[Any]) -> Outputs:
-        """Return the tensors of rows with their ports.
-
-        Raises:
-            ValueError, TypeError, LookupError: a row is invalid or of an unknown output.
-        """
+        """Return the tensors of rows with their ports."""
         tensors = [tensor_of(row) for row in rows]
         return [(self.ports[tensor.name], tensor) for tensor in tensors]
 
@@ -587,11 +571,7 @@ class NodeHandler:
     # Life
 
     async def load(self) -> None:
-        """Import the file, create the object and initialize it; the caller closes the handler after an error.
-
-        Raises:
-            ConfigError: import, creation or initialization failed.
-        """
+        """Import the file, create the object and initialize it; the caller closes the handler after an error."""
         try:
             await self.code.load()
         except UserCodeRaisedError as raised:

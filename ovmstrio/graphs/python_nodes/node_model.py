@@ -107,12 +107,7 @@ class NodeModel:
         self._package: HandlerPackage | None = None
 
     def make(self) -> None:
-        """Import the file and create the object. Blocks.
-
-        Raises:
-            ConfigError: the class is missing or has no ``execute``.
-            BaseException: raised by the user code.
-        """
+        """Import the file and create the object. Blocks."""
         file = Path(self._outline.file)
         self._package = HandlerPackage(file.parent)
         made = getattr(self._package.load(file), _CLASS, None)
@@ -128,11 +123,7 @@ class NodeModel:
         self.hooks = {name: hook for name, hook in found.items() if hook is not None}
 
     def initialize(self) -> Any:
-        """Run ``initialize``, if there is one; return an awaitable if it is async.
-
-        Raises:
-            BaseException: raised by the user code.
-        """
+        """Run ``initialize``, if there is one; return an awaitable if it is async."""
         initialize = self.method("initialize")
         if initialize is None:
             return None
@@ -208,9 +199,6 @@ def as_tensors(value: Any, output: str) -> Any:
 
     A ``dict`` becomes JSON, ``str`` text and ``bytes`` binary; the tensor's datatype is the content type. ``output`` is
     the output for documents, empty if the node has none.
-
-    Raises:
-        WrongOutputError: the dict is not JSON-serializable.
     """
     if not output:
         return value
@@ -236,11 +224,7 @@ def _document(value: dict[Any, Any] | str | bytes, output: str) -> Tensor:
 
 
 def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list[tuple[_Port, Tensor]]:
-    """Return the port of each tensor; ``what`` begins error messages, such as ``execute returned a list``.
-
-    Raises:
-        WrongOutputError: a value is not a tensor, or its name is not an output.
-    """
+    """Return the port of each tensor; ``what`` begins error messages, such as ``execute returned a list``."""
     found: list[tuple[_Port, Tensor]] = []
     for number, value in enumerate(values):
         if not isinstance(value, Tensor):
@@ -259,10 +243,6 @@ def routed_yield(value: Any, ports: Mapping[str, _Port]) -> list[tuple[_Port, Te
     """Return the ports of yielded tensors, which may be any iterable.
 
     Writable buffers are copied, because the generator may refill them before they are sent.
-
-    Raises:
-        WrongOutputError: the value is not an iterable of tensors.
-        Exception: raised by the iteration.
     """
     if isinstance(value, Tensor) or not isinstance(value, Iterable):
         raise WrongOutputError(f"the generator of execute yielded {_article(value)}; expected a list of pyovms.Tensor")
@@ -297,11 +277,7 @@ def tensor_row(tensor: Tensor) -> list[Any]:
 
 
 def tensor_of(row: Iterable[Any]) -> Tensor:
-    """Create a tensor over the buffer of a row.
-
-    Raises:
-        ValueError, TypeError: the row is invalid.
-    """
+    """Create a tensor over the buffer of a row."""
     name, shape, datatype, array, *heads = row
     if not (isinstance(name, str) and isinstance(datatype, str) and isinstance(array, np.ndarray)):
         raise TypeError("not a tensor")

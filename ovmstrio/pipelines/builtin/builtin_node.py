@@ -35,11 +35,7 @@ class Builtin(Protocol):
     outputs: Mapping[str, ItemInfo]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs. Blocks; called from several threads at once.
-
-        Raises:
-            CustomNodeFailure: the inputs cannot be processed.
-        """
+        """Return the outputs. Blocks; called from several threads at once."""
         ...
 
 
@@ -59,11 +55,7 @@ class BuiltinNode:
         self._builtin = builtin
 
     async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the node once, in a worker thread unless the node is instant.
-
-        Raises:
-            CustomNodeFailure: the inputs do not fit the node or cannot be processed.
-        """
+        """Run the node once, in a worker thread unless the node is instant."""
         for info in self.inputs.values():
             self._check(inputs.get(info.name), info)
         if self._builtin.is_instant:
@@ -103,11 +95,7 @@ def _fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
 
 
 async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> BuiltinNode:
-    """Create a built-in node, which needs no closing.
-
-    Raises:
-        ConfigError: parameters are missing or invalid, or OpenCV is not installed.
-    """
+    """Create a built-in node, which needs no closing."""
     module = f"{__package__}.{builtin}"
     try:
         kind = getattr(await run_load(lambda: import_module(module)), CLASS_OF[builtin])

@@ -33,11 +33,7 @@ class FoundText:
     height: float
 
     def grown(self, wider: float, higher: float, width: int, height: int) -> FoundText:
-        """Return the text with a box enlarged by fractions of its size, within an image.
-
-        Raises:
-            CustomNodeFailure: the box is outside the image.
-        """
+        """Return the text with a box enlarged by fractions of its size, within an image."""
         box = self.box
         across, down = int(box.width * wider), int(box.height * higher)
         grown = Box(box.left - across, box.top - down, box.right + across, box.bottom + down).clamped(width, height)
@@ -47,11 +43,7 @@ class FoundText:
 
 
 def find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
-    """Return the text of each cell with a sufficient score, row by row.
-
-    Raises:
-        CustomNodeFailure: a distance or an angle is not finite.
-    """
+    """Return the text of each cell with a sufficient score, row by row."""
     rows, columns = np.nonzero(scores >= np.float32(threshold))
     found = geometry[rows, columns].astype(np.float64)
     up, right, down, left, angle = found.T
@@ -134,11 +126,7 @@ class EastOcr:
         self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Crop the best texts.
-
-        Raises:
-            CustomNodeFailure: a text is outside the image.
-        """
+        """Crop the best texts."""
         image = self._pictures.read_image(inputs["image"])
         height, width = image.shape[:2]
         texts = find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)

@@ -32,11 +32,7 @@ class FaceBlur:
         self.outputs = {"image": pictures.target("image", 1)}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Blur all detections, then resize the image.
-
-        Raises:
-            CustomNodeFailure: a coordinate is not finite.
-        """
+        """Blur all detections, then resize the image."""
         pictures = self._pictures
         image = pictures.read_image(inputs["image"]).copy()
         for box in boxes_of(chosen_rows(inputs["detection"], self._threshold), pictures):

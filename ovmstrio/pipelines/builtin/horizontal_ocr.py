@@ -31,11 +31,7 @@ class HorizontalOcr:
         self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Crop the first boxes with sufficient confidence.
-
-        Raises:
-            CustomNodeFailure: a box is empty or not inside the image.
-        """
+        """Crop the first boxes with sufficient confidence."""
         rows = inputs["boxes"]
         rows = rows[rows[:, 4] >= np.float32(self._threshold)]
         places = to_pixels(rows[:, :4], "boxes")

@@ -49,11 +49,7 @@ class ImageTransformation:
         self.outputs = {"image": _info(self._target_layout, self._channels, self._height, self._width)}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Transform the image; values are normalized at the smaller of the two sizes.
-
-        Raises:
-            CustomNodeFailure: OpenCV cannot resize the image.
-        """
+        """Transform the image; values are normalized at the smaller of the two sizes."""
         image = from_tensor(inputs["image"], self._layout)
         if self._conversion is not None:
             image = cv2.cvtColor(image, self._conversion).reshape(*image.shape[:2], self._channels)

@@ -52,11 +52,7 @@ class ObjectDetection:
         }
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Crop the first detections with sufficient confidence and the configured label.
-
-        Raises:
-            CustomNodeFailure: a detection is outside the image.
-        """
+        """Crop the first detections with sufficient confidence and the configured label."""
         rows = chosen_rows(inputs["detection"], self._threshold, self._label)[: self._batch]
         image = self._pictures.read_image(inputs["image"])
         parts = [cut(image, box) for box in boxes_of(rows, self._pictures)]

@@ -96,11 +96,7 @@ class Parameters:
             self._problems.append(Problem(message, path=f"params.{name}", expected=expected, found=found))
 
     def finish(self) -> tuple[Problem, ...]:
-        """Return the warnings, once all parameters have been read.
-
-        Raises:
-            ConfigError: parameters are missing or invalid; lists all of them.
-        """
+        """Return the warnings, once all parameters have been read."""
         for name in sorted(self._given.keys() - self._known):
             fix = did_you_mean(name, self._known, otherwise=f"known: {', '.join(sorted(self._known))}")
             message = "unknown parameter"

@@ -165,11 +165,7 @@ def to_tensor(image: Array, layout: str) -> Array:
 
 
 def resized(image: Array, width: int, height: int) -> Array:
-    """Resize an image with bilinear interpolation.
-
-    Raises:
-        CustomNodeFailure: OpenCV cannot resize the image.
-    """
+    """Resize an image with bilinear interpolation."""
     if image.shape[:2] == (height, width):
         return image
     try:
@@ -185,11 +181,7 @@ def to_grey(image: Array) -> Array:
 
 
 def cut(image: Array, box: Box) -> Array:
-    """Return a crop of an image as a new array.
-
-    Raises:
-        CustomNodeFailure: the box is empty or not inside the image.
-    """
+    """Return a crop of an image as a new array."""
     height, width = image.shape[:2]
     if box.is_empty or box != box.clamped(width, height):
         raise CustomNodeFailure(f"{box} is not inside the image of {width} x {height} pixels")
@@ -197,11 +189,7 @@ def cut(image: Array, box: Box) -> Array:
 
 
 def to_pixels(values: Array, what: str) -> Array:
-    """Truncate numbers to integers.
-
-    Raises:
-        CustomNodeFailure: a number is not finite or too large.
-    """
+    """Truncate numbers to integers."""
     if not np.all(np.abs(values) < _LARGEST):
         raise CustomNodeFailure(f"the {what} have values that are not image coordinates")
     return values.astype(np.int64)
@@ -223,11 +211,7 @@ def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
 
 
 def boxes_of(rows: Array, pictures: PictureSettings) -> list[Box]:
-    """Return the boxes of rows, clamped to the image.
-
-    Raises:
-        CustomNodeFailure: a coordinate is not finite.
-    """
+    """Return the boxes of rows, clamped to the image."""
     sizes = np.array([pictures.width, pictures.height] * 2, np.float32)
     places = to_pixels(rows[:, PLACE] * sizes, "detections")
     return [Box(*place).clamped(pictures.width, pictures.height) for place in places.tolist()]

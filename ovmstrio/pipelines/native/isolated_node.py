@@ -65,10 +65,6 @@ class IsolatedNode:
 
         Cancellation returns at once. After ``grace_seconds`` the process is replaced, and killed when no other call
         needs it.
-
-        Raises:
-            CustomNodeFailure: the library returned an error or an invalid output, or the process ended (the message has
-                the signal's name).
         """
         refuse_unknown_types(self.identity, inputs)
         while True:
@@ -109,11 +105,7 @@ class IsolatedNode:
     # Processes
 
     async def open(self) -> None:
-        """Start the first process.
-
-        Raises:
-            ConfigError: like ``open_native_node``, or the process ended (the message has the signal's name).
-        """
+        """Start the first process."""
         worker, opened = await self._start()
         self.inputs, self.outputs = _items(opened["inputs"]), _items(opened["outputs"])
         self._worker = worker

@@ -132,11 +132,7 @@ _LOADED: Final = 1
 
 
 def is_cut(path: Path) -> bool:
-    """Return whether the file lacks the end of a loaded segment, so that opening it would crash the process. Blocks.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return whether the file lacks the end of a loaded segment, so that opening it would crash the process. Blocks."""
     with open_regular(path) as file:
         head = file.read(_SEGMENTS.size)
         if len(head) < _SEGMENTS.size or head[:6] != b"\x7fELF" + bytes([_CLASS_64, _LITTLE_ENDIAN]):
@@ -260,9 +256,6 @@ def private_copy(path: Path) -> Iterator[Path]:
 
     The process opens the copy, so that the file can be overwritten at any time. Leftover copies of crashed processes
     are deleted first.
-
-    Raises:
-        OSError: the file cannot be read, or its folder cannot be written.
     """
     remove_leftovers(path)
     with open_regular(path) as source:

@@ -244,11 +244,7 @@ class OutputTaker:
         self._failure: CustomNodeFailure | None = None
 
     def take(self, status: int, address: int | None, count: int) -> dict[str, Array]:
-        """Check the result of ``execute`` and return the arrays; of outputs with the same name the first.
-
-        Raises:
-            CustomNodeFailure: ``execute`` failed or an output is invalid; reports the first error.
-        """
+        """Check the result of ``execute`` and return the arrays; of outputs with the same name the first."""
         failed = self._node.identity.failed
         if status:
             raise failed("NODE_LIBRARY_EXECUTION_FAILED", f"execute returned {status}")
@@ -451,9 +447,6 @@ async def open_native_node(
 
     ``tasks`` runs the node's threads and must outlive the node. Up to ``calls_at_once`` calls run; further calls wait.
     After cancellation, an initialized node is deinitialized.
-
-    Raises:
-        ConfigError: the library cannot be loaded, or the node cannot be initialized or described.
     """
     identity = NodeIdentity(name, path)
     threads = node_threads(identity.name, str(identity), calls_at_once)
