@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.graphs.graph_config import NodeConfig, Port
+from ovmstrio.graphs.packets import DONE, Packet
 
 if TYPE_CHECKING:
     import trio
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.core.service import LeaseServable, TextApi
+    from ovmstrio.graphs.instance import NodeRun
     from ovmstrio.isolation.isolated_code import Isolation
     from ovmstrio.isolation.thread_pool import WorkerThreads
 
@@ -40,6 +43,9 @@ __all__ = [
     "NodeFailure",
     "NodeResources",
 ]
+
+
+_NO_BOUNDS: Final[Mapping[Port, int]] = MappingProxyType({})
 
 
 class ContractError(Exception):
@@ -133,57 +139,60 @@ class InstanceContext:
     http: HttpRequest | None = None
 
 
-class NodeContext(Protocol):
-    """Interface of a calculator to its run."""
+class NodeContext:
+    """A calculator's view of one run of its node; created by the engine.
+
+    Attributes:
+        timestamp: the timestamp of this run.
+        inputs: the values of this run by port, in tag order; a port without a packet is absent.
+        settled: the last settled timestamp of each input, including packets of this run. Set only for calculators whose
+            contract has ``processes_bounds``.
+    """
+
+    __slots__ = ("_run", "bounds", "emitted", "inputs", "is_done", "settled", "timestamp")
+
+    def __init__(
+        self, run: NodeRun, timestamp: int, inputs: Mapping[Port, Any], settled: Mapping[Port, int] = _NO_BOUNDS
+    ) -> None:
+        self._run = run
+        self.timestamp = timestamp
+        self.inputs = inputs
+        self.settled = settled
+        # The engine reads these after the run.
+        self.bounds: Mapping[Port, int] = _NO_BOUNDS
+        self.emitted: list[tuple[Port, Packet]] = []
+        self.is_done = False
 
     @property
     def node(self) -> NodeConfig:
         """The node's configuration."""
-        ...
+        return self._run.plan.config
 
     @property
     def instance(self) -> InstanceContext:
         """The call or stream being served."""
-        ...
+        return self._run.context
 
     @property
     def side(self) -> Mapping[Port, Any]:
         """The side packets by port."""
-        ...
-
-    @property
-    def timestamp(self) -> int:
-        """The timestamp of this run."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[Port, Any]:
-        """The values of this run by port, in tag order; a port without a packet is absent."""
-        ...
-
-    @property
-    def settled(self) -> Mapping[Port, int]:
-        """The last settled timestamp of each input, including packets of this run.
-
-        Set only for calculators whose contract has ``processes_bounds``.
-        """
-        ...
+        return self._run.side
 
     def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
         """Send a value after this run, at the run's timestamp unless ``timestamp`` is given."""
-        ...
+        self.emitted.append((port, Packet(value, self.timestamp if timestamp is None else timestamp)))
 
     def advance_bound(self, port: Port, bound: int) -> None:
         """Raise, after this run, the timestamp bound of an output: nothing below ``bound`` will follow."""
-        ...
+        self.bounds = {**self.bounds, port: max(bound, self.bounds.get(port, bound))}
 
     def close_output(self, port: Port) -> None:
         """Close an output after this run: nothing will follow."""
-        ...
+        self.advance_bound(port, DONE)
 
     def emit_side(self, port: Port, value: Any) -> None:
         """Set an output side packet; allowed only while the calculator opens."""
-        ...
+        self._run.side_outputs[port] = value
 
 
 class Calculator(Protocol):

@@ -15,7 +15,6 @@ from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from operator import itemgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import structlog
@@ -25,7 +24,7 @@ from ovmstrio.core.errors import FailedPrecondition, PayloadTooLarge, ServerErro
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.tracing import current_span
-from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.calculator import NodeContext, NodeFailure
 from ovmstrio.graphs.packets import DONE, MIN, Packet, TensorValue, next_allowed
 from ovmstrio.graphs.policies import CLOSE, make_policy
 from ovmstrio.graphs.requests import DEADLOCK, TIMESTAMP_PARAMETER, graph_failure, node_failure
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import StreamProblem
     from ovmstrio.graphs.calculator import Calculator, InstanceContext
-    from ovmstrio.graphs.graph_config import NodeConfig, Port
+    from ovmstrio.graphs.graph_config import Port
     from ovmstrio.graphs.plan import GraphNodePlan, GraphPlan, StreamRoute
 
 __all__ = [
@@ -51,15 +50,12 @@ __all__ = [
     "NodeRun",
     "Replies",
     "ResponseMaker",
-    "RunContext",
     "Sink",
     "running",
     "to_output",
 ]
 
 # Nodes of a running instance
-
-_NO_BOUNDS: Final[Mapping[Port, int]] = MappingProxyType({})
 
 
 class NodeRun:
@@ -111,7 +107,7 @@ class NodeRun:
         self.is_closed = False
         self.is_close_forced = False
         self.is_delivering = False
-        self.pending: deque[RunContext] = deque()
+        self.pending: deque[NodeContext] = deque()
         self.can_throttle = max_queue_size >= 0 and any(route.consumers for route in plan.routes.values())
 
     def blocks(self, slot: int) -> bool:
@@ -135,58 +131,6 @@ class NodeRun:
                 f'Packet type mismatch on a calculator outputting to stream "{stream}": expected {wanted.__name__}, '
                 f"got {type(value).__name__}"
             )
-
-
-class RunContext:
-    """Context of one run of a node; implements ``NodeContext``."""
-
-    __slots__ = ("_run", "bounds", "emitted", "inputs", "is_done", "settled", "timestamp")
-
-    def __init__(
-        self,
-        run: NodeRun,
-        timestamp: int,
-        inputs: Mapping[Port, Any],
-        settled: Mapping[Port, int] = _NO_BOUNDS,
-    ) -> None:
-        self._run = run
-        self.timestamp = timestamp
-        self.inputs = inputs
-        self.settled = settled
-        self.bounds: Mapping[Port, int] = _NO_BOUNDS
-        self.emitted: list[tuple[Port, Packet]] = []
-        self.is_done = False
-
-    @property
-    def node(self) -> NodeConfig:
-        """The node's configuration."""
-        return self._run.plan.config
-
-    @property
-    def instance(self) -> InstanceContext:
-        """The call or stream being served."""
-        return self._run.context
-
-    @property
-    def side(self) -> Mapping[Port, Any]:
-        """The side packets by port."""
-        return self._run.side
-
-    def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
-        """Send a value after this run, at the run's timestamp unless ``timestamp`` is given."""
-        self.emitted.append((port, Packet(value, self.timestamp if timestamp is None else timestamp)))
-
-    def advance_bound(self, port: Port, bound: int) -> None:
-        """Raise, after this run, the timestamp bound of an output to ``bound``."""
-        self.bounds = {**self.bounds, port: max(bound, self.bounds.get(port, bound))}
-
-    def close_output(self, port: Port) -> None:
-        """Close an output after this run."""
-        self.advance_bound(port, DONE)
-
-    def emit_side(self, port: Port, value: Any) -> None:
-        """Set an output side packet; allowed only while the calculator opens."""
-        self._run.side_outputs[port] = value
 
 
 # Instances
@@ -252,7 +196,7 @@ class GraphInstance:
         """
         self._nursery = nursery
         for node in self._nodes:
-            call = RunContext(node, 0, {})
+            call = NodeContext(node, 0, {})
             node.side = self._side_of(node)
             try:
                 node.calculator = await node.plan.resources.open(call)
@@ -400,9 +344,9 @@ class GraphInstance:
                 return
             if self._throttled or self._pushers:
                 self._make_room()
-            await self._process(node, RunContext(node, *step))
+            await self._process(node, NodeContext(node, *step))
 
-    async def _process(self, node: NodeRun, call: RunContext) -> None:
+    async def _process(self, node: NodeRun, call: NodeContext) -> None:
         calculator = node.calculator
         if calculator is None:
             return
@@ -437,7 +381,7 @@ class GraphInstance:
             await self._deliver(node, call)
             node.active -= 1
 
-    async def _deliver_in_order(self, node: NodeRun, call: RunContext) -> None:
+    async def _deliver_in_order(self, node: NodeRun, call: NodeContext) -> None:
         """Deliver finished runs in the order in which they started, one task at a time."""
         call.is_done = True
         if node.is_delivering:
@@ -448,7 +392,7 @@ class GraphInstance:
             node.active -= 1
         node.is_delivering = False
 
-    async def _deliver(self, node: NodeRun, call: RunContext) -> None:
+    async def _deliver(self, node: NodeRun, call: NodeContext) -> None:
         emitted = call.emitted
         if len(emitted) > 1:
             emitted.sort(key=itemgetter(0))
@@ -514,7 +458,7 @@ class GraphInstance:
     async def _close(self, node: NodeRun) -> None:
         """Close a node whose inputs are done, and the streams it feeds."""
         node.is_closed = True
-        call = RunContext(node, DONE, {})
+        call = NodeContext(node, DONE, {})
         if node.calculator is not None:
             try:
                 await node.calculator.close(call)
@@ -534,7 +478,7 @@ class GraphInstance:
         if node.calculator is None:
             return
         try:
-            await node.calculator.close(RunContext(node, DONE, {}))
+            await node.calculator.close(NodeContext(node, DONE, {}))
         except Exception as error:
             log.exception(
                 "graph node failed to close", servable=self.context.graph, node=node.name, error=text_of(error)

@@ -181,7 +181,7 @@ async def test_object_detection_without_detections_has_no_rows(picture: Array) -
     node = await opened_builtin("model_zoo_intel_object_detection", **SIZES)
     outputs = await node.execute({"image": nchw(picture), "detection": detections(count=3)})
     assert {array.shape[0] for array in outputs.values()} == {0}
-    with pytest.raises(CustomNodeFailure, match="does not lie"):
+    with pytest.raises(CustomNodeFailure, match="is not inside"):
         await node.execute({"image": nchw(picture), "detection": detections((0, 1, 1, 1.1, 0, 1.5, 1))})
 
 
