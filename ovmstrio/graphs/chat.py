@@ -49,10 +49,13 @@ def chat_request(graph: str, roles: ChatRoles, generation: GenerationRequest) ->
     """Build the graph request of a chat."""
     wrong = Gathered(_unsupported_options(graph, generation))
     request = InferRequest(graph, deadline=generation.deadline)
-    for name, give in ((roles.prompt, _prompt), (roles.messages, _messages)):
+    for name, encode in ((roles.prompt, _prompt), (roles.messages, _messages)):
         if name:
             with wrong:
-                _add(request, name, give(graph, generation))
+                # Like `/generate`: the bytes of the text without the 4-byte length prefix of BYTES tensors.
+                data = encode(graph, generation)
+                request.inputs.append(InferInput(name, BYTES.name, (len(data),)))
+                request.raw_inputs.append(data)
     wrong.tell()
     return request
 
@@ -123,12 +126,6 @@ def _last_user_message(messages: Sequence[Mapping[str, Any]]) -> str:
 def _encoded(text: str) -> bytes:
     # Replace half a surrogate pair, which user code could not decode, instead of rejecting the request.
     return text.encode(errors="replace")
-
-
-def _add(request: InferRequest, name: str, data: bytes) -> None:
-    # Like `/generate`: the bytes of the text without the 4-byte length prefix of BYTES tensors.
-    request.inputs.append(InferInput(name, BYTES.name, (len(data),)))
-    request.raw_inputs.append(data)
 
 
 # Generation
@@ -289,17 +286,17 @@ class SaidMaker:
     def __call__(self, output: int, packet: Packet) -> Said:
         """Return the bytes of a packet; length-prefixed elements are joined."""
         name = self._outputs[output]
-        made = to_output(name, packet.value)
-        is_text = isinstance(made, RawTensor) and (
-            made.datatype in _TEXT_DATATYPES or made.datatype not in BY_NAME  # a custom datatype
+        tensor = to_output(name, packet.value)
+        is_text = isinstance(tensor, RawTensor) and (
+            tensor.datatype in _TEXT_DATATYPES or tensor.datatype not in BY_NAME  # a custom datatype
         )
-        if not isinstance(made, RawTensor) or not is_text:
-            found = str(made.datatype) if isinstance(made, RawTensor) else type(made).__name__
+        if not isinstance(tensor, RawTensor) or not is_text:
+            found = str(tensor.datatype) if isinstance(tensor, RawTensor) else type(tensor).__name__
             raise GraphFailure(
                 f'output "{name}" of graph "{self._graph}": expected UTF-8 bytes, as in '
                 f"Tensor({name!r}, text.encode()), got {found}"
             )
-        return Said(name, _joined(made) if made.datatype == BYTES.name else bytes(made.data))
+        return Said(name, _joined(tensor) if tensor.datatype == BYTES.name else bytes(tensor.data))
 
 
 def _joined(tensor: RawTensor) -> bytes:

@@ -352,15 +352,11 @@ def _executor_error(executor: Any, graph: Any) -> tuple[str, str]:
     if kind and kind not in _TYPES:
         known = did_you_mean(kind, _TYPES, otherwise=f"known: {', '.join(_TYPES)}")
         return f'"{kind}" is not a registered executor', known
-    if kind == _POOL and _threads(executor) <= 0:
+    extension = POOL.FindExtensionByName("mediapipe.ThreadPoolExecutorOptions.ext")
+    if kind == _POOL and executor.options.Extensions[extension].num_threads <= 0:
         option = "[mediapipe.ThreadPoolExecutorOptions.ext] { num_threads: 4 }"
         return f"a {_POOL} needs num_threads", f"add options {{ {option} }}"
     return "", ""
-
-
-def _threads(executor: Any) -> int:
-    extension = POOL.FindExtensionByName("mediapipe.ThreadPoolExecutorOptions.ext")
-    return int(executor.options.Extensions[extension].num_threads)
 
 
 _GRAPH: Final = "mediapipe.CalculatorGraphConfig"

@@ -680,20 +680,22 @@ class AllPackets:
 
 
 class Replies(Generic[_T]):
-    """Sink that converts each packet with ``make(output, packet)`` and sends the reply to a channel.
+    """Sink that converts each packet with ``convert(output, packet)`` and sends the reply to a channel.
 
     Replies that do not fit into the channel wait in an overflow queue.
     """
 
-    def __init__(self, make: Callable[[int, Packet], _T], channel: trio.MemorySendChannel[_T | StreamProblem]) -> None:
-        self._make = make
+    def __init__(
+        self, convert: Callable[[int, Packet], _T], channel: trio.MemorySendChannel[_T | StreamProblem]
+    ) -> None:
+        self._convert = convert
         self._channel = channel
         self._overflow: deque[_T | StreamProblem] = deque()
         self._lock = trio.Lock()
 
     def put(self, output: int, packet: Packet) -> bool:
         """Convert and send a packet."""
-        return self.reply(self._make(output, packet))
+        return self.reply(self._convert(output, packet))
 
     def reply(self, reply: _T | StreamProblem) -> bool:
         """Send a reply; False if the caller must call :meth:`wait_room` before the next one."""
@@ -732,13 +734,13 @@ class ResponseMaker:
     def __call__(self, output: int, packet: Packet) -> InferResponse:
         """Return the response for a packet of an output."""
         name = self._outputs[output]
-        made = to_output(name, packet.value)
+        converted = to_output(name, packet.value)
         parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}
-        if isinstance(made, InferResponse):
-            made.model_name, made.model_version, made.id = self._graph, GRAPH_VERSION, ""
-            made.parameters |= parameters
-            return made
-        return InferResponse(self._graph, GRAPH_VERSION, [made], "", parameters)
+        if isinstance(converted, InferResponse):
+            converted.model_name, converted.model_version, converted.id = self._graph, GRAPH_VERSION, ""
+            converted.parameters |= parameters
+            return converted
+        return InferResponse(self._graph, GRAPH_VERSION, [converted], "", parameters)
 
 
 def to_output(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:

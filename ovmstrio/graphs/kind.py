@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 import trio
@@ -64,12 +63,10 @@ GRAPHS: Final = "mediapipe_config_list"
 def read_graphs(file: ConfigFile) -> list[GraphSpec]:
     """Parse every graph of a configuration file, including graphs in the model list, which claim their names first."""
     checked = [replace(item, value=check_members(item, GraphEntry, file.findings)) for item in file.items(GRAPHS)]
-    return [_read_graph(node, file) for node in _first_by_name([*file.models.graphs, *checked], file)]
-
-
-def _first_by_name(nodes: Iterable[Located], file: ConfigFile) -> list[Located]:
-    named = [node for node in nodes if "name" in node.value]  # a missing name is reported already
-    return [node for node in named if file.is_first(GraphSpec.kind, node, node.find("name"))]
+    # A missing name is reported already.
+    named = [node for node in (*file.models.graphs, *checked) if "name" in node.value]
+    first = [node for node in named if file.is_first(GraphSpec.kind, node, node.find("name"))]
+    return [_read_graph(node, file) for node in first]
 
 
 def _read_graph(node: Located, file: ConfigFile) -> GraphSpec:
@@ -299,7 +296,9 @@ async def load_graph(
         with trio.CancelScope(shield=True):
             await close_nodes(nodes, threads)
         raise
-    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, _server_side(examined.config))
+    # The side packet of Python nodes has no value, because each node holds its own state.
+    side = {ref.name: None for node in examined.config.nodes for ref in node.side_inputs if ref.name == "py"}
+    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, side)
     return GraphServable(spec.name, loaded, hooks)
 
 
@@ -308,11 +307,6 @@ def _kind_of(node: NodeConfig) -> CalculatorKind:
     if kind is None:
         raise ConfigError([Problem(f"unknown calculator {node.calculator!r}", line=node.line)])
     return kind
-
-
-def _server_side(config: GraphConfig) -> dict[str, Any]:
-    """Return the side packet of Python nodes; its value is unused, because each node holds its own state."""
-    return {ref.name: None for node in config.nodes for ref in node.side_inputs if ref.name == "py"}
 
 
 # Graphs of one text model, served as that model

@@ -422,7 +422,9 @@ class MuxPolicy(InputPolicy):
         inputs = {control.port: head.value}
         if chosen.queue and chosen.queue[0].timestamp == head.timestamp:
             inputs = {chosen.port: chosen.queue.popleft().value, **inputs}
-        self._drop(head.timestamp)
+        for stream in self._data:
+            while stream.queue and stream.queue[0].timestamp <= head.timestamp:
+                stream.queue.popleft()
         return NodeStep(head.timestamp, inputs)
 
     def bound(self) -> int:
@@ -435,11 +437,6 @@ class MuxPolicy(InputPolicy):
                 f"{self._control.port} is {value!r}, and must be the number of an input, 0 to {len(self._data) - 1}"
             )
         return self._data[value]
-
-    def _drop(self, timestamp: int) -> None:
-        for stream in self._data:
-            while stream.queue and stream.queue[0].timestamp <= timestamp:
-                stream.queue.popleft()
 
 
 # Registry

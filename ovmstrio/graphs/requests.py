@@ -77,23 +77,23 @@ class RequestReader:
         if raws:
             check_style(inputs, raws, _COUNTS)
         wrong = Gathered()
-        for position, given in enumerate(inputs):
+        for position, source in enumerate(inputs):
             try:
-                value = self._value(request, given, raws[position] if raws else None)
+                value = self._value(request, source, raws[position] if raws else None)
             except InvalidRequest as error:
                 wrong.add(error.with_traceback(None))
                 continue
             if not wrong:
-                yield given.name, value
+                yield source.name, value
         wrong.tell()
 
-    def _value(self, request: InferRequest, given: InferInput, raw: Buffer | None) -> Any:
-        read = self._readers.get(given.name)
+    def _value(self, request: InferRequest, source: InferInput, raw: Buffer | None) -> Any:
+        read = self._readers.get(source.name)
         if read is not None:
-            return read(given, raw)
-        if given.name in self._request_inputs:
+            return read(source, raw)
+        if source.name in self._request_inputs:
             return request
-        raise refused("Unexpected input", f"{given.name} is unexpected")
+        raise refused("Unexpected input", f"{source.name} is unexpected")
 
 
 def _is_int64(value: ParameterValue) -> bool:

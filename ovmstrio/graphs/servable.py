@@ -128,8 +128,8 @@ class GraphStream(Generic[_T]):
         instance = self._instance
         instance.context.request_id = request.id
         try:
-            given = timestamp_of(request)
-            timestamp = self._timestamps.next() if given is None else given
+            requested = timestamp_of(request)
+            timestamp = self._timestamps.next() if requested is None else requested
             for name, value in self._reader.packets(request) if packets is None else packets:
                 await instance.push(name, value, timestamp)
         except ServerError as error:
@@ -204,10 +204,10 @@ def document_of(_: int, packet: Packet) -> PayloadDocument:
     Raises:
         GraphFailure: the value is not a tensor of a Python node.
     """
-    made = to_output("payload", packet.value)
-    if not isinstance(made, RawTensor):
-        raise graph_failure(f"response: expected dict, str, bytes or pyovms.Tensor, got {type(made).__name__}")
-    return PayloadDocument(bytes(made.data), made.datatype if "/" in made.datatype else _BINARY)
+    output = to_output("payload", packet.value)
+    if not isinstance(output, RawTensor):
+        raise graph_failure(f"response: expected dict, str, bytes or pyovms.Tensor, got {type(output).__name__}")
+    return PayloadDocument(bytes(output.data), output.datatype if "/" in output.datatype else _BINARY)
 
 
 _PLATFORM: Final = "OpenVINO"
@@ -294,8 +294,8 @@ class GraphServable:
             await instance.aclose()
 
     async def _feed(self, instance: GraphInstance, request: InferRequest) -> None:
-        given = timestamp_of(request)
-        timestamp = self._timestamps.next() if given is None else given
+        requested = timestamp_of(request)
+        timestamp = self._timestamps.next() if requested is None else requested
         pushed, wrong = 0, Gathered()
         with wrong:
             for name, value in self._reader.packets(request):
@@ -310,21 +310,21 @@ class GraphServable:
     def _build_response(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
         """Build the response; its timestamp is that of the last output's first packet."""
         response = InferResponse(self.name, GRAPH_VERSION, [], request.id)
-        wanted = {output.name for output in request.outputs}
-        for name, given in zip(self._plan.outputs, packets, strict=True):
-            is_left_out = not given and request.wants_all_packets and any(packets)
-            if is_left_out or (wanted and name not in wanted):
+        wanted = {requested.name for requested in request.outputs}
+        for name, output_packets in zip(self._plan.outputs, packets, strict=True):
+            is_omitted = not output_packets and request.wants_all_packets and any(packets)
+            if is_omitted or (wanted and name not in wanted):
                 continue
-            if not given:
+            if not output_packets:
                 raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
-            for packet in given:
-                made = to_output(name, packet.value)
-                if isinstance(made, InferResponse):
-                    response.outputs += made.outputs
-                    response.parameters |= made.parameters
+            for packet in output_packets:
+                output = to_output(name, packet.value)
+                if isinstance(output, InferResponse):
+                    response.outputs += output.outputs
+                    response.parameters |= output.parameters
                 else:
-                    response.outputs.append(made)
-            response.parameters["OVMS_MP_TIMESTAMP"] = given[0].timestamp
+                    response.outputs.append(output)
+            response.parameters["OVMS_MP_TIMESTAMP"] = output_packets[0].timestamp
         return response
 
     # Streams
@@ -343,17 +343,17 @@ class GraphServable:
     async def _open(
         self,
         first: InferRequest,
-        make: Callable[[int, Packet], _T],
+        convert: Callable[[int, Packet], _T],
         parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
         packets: Iterable[tuple[str, Any]] | None = None,
         http: HttpRequest | None = None,
     ) -> AsyncIterator[GraphStream[_T]]:
-        """Open a stream whose replies ``make`` creates.
+        """Open a stream whose replies ``convert`` creates.
 
         ``parameters`` extend those of the first request for user code; ``packets`` replace its inputs.
         """
         send, receive = trio.open_memory_channel[_T | StreamProblem](REPLIES_BUFFERED)
-        sink: Replies[_T] = Replies(make, send)
+        sink: Replies[_T] = Replies(convert, send)
         problem: Exception | None = None
         instance = self._make_instance(first, sink, parameters, http)
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
@@ -396,7 +396,7 @@ class GraphServable:
         roles = self._plan.config.chat
         if roles is None:
             raise NotSupported(no_chat(self.name))
-        open_texts = partial(self._open, make=SaidMaker(self.name, self._plan.outputs))
+        open_texts = partial(self._open, convert=SaidMaker(self.name, self._plan.outputs))
         return generate_text(self.name, roles, open_texts, asked)
 
     # Raw HTTP requests
@@ -418,7 +418,7 @@ class GraphServable:
             raise NotSupported(
                 f'graph "{self.name}" accepts no raw HTTP requests; expected input_stream: "{REQUEST_PAYLOAD}:name"'
             )
-        return open_documents(self.name, name, partial(self._open, make=document_of), request, deadline)
+        return open_documents(self.name, name, partial(self._open, convert=document_of), request, deadline)
 
     def _make_instance(
         self,

@@ -50,32 +50,32 @@ PRECISION: Final = "Invalid input precision"
 _SHAPE: Final = "Invalid input shape"
 
 
-def described(given: InferInput, datatype: Datatype) -> TensorSpec:
+def described(source: InferInput, datatype: Datatype) -> TensorSpec:
     """Return the spec of a graph input, taken from the request."""
-    return TensorSpec(given.name, datatype, (), None)
+    return TensorSpec(source.name, datatype, (), None)
 
 
-def negative_dimension(given: InferInput) -> InvalidRequest:
+def negative_dimension(source: InferInput) -> InvalidRequest:
     """Return the error for a shape with a negative dimension."""
-    shape = show_shape(given.shape)
-    return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {given.name}")
+    shape = show_shape(source.shape)
+    return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
-def zero_dimension(given: InferInput) -> InvalidRequest:
+def zero_dimension(source: InferInput) -> InvalidRequest:
     """Return the error for a shape with a dimension below 1."""
-    shape = show_shape(given.shape)
-    return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {given.name}")
+    shape = show_shape(source.shape)
+    return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
-def too_large(given: InferInput) -> InvalidRequest:
+def too_large(source: InferInput) -> InvalidRequest:
     """Return the error for a shape whose size in bytes exceeds 64 bits."""
     detail = "Provided shape and datatype declare too large buffer."
-    return refused(CONTENT_SIZE, f"{detail} Shape: {show_shape(given.shape)}; input name: {given.name}")
+    return refused(CONTENT_SIZE, f"{detail} Shape: {show_shape(source.shape)}; input name: {source.name}")
 
 
-def no_contents(given: InferInput) -> InvalidRequest:
+def no_contents(source: InferInput) -> InvalidRequest:
     """Return the error for an input without values."""
-    return refused(CONTENT_SIZE, f"Input does not have input tensor contents field; input name: {given.name}")
+    return refused(CONTENT_SIZE, f"Input does not have input tensor contents field; input name: {source.name}")
 
 
 # OpenVINO, MediaPipe and TensorFlow tensors
@@ -91,36 +91,36 @@ class ArrayReader(Generic[_Value]):
     """Parser of inputs to one tensor class.
 
     Args:
-        made: the tensor class.
+        tensor_class: the tensor class.
         datatypes: names of the datatypes that the class supports.
-        smallest: the smallest allowed dimension.
+        min_size: the smallest allowed dimension.
     """
 
-    __slots__ = ("_datatypes", "_made", "_smallest")
+    __slots__ = ("_datatypes", "_min_size", "_tensor_class")
 
-    def __init__(self, made: type[_Value], datatypes: Collection[str], smallest: int) -> None:
-        self._made = made
+    def __init__(self, tensor_class: type[_Value], datatypes: Collection[str], min_size: int) -> None:
+        self._tensor_class = tensor_class
         self._datatypes = {name: BY_NAME[name] for name in datatypes}
-        self._smallest = smallest
+        self._min_size = min_size
 
-    def __call__(self, given: InferInput, raw: Buffer | None) -> _Value:
+    def __call__(self, source: InferInput, raw: Buffer | None) -> _Value:
         """Return one request input as a tensor."""
-        shape = given.shape
-        if any(size < self._smallest for size in shape):
-            raise zero_dimension(given) if self._smallest else negative_dimension(given)
-        datatype = self._datatypes.get(given.datatype)
+        shape = source.shape
+        if any(size < self._min_size for size in shape):
+            raise zero_dimension(source) if self._min_size else negative_dimension(source)
+        datatype = self._datatypes.get(source.datatype)
         if datatype is None:
             wanted = ", ".join(sorted(self._datatypes))
-            raise refused(PRECISION, f"Expected: {wanted}; Actual: {given.datatype}; input name: {given.name}")
+            raise refused(PRECISION, f"Expected: {wanted}; Actual: {source.datatype}; input name: {source.name}")
         count = prod(shape)
         expected = count * datatype.itemsize
         if expected > MAX_BYTES:
-            raise too_large(given)
+            raise too_large(source)
         if raw is None:
-            return self._made(datatype, to_array(given.contents, shape, count, described(given, datatype)))
+            return self._tensor_class(datatype, to_array(source.contents, shape, count, described(source, datatype)))
         if len(raw) != expected:
-            raise mismatch(CONTENT_SIZE, f"{expected} bytes", f"{len(raw)} bytes", described(given, datatype))
-        return self._made(datatype, wrapped(raw, shape, datatype.numpy))
+            raise mismatch(CONTENT_SIZE, f"{expected} bytes", f"{len(raw)} bytes", described(source, datatype))
+        return self._tensor_class(datatype, wrapped(raw, shape, datatype.numpy))
 
 
 read_ov_tensor: Final = ArrayReader(OvTensor, NUMERIC_DATATYPES, 0)
@@ -145,37 +145,37 @@ _FORMATS: Final = {
 }
 
 
-def read_image(given: InferInput, raw: Buffer | None) -> ImageFrame:
+def read_image(source: InferInput, raw: Buffer | None) -> ImageFrame:
     """Return one request input as an image."""
     if raw is None:
         fixed = "Mediapipe execution failed. MP status"
-        raise refused(fixed, f"images must be in raw_input_contents; input name: {given.name}")
-    shape = given.shape
+        raise refused(fixed, f"images must be in raw_input_contents; input name: {source.name}")
+    shape = source.shape
     if len(shape) != _RANK:
-        detail = f"Expected: (height,width,channels); Actual: {show_shape(shape)}; input name: {given.name}"
+        detail = f"Expected: (height,width,channels); Actual: {show_shape(shape)}; input name: {source.name}"
         raise refused("Invalid input shape", detail)
     if any(size < 1 for size in shape):
-        raise zero_dimension(given)
-    datatype = _pixels(given)
+        raise zero_dimension(source)
+    datatype = _pixels(source)
     expected = prod(shape) * datatype.itemsize
     if expected > MAX_BYTES:
-        raise too_large(given)
+        raise too_large(source)
     if len(raw) != expected:
         sizes = f"Actual: {len(raw)}; Expected: {expected}"
-        raise refused(CONTENT_SIZE, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {given.name}")
+        raise refused(CONTENT_SIZE, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {source.name}")
     return ImageFrame(datatype, wrapped(raw, shape, datatype.numpy))
 
 
-def _pixels(given: InferInput) -> Datatype:
-    channels = given.shape[-1]
-    known = _FORMATS.get(given.datatype)
+def _pixels(source: InferInput) -> Datatype:
+    channels = source.shape[-1]
+    known = _FORMATS.get(source.datatype)
     if known is None:
-        detail = f"Expected: {', '.join(_FORMATS)}; Actual: {given.datatype}; input name: {given.name}"
+        detail = f"Expected: {', '.join(_FORMATS)}; Actual: {source.datatype}; input name: {source.name}"
         raise refused(INPUT_FORMAT, detail)
     datatype, allowed = known
     if channels not in allowed:
         wanted = ", ".join(map(str, sorted(allowed)))
-        detail = f"Expected channels of {given.datatype}: {wanted}; Actual: {channels}; input name: {given.name}"
+        detail = f"Expected channels of {source.datatype}: {wanted}; Actual: {channels}; input name: {source.name}"
         raise refused(INPUT_FORMAT, detail)
     return datatype
 
@@ -189,47 +189,47 @@ python_tensor: Final = Tensor._from_request  # noqa: SLF001 - pyovms's construct
 """Create a tensor of ``(name, raw, shape, datatype)`` whose buffer is ``raw`` itself."""
 
 
-def read_python_tensor(given: InferInput, raw: Buffer | None) -> Tensor:
+def read_python_tensor(source: InferInput, raw: Buffer | None) -> Tensor:
     """Return one request input as a Python tensor; raw bytes are not copied."""
     if raw is None:
-        return _from_contents(given)
+        return _from_contents(source)
     count = 1
-    for size in given.shape:
+    for size in source.shape:
         if size < 0:
-            raise negative_dimension(given)
+            raise negative_dimension(source)
         count *= size
-    itemsize = _ITEMSIZES.get(given.datatype)
+    itemsize = _ITEMSIZES.get(source.datatype)
     if itemsize is not None and count * itemsize != len(raw):
-        raise _wrong_size(given, count * itemsize, len(raw))
-    return python_tensor(given.name, raw, given.shape, given.datatype)
+        raise _wrong_size(source, count * itemsize, len(raw))
+    return python_tensor(source.name, raw, source.shape, source.datatype)
 
 
-def _wrong_size(given: InferInput, expected: int, actual: int) -> Exception:
+def _wrong_size(source: InferInput, expected: int, actual: int) -> Exception:
     if expected > MAX_BYTES:
-        return too_large(given)
+        return too_large(source)
     sizes = f"Actual: {actual}; Expected: {expected}"
-    return refused(CONTENT_SIZE, f"Invalid Python tensor buffer size. {sizes}; input name: {given.name}")
+    return refused(CONTENT_SIZE, f"Invalid Python tensor buffer size. {sizes}; input name: {source.name}")
 
 
-def _from_contents(given: InferInput) -> Tensor:
-    if any(size < 0 for size in given.shape):
-        raise negative_dimension(given)
-    if given.datatype == BYTES.name:
-        elements = elements_of(given, None, described(given, BYTES))
+def _from_contents(source: InferInput) -> Tensor:
+    if any(size < 0 for size in source.shape):
+        raise negative_dimension(source)
+    if source.datatype == BYTES.name:
+        elements = elements_of(source, None, described(source, BYTES))
         if not elements:
-            raise no_contents(given)
-        return python_tensor(given.name, framed(elements), given.shape, BYTES.name)
-    datatype = _KNOWN.get(given.datatype)
+            raise no_contents(source)
+        return python_tensor(source.name, framed(elements), source.shape, BYTES.name)
+    datatype = _KNOWN.get(source.datatype)
     if datatype is None:
         rule = "custom datatypes are allowed only when raw_input_contents is used."
-        raise refused(PRECISION, f"Provided datatype is invalid, {rule} Datatype: {given.datatype!r}")
-    count = prod(given.shape)
+        raise refused(PRECISION, f"Provided datatype is invalid, {rule} Datatype: {source.datatype!r}")
+    count = prod(source.shape)
     if count * datatype.itemsize > MAX_BYTES:
-        raise too_large(given)
+        raise too_large(source)
     if not count:
-        raise no_contents(given)
-    array = to_array(given.contents, given.shape, count, described(given, datatype))
-    return python_tensor(given.name, buffer_of(array), given.shape, given.datatype)
+        raise no_contents(source)
+    array = to_array(source.contents, source.shape, count, described(source, datatype))
+    return python_tensor(source.name, buffer_of(array), source.shape, source.datatype)
 
 
 def contents_of(tensor: Tensor) -> Buffer:

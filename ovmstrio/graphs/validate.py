@@ -473,7 +473,9 @@ class _NodeCheck:
             if producer is not None and producer.node is not None:
                 self._check_side_type(ref, producer)
             elif ref.port.tag == "PYTHON_NODE_RESOURCES":
-                self._check_resources(ref)
+                if ref.name != _SERVER_SIDE:
+                    text = f'every request will fail: side packet "{ref.name}" is required, the server has only "py"'
+                    self.findings.warn(ref.at, text, f'write "PYTHON_NODE_RESOURCES:{_SERVER_SIDE}"')
             elif ref.name not in given and ref.port not in self.contract.optional_side:
                 text = f'requests without a parameter "{ref.name}" will fail: no node produces that side packet'
                 hint = f'add a node with output_side_packet: "TAG:{ref.name}"'
@@ -489,11 +491,6 @@ class _NodeCheck:
                 expected=type_name(wanted),
                 found=f"{type_name(producer.kind)} of {producer.node}",
             )
-
-    def _check_resources(self, ref: StreamRef) -> None:
-        if ref.name != _SERVER_SIDE:
-            text = f'every request will fail: side packet "{ref.name}" is required, the server provides only "py"'
-            self.findings.warn(ref.at, text, f'write "PYTHON_NODE_RESOURCES:{_SERVER_SIDE}"')
 
 
 def _conversion(wanted: type, found: type) -> str:

@@ -168,12 +168,12 @@ def find_functions(module: ModuleType, file: UserFile) -> Functions:
                 fix = f"write {wanted.signature(name)}"
                 problems.append(file.problem(_LOAD_FAILED, f"{name} is missing", suggestion=fix))
             continue
-        made = _bind_function(name, function, wanted)
-        if made is None:
+        bound = _bind_function(name, function, wanted)
+        if bound is None:
             line = file.line_of(place_of(function) if callable(function) else None)
             text = f"{name} is not a function with the right parameters"
             problems.append(file.problem(_LOAD_FAILED, text, line=line, suggestion=f"write {wanted.signature(name)}"))
-        found[name] = made
+        found[name] = bound
     if problems:
         raise ConfigError(problems)
     return Functions(**found)

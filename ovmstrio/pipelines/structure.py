@@ -132,7 +132,10 @@ class Structure:
 def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Problem]]:
     """Return the structure of a pipeline (None if it has a cycle) and all problems."""
     nodes, problems = _name_nodes(spec)
-    problems += _find_self_calls(spec) + _check_demultiplexers(nodes)
+    message = f"it calls {spec.name!r}, which is the pipeline itself"
+    self_calls = [node for node in spec.nodes if node.model_name == spec.name]
+    problems += [problem_of(node, Code.SELF, message, "name a model") for node in self_calls]
+    problems += _check_demultiplexers(nodes)
     edges, wrong = _connect(nodes)
     problems += wrong
     order = _order(nodes, edges)
@@ -174,11 +177,6 @@ def _name_nodes(spec: PipelineSpec) -> tuple[dict[str, PipelineNode], list[Probl
             nodes[node.name] = node
     nodes[EXIT] = PipelineNode(name=EXIT, inputs=spec.outputs, origin=spec.origin)
     return nodes, problems
-
-
-def _find_self_calls(spec: PipelineSpec) -> list[Problem]:
-    message = f"it calls {spec.name!r}, which is the pipeline itself"
-    return [problem_of(node, Code.SELF, message, "name a model") for node in spec.nodes if node.model_name == spec.name]
 
 
 def _check_demultiplexers(nodes: Mapping[str, PipelineNode]) -> list[Problem]:

@@ -70,7 +70,8 @@ class _Limiter(Stateless):
         for port in self._waiting:
             if port != _MAIN:
                 self._release_secondary(context, port, settled)
-        self._drop_old_decisions(context)
+        oldest = min(self._bound(context, port) for port in self._waiting)
+        del self._decisions[: max(0, self._decision_at(oldest))]
 
     def _drop_finished(self, context: NodeContext) -> None:
         flying = self._in_flight
@@ -105,10 +106,6 @@ class _Limiter(Stateless):
 
     def _decision_at(self, timestamp: int) -> int:
         return bisect_right(self._decisions, timestamp, key=lambda decision: decision[0]) - 1
-
-    def _drop_old_decisions(self, context: NodeContext) -> None:
-        oldest = min(self._bound(context, port) for port in self._waiting)
-        del self._decisions[: max(0, self._decision_at(oldest))]
 
 
 def _open_flow_limiter(context: NodeContext) -> _Limiter:
@@ -457,7 +454,9 @@ class _Resampler:
                 "INVALID_ARGUMENT",
             )
         if period >= self._period:
-            self._fill(context, period)
+            while self._last is not None and self._period < period:
+                self._send(context, self._last.value)
+                self._period += 1
             self._choose(context, Packet(value, now))
             context.advance_bound(self._output, self._time_of(self._period))
         self._last = Packet(value, now)
@@ -473,11 +472,6 @@ class _Resampler:
             return now
         base: int = options.base_timestamp
         return base + _round(_round((now - base) / _SECOND * self._rate) / self._rate * _SECOND)
-
-    def _fill(self, context: NodeContext, period: int) -> None:
-        while self._last is not None and self._period < period:
-            self._send(context, self._last.value)
-            self._period += 1
 
     def _choose(self, context: NodeContext, packet: Packet) -> None:
         """Send the packet closest to the period's timestamp, once a packet at or after it has arrived."""

@@ -105,14 +105,14 @@ class PortPlan:
 
     def collect(self, given: Mapping[str, Tensor | RawTensor], servable: str) -> Any:
         """Create a packet from the outputs of a servable."""
-        made = []
+        values = []
         for name in self.names:
             tensor = given.get(name)
             if tensor is None:
                 known = ", ".join(sorted(given)) or "none"
                 raise NodeFailure(f'servable "{servable}" has no output "{name}" for {self.port}; known: {known}')
-            made.append(self._convert(tensor))
-        return tuple(made) if self.is_vector else made[0]
+            values.append(self._convert(tensor))
+        return tuple(values) if self.is_vector else values[0]
 
     def _convert(self, tensor: Tensor | RawTensor) -> TensorValue:
         typed = _array_tensor(tensor) if isinstance(tensor, RawTensor) else tensor
@@ -335,13 +335,9 @@ class _Inference(Stateless):
         request = InferRequest(session.servable, session.version, instance.request_id, deadline=instance.deadline)
         for plan in self._inputs:
             for name, tensor in plan.spread(required_input(context, plan.port)):
-                _add(request, name, tensor)
+                request.inputs.append(InferInput(name, tensor.datatype.name, tensor.array.shape))
+                request.raw_inputs.append(buffer_of(tensor.array))
         return request
-
-
-def _add(request: InferRequest, name: str, tensor: TensorValue) -> None:
-    request.inputs.append(InferInput(name, tensor.datatype.name, tensor.array.shape))
-    request.raw_inputs.append(buffer_of(tensor.array))
 
 
 def _inference_contract(node: NodeConfig) -> NodeContract:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from ovmstrio.config.documents import Located
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.service import TextApi
@@ -97,10 +96,10 @@ class TextNode:
         assert api is not None  # noqa: S101 - checked by `open`
         answer = _TextResponse()
 
-        async def make(send: Callable[[PayloadDocument], Awaitable[None]]) -> None:
+        async def generate(send: Callable[[PayloadDocument], Awaitable[None]]) -> None:
             await api.answer(self._model, self._graph, request, send)
 
-        await self._tasks.start(answer.run, make)
+        await self._tasks.start(answer.run, generate)
         return answer
 
 
@@ -172,14 +171,14 @@ class _TextResponse:
 
     async def run(
         self,
-        make: Callable[[Callable[[PayloadDocument], Awaitable[None]]], Awaitable[None]],
+        generate: Callable[[Callable[[PayloadDocument], Awaitable[None]]], Awaitable[None]],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         try:
             with self._scope, self._send:
                 task_status.started()
-                await make(self._send.send)
+                await generate(self._send.send)
                 self._failure = None
         except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._failure = error
@@ -242,16 +241,12 @@ def _placed(problem: Problem, node: NodeConfig, message: str, findings: Findings
     """Add the option's position, which may be in ``node_options`` or ``options``."""
     written = {option: name for name, option in _RENAMED_OPTIONS.items()}
     option, *_ = problem.path.split(".")
-    for options in _all_options(node, message):
+    packed = [each for item in node.at.items("node_options") for each in item.members.values()]
+    for options in (*packed, node.at.find("options", f"{message}.ext")):
         name = option if option in options.members else written.get(option, option)
         if name in options.members:
             return replace(findings.place(options, replace(problem, path=name)))
     return findings.place(node.at, replace(problem, path=""))
-
-
-def _all_options(node: NodeConfig, message: str) -> list[Located]:
-    packed = [each for item in node.at.items("node_options") for each in item.members.values()]
-    return [*packed, node.at.find("options", f"{message}.ext")]
 
 
 # OVMS calculators

@@ -40,12 +40,10 @@ def _elements(port: Port, value: Any) -> tuple[Any, ...]:
     raise NodeFailure(f"input {port}: expected a tensor or a vector of tensors, got {type(value).__name__}")
 
 
-def _open_concatenate(context: NodeContext) -> _Concatenate:
-    return _Concatenate(needs_all=given_options(context.node, _CONCATENATE_OPTIONS).only_emit_if_all_present)
-
-
 CONCATENATE_VECTOR: Final[CalculatorKind] = StatelessKind(
-    _CONCATENATE_NAME, lambda node: joining_contract(_CONCATENATE_NAME, node, tuple), lambda _: _open_concatenate
+    _CONCATENATE_NAME,
+    lambda node: joining_contract(_CONCATENATE_NAME, node, tuple),
+    lambda node: lambda _: _Concatenate(needs_all=given_options(node, _CONCATENATE_OPTIONS).only_emit_if_all_present),
 )
 
 

@@ -110,15 +110,15 @@ class NodeModel:
         """Import the file and create the object. Blocks."""
         file = Path(self._outline.file)
         self._package = HandlerPackage(file.parent)
-        made = getattr(self._package.load(file), _CLASS, None)
-        if made is None:
+        model_class = getattr(self._package.load(file), _CLASS, None)
+        if model_class is None:
             fix = f"define class {_CLASS} with a method execute(self, inputs)"
             raise self._problem(f"No {_CLASS} class found in {file}", fix)
-        if not callable(getattr(made, "execute", None)):
+        if not callable(getattr(model_class, "execute", None)):
             raise self._problem(
                 f"{_CLASS} class defined in {file} does not implement execute method.", "define execute(self, inputs)"
             )
-        self.model = made()
+        self.model = model_class()
         found = {name: self._hook(name) for name in ("open", "close")}
         self.hooks = {name: hook for name, hook in found.items() if hook is not None}
 

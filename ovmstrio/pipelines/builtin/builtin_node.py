@@ -105,10 +105,10 @@ async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> Bu
         fix = f"install it: {way_to_install(Extra.VISION)}"
         raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=fix)]) from None
     parameters = Parameters(params)
-    made: Builtin = kind(parameters)
+    node: Builtin = kind(parameters)
     for problem in parameters.finish():
         log.warning("custom node parameter problem found", node=name, problem=str(problem))
-    return BuiltinNode(NodeIdentity(name, Path(builtin)), made)
+    return BuiltinNode(NodeIdentity(name, Path(builtin)), node)
 
 
 CLASS_OF: Final[Mapping[str, str]] = {

@@ -452,7 +452,9 @@ async def open_native_node(
     threads = node_threads(identity.name, str(identity), calls_at_once)
     try:
         await tasks.start(threads.run)
-        opened = await threads.call(_open, identity, dict(params), may_leave=True, discard=_close_at_once)
+        opened = await threads.call(
+            _open, identity, dict(params), may_leave=True, discard=lambda opened: opened[0].close(0)
+        )
     except BaseException:
         threads.close()
         raise
@@ -471,7 +473,3 @@ def _open(identity: NodeIdentity, params: dict[str, str]) -> _Opened:
     except BaseException:
         node.close(0)
         raise
-
-
-def _close_at_once(opened: _Opened) -> None:
-    opened[0].close(0)
