@@ -2,7 +2,7 @@
 
 ::
 
-    GenerationRequest ─> chat_request ─> instance of the graph ─> Said ... ─> GraphGeneration ─> Piece ...
+    GenerationRequest ─> _create_request ─> instance of the graph ─> Said ... ─> GraphGeneration ─> Piece ...
 
 The reply channel is bounded, so a slow client blocks only its own generator.
 """
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.packets import Packet
     from ovmstrio.graphs.servable import GraphStream
 
-__all__ = ["GraphGeneration", "Said", "SaidMaker", "chat_request", "generate_text", "no_chat", "sampling_parameters"]
+__all__ = ["GraphGeneration", "Said", "SaidMaker", "generate_text", "no_chat"]
 
 # Requests
 
 _NO_PARAMETERS: Final = frozenset({"best_of", "stop_token_ids"})
 
 
-def chat_request(graph: str, roles: ChatRoles, generation: GenerationRequest) -> InferRequest:
+def _create_request(graph: str, roles: ChatRoles, generation: GenerationRequest) -> InferRequest:
     """Build the graph request of a chat."""
     wrong = Gathered(_unsupported_options(graph, generation))
     request = InferRequest(graph, deadline=generation.deadline)
@@ -60,7 +60,7 @@ def chat_request(graph: str, roles: ChatRoles, generation: GenerationRequest) ->
     return request
 
 
-def sampling_parameters(generation: GenerationRequest) -> dict[str, ParameterValue]:
+def _sampling_parameters(generation: GenerationRequest) -> dict[str, ParameterValue]:
     """Return the requested sampling options by their API names; unset options are left out."""
     sampling = generation.sampling
     given = {field.name: getattr(sampling, field.name) for field in fields(Sampling)}
@@ -141,26 +141,24 @@ def no_chat(graph: str) -> str:
     )
 
 
-class OpenSaid(Protocol):
+class _OpenTextStream(Protocol):
     """Function that opens a stream of output texts; see ``GraphServable.open_stream``."""
 
     def __call__(
         self, first: InferRequest, *, parameters: Mapping[str, ParameterValue]
-    ) -> AbstractAsyncContextManager[GraphStream[Said]]:
-        """Open the stream with its first request; ``parameters`` are visible to user code."""
-        ...
+    ) -> AbstractAsyncContextManager[GraphStream[Said]]: ...
 
 
 @asynccontextmanager
 async def generate_text(
-    graph: str, roles: ChatRoles, open_texts: OpenSaid, generation: GenerationRequest
+    graph: str, roles: ChatRoles, open_texts: _OpenTextStream, generation: GenerationRequest
 ) -> AsyncIterator[GraphGeneration]:
     """Generate one text; leaving the block stops the instance."""
-    first = chat_request(graph, roles, generation)
+    first = _create_request(graph, roles, generation)
     is_left = False
     with trio.CancelScope(deadline=generation.deadline) as scope:
         try:
-            async with open_texts(first, parameters=sampling_parameters(generation)) as stream:
+            async with open_texts(first, parameters=_sampling_parameters(generation)) as stream:
                 # From here on the iteration raises DeadlineExceeded, where its reader expects it.
                 scope.deadline = math.inf
                 stream.end()

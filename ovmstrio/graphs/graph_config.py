@@ -14,18 +14,15 @@ __all__ = [
     "FILE_INVALID",
     "HANDLER_MISSING",
     "INITIALIZATION",
-    "INPUT_NAME",
     "INTERNAL",
     "NODE_NAME_MISSING",
     "NODE_NAME_TAKEN",
     "NODE_OPTIONS_MISSING",
     "NOT_IMPLEMENTED",
-    "OUTPUT_NAME",
     "REQUEST_INPUTS",
     "REQUEST_MISSING",
     "REQUEST_OUTPUTS",
     "RESPONSE_MISSING",
-    "SIDE_NAME",
     "ChatRoles",
     "GraphConfig",
     "InvalidName",
@@ -37,7 +34,6 @@ __all__ = [
     "is_stream_name",
     "parse_stream",
     "parse_tag_index",
-    "raw_name",
     "refuse_name",
 ]
 
@@ -180,9 +176,9 @@ class GraphConfig:
 
 FILE_INVALID: Final = "Failed to read protobuf graph configuration file"
 INITIALIZATION: Final = "Failed to initialize mediapipe graph"
-INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
-OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
-SIDE_NAME: Final = "Mediapipe unexpected input side packet stream name"
+_INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
+_OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
+_SIDE_NAME: Final = "Mediapipe unexpected input side packet stream name"
 REQUEST_INPUTS: Final = "Mediapipe unexpected input stream packets count"
 REQUEST_OUTPUTS: Final = "Mediapipe unexpected output stream packets count"
 RESPONSE_MISSING: Final = "Mediapipe passthrough graph misses RESPONSE in output"
@@ -198,10 +194,10 @@ NOT_IMPLEMENTED: Final = "Functionality not implemented"
 # Stream names
 
 _GRAPH_TEXTS = {
-    "input_stream": INPUT_NAME,
-    "output_stream": OUTPUT_NAME,
-    "input_side_packet": SIDE_NAME,
-    "output_side_packet": SIDE_NAME,
+    "input_stream": _INPUT_NAME,
+    "output_stream": _OUTPUT_NAME,
+    "input_side_packet": _SIDE_NAME,
+    "output_side_packet": _SIDE_NAME,
 }
 
 
@@ -220,7 +216,7 @@ class StreamReader:
             try:
                 tag, index, name = parse_stream(text)
             except InvalidName as error:
-                is_empty = self.is_graph and not raw_name(text)
+                is_empty = self.is_graph and not _name_after_colon(text)
                 base = _GRAPH_TEXTS[kind] if is_empty else INITIALIZATION
                 refuse_name(self.findings, at, error, text, base)
                 continue
@@ -297,7 +293,7 @@ def is_stream_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def raw_name(text: str) -> str:
+def _name_after_colon(text: str) -> str:
     """Return the part after the last colon, unchecked."""
     return text.rpartition(":")[2]
 

@@ -41,16 +41,9 @@ from ovmstrio.graphs.graph_config import (
 from ovmstrio.graphs.packets import PYTHON_TENSOR
 
 __all__ = [
-    "PoolDirective",
     "Reading",
-    "canonical_names",
-    "check_executors",
     "examine_text",
-    "read_chat_roles",
     "read_graph",
-    "read_nodes",
-    "read_policy",
-    "read_pool",
 ]
 
 # Nodes
@@ -59,7 +52,7 @@ _HANDLER = "input_stream_handler"
 _INVALID = f"{INITIALIZATION} - INVALID_ARGUMENT"
 
 
-def canonical_names(nodes: Sequence[Any]) -> list[str]:
+def _canonical_names(nodes: Sequence[Any]) -> list[str]:
     """Return a unique name per node: its name or calculator, numbered from 1 if several nodes share it."""
     wanted = [node.name or node.calculator for node in nodes]
     counts = Counter(wanted)
@@ -76,7 +69,7 @@ def canonical_names(nodes: Sequence[Any]) -> list[str]:
     return names
 
 
-def read_policy(message: Any, at: Located, default: PolicyConfig) -> PolicyConfig:
+def _read_policy(message: Any, at: Located, default: PolicyConfig) -> PolicyConfig:
     """Parse the input stream handler of a graph or node."""
     if not message.HasField(_HANDLER) or not message.input_stream_handler.input_stream_handler:
         return default
@@ -139,9 +132,9 @@ class _NodeReader:
         return tuple(found.values())
 
 
-def read_nodes(message: Any, at: Located, policy: PolicyConfig, findings: Findings) -> Iterator[NodeConfig]:
+def _read_nodes(message: Any, at: Located, policy: PolicyConfig, findings: Findings) -> Iterator[NodeConfig]:
     """Parse the nodes of a graph; ``policy`` is the graph's default input stream handler."""
-    for name, node, place in zip(canonical_names(message.node), message.node, at.items("node"), strict=True):
+    for name, node, place in zip(_canonical_names(message.node), message.node, at.items("node"), strict=True):
         yield _read_node(_NodeReader(node, place, findings), name, policy)
 
 
@@ -158,7 +151,7 @@ def _read_node(reader: _NodeReader, name: str, policy: PolicyConfig) -> NodeConf
         side_outputs=reader.streams("output_side_packet"),
         node_options=reader.node_options(),
         options=tuple(value for known, value in message.options.ListFields() if known.is_extension),
-        policy=read_policy(message, reader.at, policy),
+        policy=_read_policy(message, reader.at, policy),
         back_edges=reader.back_edges(inputs),
         max_in_flight=max(message.max_in_flight, 1),
         executor=message.executor,
@@ -185,7 +178,7 @@ _OUTPUT_ROLES: Final = ("text", "end", "usage")
 _EXAMPLE: Final = f"# {_CHAT_COMMENT}: prompt=NAME text=NAME"
 
 
-def read_chat_roles(
+def _read_chat_roles(
     content: str,
     inputs: Sequence[StreamRef],
     outputs: Sequence[StreamRef],
@@ -321,7 +314,7 @@ _POOL: Final = "ThreadPoolExecutor"
 _RESERVED: Final = frozenset({"default", "gpu"})
 
 
-def check_executors(message: Any, root: Located, findings: Findings) -> None:
+def _check_executors(message: Any, root: Located, findings: Findings) -> None:
     """Check the executors of a graph, and that its nodes use declared ones."""
     first: dict[str, int] = {}
     for executor, at in zip(message.executor, root.items("executor"), strict=True):
@@ -395,7 +388,7 @@ def read_graph(content: str, file: str) -> GraphConfig:
 def examine_text(content: str, file: str) -> Reading:
     """Parse as much of a graph file as possible."""
     findings = Findings(file)
-    pool = read_pool(content, findings)
+    pool = _read_pool(content, findings)
     config = _parse(content, pool, findings)
     if config is None:
         return Reading(None, findings.all)
@@ -409,7 +402,7 @@ def examine_text(content: str, file: str) -> Reading:
     return Reading(config, findings.all, doubtful)
 
 
-def _parse(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig | None:
+def _parse(content: str, pool: _PoolDirective, findings: Findings) -> GraphConfig | None:
     try:
         fields = parse_proto(content)
     except InvalidSyntax as error:
@@ -430,20 +423,20 @@ def _parse(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig
         findings.refuse(Located(None, error.GetLine() or 1), f"{FILE_INVALID} - {error}")
         return None
     config = _build(message, root, pool, findings)
-    chat = read_chat_roles(content, config.inputs, config.outputs, config.nodes, findings)
+    chat = _read_chat_roles(content, config.inputs, config.outputs, config.nodes, findings)
     return config if chat is None else replace(config, chat=chat)
 
 
-def _build(message: Any, root: Located, pool: PoolDirective, findings: Findings) -> GraphConfig:
+def _build(message: Any, root: Located, pool: _PoolDirective, findings: Findings) -> GraphConfig:
     reader = StreamReader(findings, is_graph=True)
     streams = {
         kind: reader.read(kind, getattr(message, kind), root.items(kind))
         for kind in ("input_stream", "output_stream", "input_side_packet", "output_side_packet")
     }
-    nodes = tuple(read_nodes(message, root, read_policy(message, root, PolicyConfig()), findings))
+    nodes = tuple(_read_nodes(message, root, _read_policy(message, root, PolicyConfig()), findings))
     for each, at in ((message, root), *zip(message.node, root.items("node"), strict=True)):
         _check_output_handler(each, at, findings)
-    check_executors(message, root, findings)
+    _check_executors(message, root, findings)
     return GraphConfig(
         file=findings.file,
         inputs=streams["input_stream"],
@@ -466,7 +459,7 @@ def _check_output_handler(message: Any, at: Located, findings: Findings) -> None
         findings.refuse(at, found, expected=_IN_ORDER, found=name, suggestion="remove it")
 
 
-def _check_pool(pool: PoolDirective, nodes: tuple[NodeConfig, ...], findings: Findings) -> None:
+def _check_pool(pool: _PoolDirective, nodes: tuple[NodeConfig, ...], findings: Findings) -> None:
     for node in nodes if pool.size else ():
         loops = [ref for ref in node.inputs if ref.port.tag.startswith("LOOPBACK")]
         if loops and node.calculator == "PythonExecutorCalculator":
@@ -484,18 +477,18 @@ _OFF_SWITCH: Final = "OVMS_GRAPH_QUEUE_OFF"
 
 
 @dataclass(frozen=True, slots=True)
-class PoolDirective:
+class _PoolDirective:
     """Requested number of pooled instances (0 for none) and its line."""
 
     size: int = 0
     line: int = 0
 
 
-def read_pool(text: str, findings: Findings) -> PoolDirective:
+def _read_pool(text: str, findings: Findings) -> _PoolDirective:
     """Parse the pool directive; the size is limited to the number of processors."""
     match = _DIRECTIVE.search(text)
     if match is None:
-        return PoolDirective()
+        return _PoolDirective()
     line = text.count("\n", 0, match.start()) + 1
     value = match["value"].strip()
     if value != "AUTO" and not _SIZE.fullmatch(value):
@@ -506,11 +499,11 @@ def read_pool(text: str, findings: Findings) -> PoolDirective:
             found=value,
             suggestion="write AUTO, a number, or remove the line",
         )
-        return PoolDirective(line=line)
+        return _PoolDirective(line=line)
     processors = os.cpu_count() or 1
     size = processors if value == "AUTO" else int(value)
     if size > processors:
         message = f"OVMS_GRAPH_QUEUE_MAX_SIZE exceeds the number of processors; {processors} used"
         findings.warn(Located(None, line), message)
     is_off = os.environ.get(_OFF_SWITCH) == "1"
-    return PoolDirective(0 if is_off else min(size, processors), line)
+    return _PoolDirective(0 if is_off else min(size, processors), line)

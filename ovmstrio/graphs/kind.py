@@ -45,24 +45,20 @@ if TYPE_CHECKING:
     from ovmstrio.serving.kind import LoadContext
 
 __all__ = [
-    "GRAPHS",
     "GraphKind",
     "TextGraph",
     "load_graph",
-    "paths_of_models",
-    "read_graphs",
-    "read_text_graph",
     "text_graph_of",
 ]
 
 # Configuration
 
-GRAPHS: Final = "mediapipe_config_list"
+_SECTION: Final = "mediapipe_config_list"
 
 
-def read_graphs(file: ConfigFile) -> list[GraphSpec]:
+def _read_graphs(file: ConfigFile) -> list[GraphSpec]:
     """Parse every graph of a configuration file, including graphs in the model list, which claim their names first."""
-    checked = [replace(item, value=check_members(item, GraphEntry, file.findings)) for item in file.items(GRAPHS)]
+    checked = [replace(item, value=check_members(item, GraphEntry, file.findings)) for item in file.items(_SECTION)]
     # A missing name is reported already.
     named = [node for node in (*file.models.graphs, *checked) if "name" in node.value]
     first = [node for node in named if file.is_first(GraphSpec.kind, node, node.find("name"))]
@@ -102,12 +98,12 @@ class GraphKind(Kind[GraphSpec]):
     name = GraphSpec.kind
     spec = GraphSpec
     takes = frozenset({Takes.TENSORS, Takes.STREAMS, Takes.GENERATION, Takes.PAYLOADS})
-    section = GRAPHS
+    section = _SECTION
     occupied = "Given mediapipe graph name is already occupied"
 
     def read(self, file: ConfigFile) -> list[ServableSpec]:
         """Parse the graphs of a configuration file; a graph of one text model becomes a text model."""
-        return [_served_spec(spec, file) for spec in read_graphs(file)]
+        return [_served_spec(spec, file) for spec in _read_graphs(file)]
 
     def depends_on(self, spec: GraphSpec) -> Sequence[Dependency]:
         """Return the servables that the graph's sessions call."""
@@ -203,7 +199,7 @@ def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
         content = read_regular_bytes(spec.graph_path)
     except (OSError, ValueError):
         return None
-    return read_text_graph(spec, cache_dir) if _TEXT_MODEL.search(content) else None
+    return _read_text_graph(spec, cache_dir) if _TEXT_MODEL.search(content) else None
 
 
 def _served_spec(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
@@ -231,7 +227,7 @@ def _session_calls(content: bytes, file: str) -> tuple[Dependency, ...]:
 
 @lru_cache(maxsize=64)
 def _model_paths(content: bytes, directory: Path) -> tuple[Path, ...]:
-    return paths_of_models(content.decode(errors="replace"), directory)
+    return _text_model_paths(content.decode(errors="replace"), directory)
 
 
 # Loading
@@ -320,7 +316,7 @@ class TextGraph(NamedTuple):
     content: bytes
 
 
-def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
+def _read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
     """Parse a graph file as one text model; None for any other graph or an unreadable file. Reads the disk.
 
     Errors of the file become problems of the model.
@@ -349,7 +345,7 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
     return TextGraph(made, tuple(each for each in examined.problems if each.severity != "error"), content)
 
 
-def paths_of_models(content: str, directory: Path) -> tuple[Path, ...]:
+def _text_model_paths(content: str, directory: Path) -> tuple[Path, ...]:
     """Return the model and draft paths of a graph's text-generation nodes; none if the file cannot be parsed."""
     config = examine_text(content, "").config
     found: list[Path] = []

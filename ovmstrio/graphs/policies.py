@@ -22,24 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BEFORE_ALL",
     "CLOSE",
-    "BarrierPolicy",
     "Close",
-    "DefaultPolicy",
-    "EarlyClosePolicy",
-    "FixedSizePolicy",
-    "ImmediatePolicy",
     "InputPolicy",
-    "MuxPolicy",
     "NodeStep",
-    "SettledPolicy",
     "Step",
-    "SyncSetPolicy",
-    "TimestampAlignPolicy",
-    "earliest",
     "make_policy",
     "policy_names",
-    "ready_time",
-    "take",
 ]
 
 
@@ -83,10 +71,10 @@ class InputPolicy:
 
     def bound(self) -> int:
         """Return the smallest timestamp of a future run, ``DONE`` if there is none."""
-        return earliest(self._streams)
+        return _earliest_timestamp(self._streams)
 
 
-def earliest(streams: Sequence[InputStream]) -> int:
+def _earliest_timestamp(streams: Sequence[InputStream]) -> int:
     """Return the smallest timestamp of a queued or future packet on these streams."""
     return min((stream.earliest for stream in streams), default=DONE)
 
@@ -97,7 +85,7 @@ BEFORE_ALL: Final = MIN - 1
 """Last settled timestamp of an input about which nothing is known yet."""
 
 
-class SettledPolicy(InputPolicy):
+class _SettledPolicy(InputPolicy):
     """Policy that runs at the timestamp of the earliest packet, or without packets at the last settled timestamp.
 
     If several timestamps settle at once without packets, only the last one runs. The inputs form one set, or one set
@@ -109,17 +97,14 @@ class SettledPolicy(InputPolicy):
         self._sets = sets
 
     @classmethod
-    def together(cls, streams: Sequence[InputStream]) -> Self:
-        """Create a policy over one set of all inputs, like the default policy."""
+    def synchronized(cls, streams: Sequence[InputStream]) -> Self:
         return cls(streams, [_Set(streams, reports_end=False)])
 
     @classmethod
-    def apart(cls, streams: Sequence[InputStream]) -> Self:
-        """Create a policy with one set per input, like the Immediate policy."""
+    def unsynchronized(cls, streams: Sequence[InputStream]) -> Self:
         return cls(streams, [_Set([stream], reports_end=True) for stream in streams])
 
     def next(self) -> Step:
-        """Take the earliest timestamp at which an input has settled."""
         times = [each.time() for each in self._sets]
         now = min((time for time in times if time is not None), default=None)
         if now is None:
@@ -169,7 +154,7 @@ class _Set:
 # Policies over sync sets
 
 
-def ready_time(streams: Sequence[InputStream]) -> int | None:
+def _ready_time(streams: Sequence[InputStream]) -> int | None:
     """Return the timestamp at which a set can run, None if it must wait, ``DONE`` if all its streams are done."""
     packet = bound = DONE
     for stream in streams:
@@ -184,7 +169,7 @@ def ready_time(streams: Sequence[InputStream]) -> int | None:
     return DONE if packet == bound == DONE else None
 
 
-def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
+def _take_packets(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
     """Take the packets at a timestamp from the heads of the streams."""
     inputs = {
         stream.port: stream.queue.popleft().value
@@ -194,28 +179,26 @@ def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
     return NodeStep(timestamp, inputs)
 
 
-class DefaultPolicy(InputPolicy):
+class _DefaultPolicy(InputPolicy):
     """Policy with all inputs synchronized, in timestamp order."""
 
     def next(self) -> Step:
-        """Take the earliest timestamp once no input can receive a packet at or before it."""
-        timestamp = ready_time(self._streams)
+        timestamp = _ready_time(self._streams)
         if timestamp is None:
             return None
-        return CLOSE if timestamp == DONE else take(self._streams, timestamp)
+        return CLOSE if timestamp == DONE else _take_packets(self._streams, timestamp)
 
 
-class EarlyClosePolicy(DefaultPolicy):
+class _EarlyClosePolicy(_DefaultPolicy):
     """Default policy, except that the first input that is done closes the node."""
 
     def next(self) -> Step:
-        """Close if an input is done, else run as the default policy."""
         if any(stream.is_done for stream in self._streams):
             return CLOSE
         return super().next()
 
 
-class SyncSetPolicy(InputPolicy):
+class _SyncSetPolicy(InputPolicy):
     """Several synchronized sets; the ready set with the earliest timestamp runs, of equals the one declared first.
 
     Inputs in no declared set form the last set.
@@ -226,8 +209,7 @@ class SyncSetPolicy(InputPolicy):
         self._sets = sets
 
     @classmethod
-    def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Create the policy from the handler's options."""
+    def from_config(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
         by_port = {stream.port: stream for stream in streams}
         declared = config.options.sync_set if config.options is not None else ()
         sets = [
@@ -239,42 +221,39 @@ class SyncSetPolicy(InputPolicy):
         return cls(sets)
 
     def next(self) -> Step:
-        """Take the packets of the earliest ready set."""
         best: Sequence[InputStream] | None = None
         first = DONE
         is_done = True
         for streams in self._sets:
-            timestamp = ready_time(streams)
+            timestamp = _ready_time(streams)
             is_done = is_done and timestamp == DONE
             if timestamp is not None and timestamp < first:
                 best, first = streams, timestamp
         if best is not None:
-            return take(best, first)
+            return _take_packets(best, first)
         return CLOSE if is_done else None
 
 
-class ImmediatePolicy(InputPolicy):
+class _ImmediatePolicy(InputPolicy):
     """Policy without synchronization: the earliest packet runs at once, with any packets at the same timestamp.
 
     MediaPipe also runs the node without packets when one of several inputs ends; this policy does not.
     """
 
     def next(self) -> Step:
-        """Take the earliest packets."""
         waiting = [stream.queue[0].timestamp for stream in self._streams if stream.queue]
         if waiting:
-            return take(self._streams, min(waiting))
+            return _take_packets(self._streams, min(waiting))
         return CLOSE if all(stream.is_done for stream in self._streams) else None
 
 
-class BarrierPolicy(InputPolicy):
+class _BarrierPolicy(InputPolicy):
     """Policy that runs once every input has a packet, on one packet of each, at the earliest of their timestamps.
 
     The first input that is done closes the node, because the node can never run again.
     """
 
     def next(self) -> Step:
-        """Take one packet of each input, if every input has one."""
         if any(stream.is_done for stream in self._streams):
             return CLOSE
         if not all(stream.queue for stream in self._streams):
@@ -285,7 +264,7 @@ class BarrierPolicy(InputPolicy):
         )
 
 
-class TimestampAlignPolicy(InputPolicy):
+class _TimestampAlignPolicy(InputPolicy):
     """Default policy on aligned clocks: the first packets of all inputs count as simultaneous.
 
     Timestamps are on the clock of the base input. Until every input has a packet, packets of the base input run alone.
@@ -297,13 +276,11 @@ class TimestampAlignPolicy(InputPolicy):
         self._offsets: list[int] | None = None
 
     @classmethod
-    def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Create the policy with the base input from the handler's options."""
+    def from_config(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
         port = parse_tag_index(config.options.timestamp_base_tag_index)
         return cls(streams, next(stream for stream in streams if stream.port == port))
 
     def next(self) -> Step:
-        """Take the earliest aligned timestamp, on the base clock."""
         if self._offsets is None:
             if not all(stream.queue for stream in self._streams):
                 return self._base_alone()
@@ -312,7 +289,6 @@ class TimestampAlignPolicy(InputPolicy):
         return self._aligned(self._offsets)
 
     def bound(self) -> int:
-        """Return the smallest timestamp of a future run, on the base clock."""
         if self._offsets is None:
             return self._base.earliest
         found = zip(self._streams, self._offsets, strict=True)
@@ -342,7 +318,7 @@ class TimestampAlignPolicy(InputPolicy):
         return NodeStep(packet, inputs)
 
 
-class FixedSizePolicy(DefaultPolicy):
+class _FixedSizePolicy(_DefaultPolicy):
     """Default policy that drops old packets: a queue that grew to ``trigger`` is cut to ``target``.
 
     All inputs drop packets up to the same timestamp, including packets that arrive late. With ``fixed_min`` nothing is
@@ -359,8 +335,7 @@ class FixedSizePolicy(DefaultPolicy):
         self._keep_from = MIN
 
     @classmethod
-    def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Create the policy from the handler's options."""
+    def from_config(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
         options = config.options
         if options is None:
             return cls(streams)
@@ -372,12 +347,10 @@ class FixedSizePolicy(DefaultPolicy):
         )
 
     def next(self) -> Step:
-        """Drop old packets, then run as the default policy."""
         self.arrived()
         return super().next()
 
     def arrived(self) -> None:
-        """Drop old packets."""
         keep_from = self._keep_all() if self._fixed_min else self._keep_any()
         for stream in self._streams:
             while stream.queue and stream.queue[0].timestamp < keep_from:
@@ -396,7 +369,7 @@ class FixedSizePolicy(DefaultPolicy):
         return min(stream.queue[-self._target].timestamp for stream in self._streams)
 
 
-class MuxPolicy(InputPolicy):
+class _MuxPolicy(InputPolicy):
     """Policy that runs at each packet of the control input (the last by tag), whose value is the index of a data input.
 
     A run waits until the selected input is settled at that timestamp. Older packets of all inputs are dropped. The end
@@ -408,7 +381,6 @@ class MuxPolicy(InputPolicy):
         *self._data, self._control = streams
 
     def next(self) -> Step:
-        """Take the next control packet and the packet of the input it selects, once that input is settled."""
         control = self._control
         if not control.queue:
             return CLOSE if control.is_done else None
@@ -428,7 +400,6 @@ class MuxPolicy(InputPolicy):
         return NodeStep(head.timestamp, inputs)
 
     def bound(self) -> int:
-        """Return the smallest timestamp of a future run."""
         return self._control.earliest
 
     def _choose(self, value: Any) -> InputStream:
@@ -444,14 +415,14 @@ class MuxPolicy(InputPolicy):
 _SUFFIX: Final = "InputStreamHandler"
 
 _POLICIES: Final[Mapping[str, Callable[[Sequence[InputStream], PolicyConfig], InputPolicy]]] = {
-    f"Default{_SUFFIX}": lambda streams, _: DefaultPolicy(streams),
-    f"Immediate{_SUFFIX}": lambda streams, _: ImmediatePolicy(streams),
-    f"EarlyClose{_SUFFIX}": lambda streams, _: EarlyClosePolicy(streams),
-    f"Barrier{_SUFFIX}": lambda streams, _: BarrierPolicy(streams),
-    f"Mux{_SUFFIX}": lambda streams, _: MuxPolicy(streams),
-    f"SyncSet{_SUFFIX}": SyncSetPolicy.configured,
-    f"FixedSize{_SUFFIX}": FixedSizePolicy.configured,
-    f"TimestampAlign{_SUFFIX}": TimestampAlignPolicy.configured,
+    f"Default{_SUFFIX}": lambda streams, _: _DefaultPolicy(streams),
+    f"Immediate{_SUFFIX}": lambda streams, _: _ImmediatePolicy(streams),
+    f"EarlyClose{_SUFFIX}": lambda streams, _: _EarlyClosePolicy(streams),
+    f"Barrier{_SUFFIX}": lambda streams, _: _BarrierPolicy(streams),
+    f"Mux{_SUFFIX}": lambda streams, _: _MuxPolicy(streams),
+    f"SyncSet{_SUFFIX}": _SyncSetPolicy.from_config,
+    f"FixedSize{_SUFFIX}": _FixedSizePolicy.from_config,
+    f"TimestampAlign{_SUFFIX}": _TimestampAlignPolicy.from_config,
 }
 
 
@@ -461,8 +432,8 @@ def policy_names() -> tuple[str, ...]:
 
 
 _SETTLED: Final[Mapping[str, Callable[[Sequence[InputStream]], InputPolicy]]] = {
-    f"Default{_SUFFIX}": SettledPolicy.together,
-    f"Immediate{_SUFFIX}": SettledPolicy.apart,
+    f"Default{_SUFFIX}": _SettledPolicy.synchronized,
+    f"Immediate{_SUFFIX}": _SettledPolicy.unsynchronized,
 }
 
 

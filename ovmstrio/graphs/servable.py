@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.plan import LoadedGraph
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["REPLIES_BUFFERED", "GraphServable", "GraphStream", "document_of", "open_documents"]
+__all__ = ["GraphServable", "GraphStream"]
 
 # Streams
 
 _T = TypeVar("_T")
 
-REPLIES_BUFFERED: Final = 32
+_MAX_BUFFERED_REPLIES: Final = 32
 """Capacity of a stream's reply channel; nodes wait when it is full."""
 
 _VERSIONS: Final = frozenset({"1", "0", ""})
@@ -163,7 +163,7 @@ _BINARY = "application/octet-stream"
 
 
 @asynccontextmanager
-async def open_documents(
+async def _open_document_stream(
     graph: str, name: str, open_: OpenDocuments, request: HttpRequest, deadline: float
 ) -> AsyncIterator[Documents]:
     """Process an HTTP request with a graph whose input is ``name``; see ``PayloadService.open_payload``."""
@@ -198,7 +198,7 @@ def _parse(body: bytes) -> Any:
     return run_to_end(read_json(body, USER_DOCUMENT, parse=parse_as_python))
 
 
-def document_of(_: int, packet: Packet) -> PayloadDocument:
+def _document_of_packet(_: int, packet: Packet) -> PayloadDocument:
     """Convert a packet to an HTTP document; a tensor's datatype is its content type if it contains a slash.
 
     Raises:
@@ -352,7 +352,7 @@ class GraphServable:
 
         ``parameters`` extend those of the first request for user code; ``packets`` replace its inputs.
         """
-        send, receive = trio.open_memory_channel[_T | StreamProblem](REPLIES_BUFFERED)
+        send, receive = trio.open_memory_channel[_T | StreamProblem](_MAX_BUFFERED_REPLIES)
         sink: Replies[_T] = Replies(convert, send)
         problem: Exception | None = None
         instance = self._make_instance(first, sink, parameters, http)
@@ -418,7 +418,9 @@ class GraphServable:
             raise NotSupported(
                 f'graph "{self.name}" accepts no raw HTTP requests; expected input_stream: "{REQUEST_PAYLOAD}:name"'
             )
-        return open_documents(self.name, name, partial(self._open, convert=document_of), request, deadline)
+        return _open_document_stream(
+            self.name, name, partial(self._open, convert=_document_of_packet), request, deadline
+        )
 
     def _make_instance(
         self,

@@ -19,34 +19,25 @@ from ovmstrio.models.tensor_contents import elements_of, to_array
 from pyovms import Tensor
 
 __all__ = [
-    "CONTENT_SIZE",
-    "INPUT_FORMAT",
-    "MAX_BYTES",
     "MEDIAPIPE_DATATYPES",
-    "PRECISION",
-    "ArrayReader",
     "contents_of",
     "described",
-    "negative_dimension",
-    "no_contents",
     "python_tensor",
     "read_image",
     "read_mediapipe_tensor",
     "read_ov_tensor",
     "read_python_tensor",
     "read_tf_tensor",
-    "too_large",
-    "zero_dimension",
 ]
 
 # Errors of inputs; the fixed parts of the messages are OVMS's
 
-MAX_BYTES: Final = 2**63 - 1
+_MAX_BYTES: Final = 2**63 - 1
 """The largest size in bytes that a shape may declare."""
 
-CONTENT_SIZE: Final = "Invalid content size of tensor proto"
-INPUT_FORMAT: Final = "Inputs inside buffer does not match expected format."
-PRECISION: Final = "Invalid input precision"
+_CONTENT_SIZE_INVALID: Final = "Invalid content size of tensor proto"
+_INPUT_FORMAT_INVALID: Final = "Inputs inside buffer does not match expected format."
+_PRECISION_INVALID: Final = "Invalid input precision"
 _SHAPE: Final = "Invalid input shape"
 
 
@@ -55,27 +46,27 @@ def described(source: InferInput, datatype: Datatype) -> TensorSpec:
     return TensorSpec(source.name, datatype, (), None)
 
 
-def negative_dimension(source: InferInput) -> InvalidRequest:
+def _negative_dimension_error(source: InferInput) -> InvalidRequest:
     """Return the error for a shape with a negative dimension."""
     shape = show_shape(source.shape)
     return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
-def zero_dimension(source: InferInput) -> InvalidRequest:
+def _zero_dimension_error(source: InferInput) -> InvalidRequest:
     """Return the error for a shape with a dimension below 1."""
     shape = show_shape(source.shape)
     return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
-def too_large(source: InferInput) -> InvalidRequest:
+def _too_large_error(source: InferInput) -> InvalidRequest:
     """Return the error for a shape whose size in bytes exceeds 64 bits."""
     detail = "Provided shape and datatype declare too large buffer."
-    return refused(CONTENT_SIZE, f"{detail} Shape: {show_shape(source.shape)}; input name: {source.name}")
+    return refused(_CONTENT_SIZE_INVALID, f"{detail} Shape: {show_shape(source.shape)}; input name: {source.name}")
 
 
-def no_contents(source: InferInput) -> InvalidRequest:
+def _missing_contents_error(source: InferInput) -> InvalidRequest:
     """Return the error for an input without values."""
-    return refused(CONTENT_SIZE, f"Input does not have input tensor contents field; input name: {source.name}")
+    return refused(_CONTENT_SIZE_INVALID, f"Input does not have input tensor contents field; input name: {source.name}")
 
 
 # OpenVINO, MediaPipe and TensorFlow tensors
@@ -87,7 +78,7 @@ MEDIAPIPE_DATATYPES: Final = frozenset({"FP32", "FP16", "INT32", "INT8", "UINT8"
 _Value = TypeVar("_Value", bound=TensorValue)
 
 
-class ArrayReader(Generic[_Value]):
+class _ArrayReader(Generic[_Value]):
     """Parser of inputs to one tensor class.
 
     Args:
@@ -104,28 +95,29 @@ class ArrayReader(Generic[_Value]):
         self._min_size = min_size
 
     def __call__(self, source: InferInput, raw: Buffer | None) -> _Value:
-        """Return one request input as a tensor."""
         shape = source.shape
         if any(size < self._min_size for size in shape):
-            raise zero_dimension(source) if self._min_size else negative_dimension(source)
+            raise _zero_dimension_error(source) if self._min_size else _negative_dimension_error(source)
         datatype = self._datatypes.get(source.datatype)
         if datatype is None:
             wanted = ", ".join(sorted(self._datatypes))
-            raise refused(PRECISION, f"Expected: {wanted}; Actual: {source.datatype}; input name: {source.name}")
+            raise refused(
+                _PRECISION_INVALID, f"Expected: {wanted}; Actual: {source.datatype}; input name: {source.name}"
+            )
         count = prod(shape)
         expected = count * datatype.itemsize
-        if expected > MAX_BYTES:
-            raise too_large(source)
+        if expected > _MAX_BYTES:
+            raise _too_large_error(source)
         if raw is None:
             return self._tensor_class(datatype, to_array(source.contents, shape, count, described(source, datatype)))
         if len(raw) != expected:
-            raise mismatch(CONTENT_SIZE, f"{expected} bytes", f"{len(raw)} bytes", described(source, datatype))
+            raise mismatch(_CONTENT_SIZE_INVALID, f"{expected} bytes", f"{len(raw)} bytes", described(source, datatype))
         return self._tensor_class(datatype, wrapped(raw, shape, datatype.numpy))
 
 
-read_ov_tensor: Final = ArrayReader(OvTensor, NUMERIC_DATATYPES, 0)
-read_mediapipe_tensor: Final = ArrayReader(MediaPipeTensor, MEDIAPIPE_DATATYPES, 1)
-read_tf_tensor: Final = ArrayReader(TfTensor, NUMERIC_DATATYPES, 0)
+read_ov_tensor: Final = _ArrayReader(OvTensor, NUMERIC_DATATYPES, 0)
+read_mediapipe_tensor: Final = _ArrayReader(MediaPipeTensor, MEDIAPIPE_DATATYPES, 1)
+read_tf_tensor: Final = _ArrayReader(TfTensor, NUMERIC_DATATYPES, 0)
 
 
 # Images
@@ -155,14 +147,16 @@ def read_image(source: InferInput, raw: Buffer | None) -> ImageFrame:
         detail = f"Expected: (height,width,channels); Actual: {show_shape(shape)}; input name: {source.name}"
         raise refused("Invalid input shape", detail)
     if any(size < 1 for size in shape):
-        raise zero_dimension(source)
+        raise _zero_dimension_error(source)
     datatype = _pixels(source)
     expected = prod(shape) * datatype.itemsize
-    if expected > MAX_BYTES:
-        raise too_large(source)
+    if expected > _MAX_BYTES:
+        raise _too_large_error(source)
     if len(raw) != expected:
         sizes = f"Actual: {len(raw)}; Expected: {expected}"
-        raise refused(CONTENT_SIZE, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {source.name}")
+        raise refused(
+            _CONTENT_SIZE_INVALID, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {source.name}"
+        )
     return ImageFrame(datatype, wrapped(raw, shape, datatype.numpy))
 
 
@@ -171,12 +165,12 @@ def _pixels(source: InferInput) -> Datatype:
     known = _FORMATS.get(source.datatype)
     if known is None:
         detail = f"Expected: {', '.join(_FORMATS)}; Actual: {source.datatype}; input name: {source.name}"
-        raise refused(INPUT_FORMAT, detail)
+        raise refused(_INPUT_FORMAT_INVALID, detail)
     datatype, allowed = known
     if channels not in allowed:
         wanted = ", ".join(map(str, sorted(allowed)))
         detail = f"Expected channels of {source.datatype}: {wanted}; Actual: {channels}; input name: {source.name}"
-        raise refused(INPUT_FORMAT, detail)
+        raise refused(_INPUT_FORMAT_INVALID, detail)
     return datatype
 
 
@@ -196,7 +190,7 @@ def read_python_tensor(source: InferInput, raw: Buffer | None) -> Tensor:
     count = 1
     for size in source.shape:
         if size < 0:
-            raise negative_dimension(source)
+            raise _negative_dimension_error(source)
         count *= size
     itemsize = _ITEMSIZES.get(source.datatype)
     if itemsize is not None and count * itemsize != len(raw):
@@ -205,29 +199,29 @@ def read_python_tensor(source: InferInput, raw: Buffer | None) -> Tensor:
 
 
 def _wrong_size(source: InferInput, expected: int, actual: int) -> Exception:
-    if expected > MAX_BYTES:
-        return too_large(source)
+    if expected > _MAX_BYTES:
+        return _too_large_error(source)
     sizes = f"Actual: {actual}; Expected: {expected}"
-    return refused(CONTENT_SIZE, f"Invalid Python tensor buffer size. {sizes}; input name: {source.name}")
+    return refused(_CONTENT_SIZE_INVALID, f"Invalid Python tensor buffer size. {sizes}; input name: {source.name}")
 
 
 def _from_contents(source: InferInput) -> Tensor:
     if any(size < 0 for size in source.shape):
-        raise negative_dimension(source)
+        raise _negative_dimension_error(source)
     if source.datatype == BYTES.name:
         elements = elements_of(source, None, described(source, BYTES))
         if not elements:
-            raise no_contents(source)
+            raise _missing_contents_error(source)
         return python_tensor(source.name, framed(elements), source.shape, BYTES.name)
     datatype = _KNOWN.get(source.datatype)
     if datatype is None:
         rule = "custom datatypes are allowed only when raw_input_contents is used."
-        raise refused(PRECISION, f"Provided datatype is invalid, {rule} Datatype: {source.datatype!r}")
+        raise refused(_PRECISION_INVALID, f"Provided datatype is invalid, {rule} Datatype: {source.datatype!r}")
     count = prod(source.shape)
-    if count * datatype.itemsize > MAX_BYTES:
-        raise too_large(source)
+    if count * datatype.itemsize > _MAX_BYTES:
+        raise _too_large_error(source)
     if not count:
-        raise no_contents(source)
+        raise _missing_contents_error(source)
     array = to_array(source.contents, source.shape, count, described(source, datatype))
     return python_tensor(source.name, buffer_of(array), source.shape, source.datatype)
 

@@ -49,16 +49,8 @@ from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = [
     "Examination",
-    "Producer",
-    "Producers",
-    "check_borders",
-    "check_cycles",
-    "check_generators",
-    "check_handlers",
     "check_wiring",
     "examine_graph",
-    "find_producers",
-    "handler_file",
 ]
 
 # Graph inputs, outputs and cycles
@@ -67,7 +59,7 @@ _REQUEST: Final = "REQUEST"
 _RESPONSE: Final = "RESPONSE"
 
 
-def check_borders(graph: GraphConfig, findings: Findings) -> None:
+def _check_graph_streams(graph: GraphConfig, findings: Findings) -> None:
     """Check number and tags of the graph's inputs and outputs."""
     for kind, refs in (("input_stream", graph.inputs), ("output_stream", graph.outputs)):
         if not refs:
@@ -133,7 +125,7 @@ def _only_stream_hint(direction: str, tag: str) -> str:
     return f'use "{tag}:name" as the only {direction}_stream of the graph'
 
 
-def check_cycles(graph: GraphConfig, findings: Findings) -> None:
+def _check_cycles(graph: GraphConfig, findings: Findings) -> None:
     """Report each cycle of nodes that no back edge breaks."""
     edges = _edges(graph)
     settled: set[int] = set()
@@ -195,7 +187,7 @@ _SYNCHRONIZING: Final = frozenset(
 )
 
 
-def check_generators(graph: GraphConfig, findings: Findings) -> None:
+def _check_generators(graph: GraphConfig, findings: Findings) -> None:
     """Report LOOPBACKs that cannot work; warn about generators that block each other or differ in length."""
     origins = _origins(graph)
     for node in graph.nodes:
@@ -280,7 +272,7 @@ _LOOPBACK_TAG: Final = "LOOPBACK"
 _INVALID: Final = f"{INITIALIZATION} - INVALID_ARGUMENT"
 
 
-def check_handlers(node: NodeConfig, policies: Collection[str], findings: Findings) -> None:
+def _check_handlers(node: NodeConfig, policies: Collection[str], findings: Findings) -> None:
     """Check the input stream handler of a node."""
     policy = node.policy
     check = _HandlerCheck(node, findings)
@@ -398,18 +390,18 @@ def check_wiring(
         policies: the known input stream handlers.
     """
     findings = Findings(graph.file)
-    check_borders(graph, findings)
+    _check_graph_streams(graph, findings)
     _report_contracts(graph, contracts, findings)
     known = {name: contract for name, contract in contracts.items() if isinstance(contract, NodeContract)}
-    producers = find_producers(graph, known, findings)
+    producers = _find_producers(graph, known, findings)
     for node in graph.nodes:
         check = _NodeCheck(node, known.get(node.canonical_name, NodeContract()), producers, findings)
         check.inputs()
         check.side_inputs(graph)
-        check_handlers(node, policies, findings)
+        _check_handlers(node, policies, findings)
     _check_outputs(graph, producers, findings)
-    check_cycles(graph, findings)
-    check_generators(graph, findings)
+    _check_cycles(graph, findings)
+    _check_generators(graph, findings)
     return list(findings.all)
 
 
@@ -427,7 +419,7 @@ def _report_contracts(
 class _NodeCheck:
     node: NodeConfig
     contract: NodeContract
-    producers: Producers
+    producers: _Producers
     findings: Findings
 
     def inputs(self) -> None:
@@ -446,7 +438,7 @@ class _NodeCheck:
         fix = did_you_mean(ref.name, self.producers.streams, otherwise=hint)
         self.findings.refuse(ref.at, f"{INITIALIZATION} - {details}", suggestion=fix)
 
-    def _refuse_type(self, ref: StreamRef, wanted: type, producer: Producer) -> None:
+    def _refuse_type(self, ref: StreamRef, wanted: type, producer: _Producer) -> None:
         given = type_name(producer.kind)
         self.findings.refuse(
             ref.at,
@@ -457,7 +449,7 @@ class _NodeCheck:
             suggestion=_conversion(wanted, producer.kind),
         )
 
-    def _warn_input(self, ref: StreamRef, wanted: type, producer: Producer) -> None:
+    def _warn_input(self, ref: StreamRef, wanted: type, producer: _Producer) -> None:
         tag = tag_for(wanted)
         self.findings.warn(
             replace(ref.at, line=producer.ref.line),
@@ -482,7 +474,7 @@ class _NodeCheck:
                 fix = did_you_mean(ref.name, self.producers.side, otherwise=hint)
                 self.findings.warn(ref.at, text, fix)
 
-    def _check_side_type(self, ref: StreamRef, producer: Producer) -> None:
+    def _check_side_type(self, ref: StreamRef, producer: _Producer) -> None:
         wanted = self.contract.side_inputs.get(ref.port, object)
         if _differ(wanted, producer.kind):
             self.findings.refuse(
@@ -499,7 +491,7 @@ def _conversion(wanted: type, found: type) -> str:
     return ""
 
 
-def _check_outputs(graph: GraphConfig, producers: Producers, findings: Findings) -> None:
+def _check_outputs(graph: GraphConfig, producers: _Producers, findings: Findings) -> None:
     for ref in graph.outputs:
         producer = producers.streams.get(ref.name)
         kind = stream_type(ref.port.tag)
@@ -524,7 +516,7 @@ def _differ(wanted: type, found: type) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class _Producer:
     """Producer of a stream: a node by canonical name, or the graph (None); ``kind`` is the packet type."""
 
     node: str | None
@@ -533,20 +525,20 @@ class Producer:
 
 
 @dataclass(frozen=True, slots=True)
-class Producers:
+class _Producers:
     """Producers of streams and side packets by name."""
 
-    streams: dict[str, Producer] = field(default_factory=dict)
-    side: dict[str, Producer] = field(default_factory=dict)
+    streams: dict[str, _Producer] = field(default_factory=dict)
+    side: dict[str, _Producer] = field(default_factory=dict)
 
 
-def find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: Findings) -> Producers:
+def _find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: Findings) -> _Producers:
     """Return all producers; report streams with two producers."""
-    found = Producers()
+    found = _Producers()
     for ref in graph.inputs:
-        found.streams.setdefault(ref.name, Producer(None, ref, stream_type(ref.port.tag)))
+        found.streams.setdefault(ref.name, _Producer(None, ref, stream_type(ref.port.tag)))
     for ref in graph.side_inputs:
-        found.side.setdefault(ref.name, Producer(None, ref, object))
+        found.side.setdefault(ref.name, _Producer(None, ref, object))
     for node in graph.nodes:
         contract = contracts.get(node.canonical_name, NodeContract())
         for made, refs, types, what in (
@@ -554,7 +546,7 @@ def find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], fi
             (found.side, node.side_outputs, contract.side_outputs, "Output Side Packet"),
         ):
             for ref in refs:
-                producer = Producer(node.canonical_name, ref, types.get(ref.port, object))
+                producer = _Producer(node.canonical_name, ref, types.get(ref.port, object))
                 other = made.setdefault(ref.name, producer)
                 if other is not producer:
                     message = f'{INITIALIZATION} - UNKNOWN: {what} "{ref.name}" defined twice.'
@@ -608,7 +600,7 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
     return Examination(reading.config, by_line(problems))
 
 
-def handler_file(handler_path: str, directory: Path) -> Path:
+def _handler_file(handler_path: str, directory: Path) -> Path:
     """Return the path of a Python node's ``handler_path`` in a graph of this directory."""
     return directory / handler_path.replace("\\", "/")
 
@@ -700,7 +692,7 @@ def _check_options(node: NodeConfig, directory: Path, findings: Findings) -> Non
         where = f'node "{node.canonical_name}" has no node_options with a handler_path'
         findings.refuse(node.at, f"{NODE_OPTIONS_MISSING} - {where}", suggestion=fix)
         return
-    file = handler_file(options.handler_path, directory)
+    file = _handler_file(options.handler_path, directory)
     if not file.is_file():
         nearby = sorted(each.name for each in file.parent.glob("*.py")) if file.parent.is_dir() else []
         findings.refuse(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.plan import NodePlan
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["PipelineKind", "examine_pipeline", "load_pipeline", "look_inside", "pipeline_mark"]
+__all__ = ["PipelineKind", "examine_pipeline", "load_pipeline", "look_inside"]
 
 # Introspection
 
@@ -84,7 +84,7 @@ def _links(entry: NodePlan) -> dict[tuple[str, str], StreamTally]:
 
 # Loading
 
-OpenNode = Callable[[Path, str, Mapping[str, str]], Awaitable[CustomNode]]
+_OpenNode = Callable[[Path, str, Mapping[str, str]], Awaitable[CustomNode]]
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +152,7 @@ class _NodeCollector:
         self,
         spec: PipelineSpec,
         lease: LeaseServable,
-        open_node: OpenNode,
+        open_node: _OpenNode,
         opened: AsyncExitStack,
         configured: Collection[str],
     ) -> None:
@@ -248,7 +248,7 @@ def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Pr
 _PYTHON: Final = ".py"
 
 
-def pipeline_mark(spec: PipelineSpec) -> str:
+def _pipeline_fingerprint(spec: PipelineSpec) -> str:
     """Return the fingerprint of the custom-node libraries; changes when a file is written, added or removed.
 
     For a Python library, the other Python files of its folder count too. Built-in libraries have no files. Unreadable
@@ -292,12 +292,12 @@ class PipelineKind(Kind[PipelineSpec]):
 
     def list_versions(self, spec: PipelineSpec) -> Listing:
         """Return the only version."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=pipeline_mark(spec))
+        return Listing({ONLY_VERSION: spec.base_path}, mark=_pipeline_fingerprint(spec))
 
     def files_mark(self, spec: PipelineSpec, directory: Path) -> str:
         """Return the fingerprint of the custom-node libraries."""
         del directory
-        return pipeline_mark(spec)
+        return _pipeline_fingerprint(spec)
 
     def examine(self, spec: PipelineSpec) -> Sequence[Problem]:
         """Return all problems of the pipeline's structure."""

@@ -41,17 +41,8 @@ from ovmstrio.pipelines.custom_node import ItemInfo, node_threads, read_only
 from ovmstrio.pipelines.native.library import NodeIdentity
 
 __all__ = [
-    "CLOSING_SECONDS",
-    "DATATYPE_OF",
-    "Functions",
     "PythonNode",
-    "UserFile",
-    "UserFunction",
-    "WrongOutputsError",
-    "find_functions",
     "open_python_node",
-    "read_infos",
-    "read_outputs",
 ]
 
 # Errors
@@ -61,7 +52,7 @@ log = structlog.get_logger(__name__)
 _EXECUTION: Final = "NODE_LIBRARY_EXECUTION_FAILED"
 
 
-class UserFile(NodeIdentity):
+class _UserFile(NodeIdentity):
     """Python file of one node, for messages; with ``hide_errors`` clients see only the type of exceptions."""
 
     def __init__(self, node: str, path: Path, *, hide_errors: bool = False) -> None:
@@ -69,12 +60,10 @@ class UserFile(NodeIdentity):
         self._hide_errors = hide_errors
 
     def report(self, error: BaseException, step: str) -> None:
-        """Log an exception of user code with the traceback of user frames."""
         exc_info = (type(error), error, trimmed(error))
         log.error("custom node raised", node=self.name, file=str(self.path), step=step, exc_info=exc_info)
 
-    def failure(self, error: BaseException, function: Callable[..., Any]) -> ServerError:
-        """Log an exception of ``execute`` and return the error of the call; a ``ServerError`` is returned unchanged."""
+    def execution_error(self, error: BaseException, function: Callable[..., Any]) -> ServerError:
         self.report(error, "execute")
         if isinstance(error, ServerError):
             return error
@@ -84,14 +73,12 @@ class UserFile(NodeIdentity):
             _EXECUTION, at_place(describe(error), place_in(self.path.parent, error) or place_of(function))
         )
 
-    def wrong(self, code: str, detail: str, function: Callable[..., Any]) -> CustomNodeFailure:
-        """Return the error of a call with an invalid result."""
+    def output_error(self, code: str, detail: str, function: Callable[..., Any]) -> CustomNodeFailure:
         failure = self.failed(code, at_place(detail, place_of(function)))
         log.error("custom node outputs invalid", node=self.name, file=str(self.path), reason=str(failure))
         return failure
 
-    def raised_while_loading(self, error: BaseException, code: str, step: str) -> ServerError:
-        """Log an exception raised during loading and return the configuration error."""
+    def loading_error(self, error: BaseException, code: str, step: str) -> ServerError:
         self.report(error, step)
         if isinstance(error, ConfigError):
             return error
@@ -101,7 +88,6 @@ class UserFile(NodeIdentity):
         return ConfigError([self.problem(code, f"{step} raised {detail}", line=line)])
 
     def line_of(self, place: SourceLine | None) -> int | None:
-        """Return the line of a source line in this file, else None."""
         return place.line if place is not None and place.file == str(self.path) else None
 
 
@@ -111,7 +97,7 @@ _LOAD_FAILED: Final = "NODE_LIBRARY_LOAD_FAILED_SYM"
 
 
 @dataclass(frozen=True, slots=True)
-class UserFunction:
+class _UserFunction:
     """A function of the file; ``takes_manager``: its last parameter is the manager."""
 
     name: str
@@ -119,19 +105,18 @@ class UserFunction:
     takes_manager: bool
 
     def arguments(self, manager: Any, *others: Any) -> tuple[Any, ...]:
-        """Return the arguments to call the function with."""
         return (*others, manager) if self.takes_manager else others
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
+class _NodeFunctions:
     """Functions of a node file; None for missing optional functions."""
 
-    execute: UserFunction
-    get_inputs_info: UserFunction
-    get_outputs_info: UserFunction
-    initialize: UserFunction | None
-    deinitialize: UserFunction | None
+    execute: _UserFunction
+    get_inputs_info: _UserFunction
+    get_outputs_info: _UserFunction
+    initialize: _UserFunction | None
+    deinitialize: _UserFunction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +141,7 @@ _FUNCTION_SPECS: Final = {
 }
 
 
-def find_functions(module: ModuleType, file: UserFile) -> Functions:
+def _find_functions(module: ModuleType, file: _UserFile) -> _NodeFunctions:
     """Return the functions of a file."""
     found: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -176,16 +161,16 @@ def find_functions(module: ModuleType, file: UserFile) -> Functions:
         found[name] = bound
     if problems:
         raise ConfigError(problems)
-    return Functions(**found)
+    return _NodeFunctions(**found)
 
 
-def _bind_function(name: str, function: Any, wanted: _FunctionSpec) -> UserFunction | None:
+def _bind_function(name: str, function: Any, wanted: _FunctionSpec) -> _UserFunction | None:
     if not callable(function):
         return None
     count = len(wanted.arguments)
     if wanted.optional_manager and _accepts(function, count + 1):
-        return UserFunction(name, function, takes_manager=True)
-    return UserFunction(name, function, takes_manager=False) if _accepts(function, count) else None
+        return _UserFunction(name, function, takes_manager=True)
+    return _UserFunction(name, function, takes_manager=False) if _accepts(function, count) else None
 
 
 def _accepts(function: Callable[..., Any], count: int) -> bool:
@@ -205,7 +190,7 @@ _EXAMPLE: Final = 'return {"name": ("FP32", [1, -1])}'
 _DYNAMIC: Final = -1
 _METADATA_FAILED: Final = "NODE_LIBRARY_METADATA_FAILED"
 
-DATATYPE_OF: Final[Mapping[np.dtype[Any], Datatype]] = {
+_DATATYPE_BY_DTYPE: Final[Mapping[np.dtype[Any], Datatype]] = {
     datatype.numpy: datatype for name, datatype in BY_NAME.items() if name not in ("BF16", "BYTES")
 }
 """Datatypes by numpy dtype."""
@@ -215,7 +200,7 @@ class _WrongInfoError(Exception):
     """An entry is invalid."""
 
 
-def read_infos(given: Any, function: UserFunction, file: UserFile) -> dict[str, ItemInfo]:
+def _parse_item_infos(given: Any, function: _UserFunction, file: _UserFile) -> dict[str, ItemInfo]:
     """Return the described inputs or outputs.
 
     A datatype is a name (``FP32``, ``INT32``, or OVMS's ``I32``), a numpy dtype, or None if unknown. A size of -1 or 0
@@ -254,7 +239,7 @@ def _datatype(value: Any) -> Datatype | None:
         found = BY_NAME.get(value.upper()) or BY_OPENVINO_NAME.get(value.lower())
     if found is None:
         try:
-            found = DATATYPE_OF.get(np.dtype(value).newbyteorder("<"))
+            found = _DATATYPE_BY_DTYPE.get(np.dtype(value).newbyteorder("<"))
         except TypeError:
             found = None
     if found is None or found is BYTES:
@@ -276,7 +261,7 @@ def _short_repr(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."  # noqa: PLR2004 - fits a line
 
 
-class WrongOutputsError(Exception):
+class _InvalidOutputsError(Exception):
     """The result of ``execute`` is invalid; ``code`` is the OVMS error code."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -284,14 +269,14 @@ class WrongOutputsError(Exception):
         self.code = code
 
 
-def read_outputs(given: Any) -> dict[str, Array]:
+def _check_outputs(given: Any) -> dict[str, Array]:
     """Check the result of ``execute`` and return C-contiguous arrays in native byte order."""
     if not isinstance(given, Mapping) or not given:
         found = "an empty dict" if isinstance(given, Mapping) else type(given).__name__
         code = (
             "NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT" if isinstance(given, Mapping) else "NODE_LIBRARY_OUTPUTS_CORRUPTED"
         )
-        raise WrongOutputsError(code, f"execute must return a dict with an array for each output, not {found}")
+        raise _InvalidOutputsError(code, f"execute must return a dict with an array for each output, not {found}")
     # User code may keep an array or return it twice, so nodes must not write to it.
     return read_only({_name(name): _array(name, value) for name, value in given.items()})
 
@@ -299,25 +284,25 @@ def read_outputs(given: Any) -> dict[str, Array]:
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name:
         text = f"execute returned an output without a name: the key is {name!r}"
-        raise WrongOutputsError("NODE_LIBRARY_OUTPUT_MISSING_NAME", text)
+        raise _InvalidOutputsError("NODE_LIBRARY_OUTPUT_MISSING_NAME", text)
     return name
 
 
 def _array(name: str, value: Any) -> Array:
     if not isinstance(value, np.ndarray | np.generic):
         text = f"output {name!r} must be a numpy array, not {type(value).__name__}; convert it with np.asarray"
-        raise WrongOutputsError("NODE_LIBRARY_OUTPUTS_CORRUPTED", text)
+        raise _InvalidOutputsError("NODE_LIBRARY_OUTPUTS_CORRUPTED", text)
     array = np.asarray(value)
     dtype = array.dtype.newbyteorder("<")
-    if dtype not in DATATYPE_OF:
+    if dtype not in _DATATYPE_BY_DTYPE:
         text = f"output {name!r} has unsupported dtype {array.dtype}; use uint8 with two dimensions for strings"
-        raise WrongOutputsError("NODE_LIBRARY_INVALID_PRECISION", text)
+        raise _InvalidOutputsError("NODE_LIBRARY_INVALID_PRECISION", text)
     return np.asarray(array, dtype, order="C")
 
 
 # Node
 
-CLOSING_SECONDS: Final = 10.0
+_CLOSING_SECONDS: Final = 10.0
 """Time limit for abandoned calls and ``deinitialize`` at closing."""
 
 
@@ -327,14 +312,14 @@ class PythonNode:
     Each node imports its own copy of the file, so nodes share nothing.
     """
 
-    def __init__(self, file: UserFile, params: Mapping[str, str]) -> None:
+    def __init__(self, file: _UserFile, params: Mapping[str, str]) -> None:
         self.inputs: Mapping[str, ItemInfo] = {}
         self.outputs: Mapping[str, ItemInfo] = {}
         self._file = file
         self._params = MappingProxyType(dict(params))
         self._threads = node_threads(file.name, f"custom node {file.name!r}")
         self._package = HandlerPackage(file.path.parent)
-        self._functions: Functions | None = None
+        self._functions: _NodeFunctions | None = None
         self._manager: Any = None
         self._is_initialized = False
 
@@ -344,7 +329,7 @@ class PythonNode:
         """Import the file, initialize it and read its inputs and outputs, in threads run by ``tasks``."""
         await tasks.start(self._threads.run)
         module = await self._load_by("NODE_LIBRARY_LOAD_FAILED_OPEN", "the file", self._package.load, self._file.path)
-        self._functions = functions = find_functions(module, self._file)
+        self._functions = functions = _find_functions(module, self._file)
         if functions.initialize is not None:
             initialize = functions.initialize.call
             code = "NODE_LIBRARY_INITIALIZE_FAILED"
@@ -357,26 +342,26 @@ class PythonNode:
         try:
             return await self._run(function, *args)
         except UserCodeRaisedError as raised:
-            raise self._file.raised_while_loading(raised.error, code, step) from None
+            raise self._file.loading_error(raised.error, code, step) from None
 
-    async def _read_info(self, function: UserFunction) -> dict[str, ItemInfo]:
+    async def _read_info(self, function: _UserFunction) -> dict[str, ItemInfo]:
         args = function.arguments(self._manager, self._params)
         given = await self._load_by("NODE_LIBRARY_METADATA_FAILED", function.name, function.call, *args)
-        return read_infos(given, function, self._file)
+        return _parse_item_infos(given, function, self._file)
 
     async def aclose(self) -> None:
         """Deinitialize the node once no call is in progress; log errors. Shielded for ``CLOSING_SECONDS``."""
         functions = self._functions
         if functions is not None and functions.deinitialize is not None and self._is_initialized:
             self._is_initialized = False
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSING_SECONDS) as scope:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSING_SECONDS) as scope:
                 await self._deinitialize(functions.deinitialize)
             if scope.cancelled_caught:
                 log.error("custom node deinitialization timed out", node=self._file.name)
         self._threads.close()
         self._package.unload()
 
-    async def _deinitialize(self, function: UserFunction) -> None:
+    async def _deinitialize(self, function: _UserFunction) -> None:
         await self._threads.idle()
         try:
             await self._run(function.call, self._manager)
@@ -392,11 +377,11 @@ class PythonNode:
         function = self._functions.execute
         try:
             given = await self._run(function.call, *function.arguments(self._manager, read_only(inputs), self._params))
-            return read_outputs(given)
+            return _check_outputs(given)
         except UserCodeRaisedError as raised:
-            raise self._file.failure(raised.error, function.call) from None
-        except WrongOutputsError as wrong:
-            raise self._file.wrong(wrong.code, str(wrong), function.call) from None
+            raise self._file.execution_error(raised.error, function.call) from None
+        except _InvalidOutputsError as wrong:
+            raise self._file.output_error(wrong.code, str(wrong), function.call) from None
 
     async def _run(self, function: Any, *args: Any) -> Any:
         return await call_user_code(self._threads, function, args, may_leave=True)
@@ -406,7 +391,7 @@ async def open_python_node(
     path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, hide_errors: bool = False
 ) -> PythonNode:
     """Load a Python file as a custom node; the caller owns the node and closes it."""
-    file = UserFile(name, path, hide_errors=hide_errors)
+    file = _UserFile(name, path, hide_errors=hide_errors)
     node = PythonNode(file, params)
     try:
         await node.load(tasks)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.custom_node import CustomNode
     from ovmstrio.pipelines.plan import NodePlan
 
-__all__ = ["DagServable", "EntryReader"]
+__all__ = ["DagServable"]
 
 _PLATFORM = "OpenVINO"
 _VERSION = "1"
@@ -49,7 +49,7 @@ class DagServable:
         self.name = name
         self.metadata = ServableMetadata(name, _PLATFORM, inputs, outputs)
         self._entry = entry
-        self._read = EntryReader(inputs)
+        self._read = _RequestParser(inputs)
         self._custom_nodes = custom_nodes
         self.inside = inside
 
@@ -87,7 +87,7 @@ def _named(name: str, output: Tensor, *, keeps_rows: bool) -> Tensor:
     return strings_of_rows(Tensor(name, tensor.datatype, tensor.array))
 
 
-class EntryReader:
+class _RequestParser:
     """Parser of one pipeline's requests; inputs of graphs are open: any datatype and shape."""
 
     __slots__ = ("_specs", "_validate")
@@ -117,7 +117,6 @@ class EntryReader:
         return {name: Tensor(name, specs[name].datatype, array) for name, array in arrays.items()}
 
     def _settle(self, spec: TensorSpec, given: InferInput | None) -> TensorSpec:
-        """Return an open input's spec with the datatype and shape of the request."""
         if given is None or not is_open(spec):
             return spec
         datatype: Datatype | None = BY_NAME.get(given.datatype)

@@ -23,11 +23,9 @@ __all__ = [
     "NodeSignature",
     "check_entry",
     "check_nodes",
-    "common_shape",
     "describe_inputs",
     "describe_outputs",
     "is_open",
-    "shown_dims",
     "signature_of_custom_node",
     "signature_of_servable",
 ]
@@ -67,23 +65,23 @@ def _spec_of(info: ItemInfo) -> TensorSpec:
     return TensorSpec(info.name, info.datatype or INVALID, dims, batch_axis=None)
 
 
-def common_dim(one: Dim, other: Dim) -> Dim | None:
+def _common_dim(one: Dim, other: Dim) -> Dim | None:
     """Return the intersection of two dimensions, or None."""
     highs = [dim.high for dim in (one, other) if dim.high != -1]
     common = Dim(max(one.low, other.low), min(highs, default=-1))
     return common if common.high == -1 or common.low <= common.high else None
 
 
-def common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] | None:
+def _common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] | None:
     """Return the intersection of two shapes, or None."""
     if len(one) != len(other):
         return None
-    dims = [common_dim(a, b) for a, b in zip(one, other, strict=True)]
+    dims = [_common_dim(a, b) for a, b in zip(one, other, strict=True)]
     found = tuple(dim for dim in dims if dim is not None)
     return found if len(found) == len(dims) else None
 
 
-def shown_dims(dims: Sequence[Dim]) -> str:
+def _format_dims(dims: Sequence[Dim]) -> str:
     """Format a shape."""
     return f"[{','.join(map(str, dims))}]"
 
@@ -134,14 +132,14 @@ def _check_split(node: PipelineNode, spec: TensorSpec) -> list[Problem]:
         message = f"{what} has strings, which cannot be split"
         return [problem_of(node, Code.STRINGS_SPLIT, message, "remove demultiply_count")]
     if len(spec.shape) < MIN_RANK_TO_SPLIT:
-        message = f"{what} of shape {shown_dims(spec.shape)} has too few dimensions to be split"
+        message = f"{what} of shape {_format_dims(spec.shape)} has too few dimensions to be split"
         fix = f"use at least {MIN_RANK_TO_SPLIT} dimensions: the one to split, a batch, and its elements"
         return [problem_of(node, Code.TOO_FLAT, message, fix)]
     first, count = spec.shape[0], node.demultiply_count
     if count in (None, DYNAMIC) or not first.is_fixed:
         return []
     if first.low != count:
-        message = f"its demultiply_count is {count}, but {what} is {shown_dims(spec.shape)}"
+        message = f"its demultiply_count is {count}, but {what} is {_format_dims(spec.shape)}"
         return [problem_of(node, Code.COUNT, message, f"make both equal, or set demultiply_count to {DYNAMIC}")]
     return []
 
@@ -178,8 +176,10 @@ def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, NodeS
     sent = given.shape if structure.nodes[edge.source].demultiply_count is None else given.shape[1:]
     taken = wanted.shape[1:] if edge.gathers else wanted.shape
     # Overlapping shapes may fit; requests with other sizes fail at run time.
-    if common_shape(sent, taken) is None:
-        message = f"{where}: expected {shown_dims(taken)}, got {shown_dims(sent)}{_shape_details(edge, sent, given)}"
+    if _common_shape(sent, taken) is None:
+        message = (
+            f"{where}: expected {_format_dims(taken)}, got {_format_dims(sent)}{_shape_details(edge, sent, given)}"
+        )
         problems.append(problem_of(node, Code.SHAPE, message, "reshape the model, or add a node that converts it"))
     return problems
 
@@ -187,7 +187,7 @@ def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, NodeS
 def _shape_details(edge: Edge, sent: tuple[Dim, ...], given: TensorSpec) -> str:
     parts = []
     if sent != given.shape:
-        parts.append(f"{edge.source!r} splits {shown_dims(given.shape)}")
+        parts.append(f"{edge.source!r} splits {_format_dims(given.shape)}")
     if edge.gathers:
         parts.append(f"{edge.target!r} gathers one dimension before it")
     return f" ({', '.join(parts)})" if parts else ""
@@ -256,7 +256,7 @@ def _common(one: TensorSpec, other: TensorSpec) -> TensorSpec | None:
         return other
     if is_open(other):
         return one
-    shape = common_shape(one.shape, other.shape)
+    shape = _common_shape(one.shape, other.shape)
     if shape is None or one.datatype is not other.datatype or (one.layout and other.layout not in ("", one.layout)):
         return None
     return replace(one, shape=shape, layout=one.layout or other.layout)
@@ -269,7 +269,7 @@ def _ambiguous(entry: PipelineNode, one: TensorSpec | None, other: TensorSpec) -
 
 
 def _shown(spec: TensorSpec) -> str:
-    return f"{spec.datatype.name} {shown_dims(spec.shape)}{f' {spec.layout}' if spec.layout else ''}"
+    return f"{spec.datatype.name} {_format_dims(spec.shape)}{f' {spec.layout}' if spec.layout else ''}"
 
 
 def _count_of(structure: Structure, signatures: Mapping[str, NodeSignature], demultiplexer: str) -> Dim:

@@ -47,12 +47,8 @@ __all__ = [
     "CONVERTER",
     "INFERENCE",
     "SESSION",
-    "SESSION_PORT",
-    "InferenceOptions",
-    "PortPlan",
     "Session",
     "find_calls",
-    "plan_ports",
     "to_ov",
     "to_python",
 ]
@@ -70,7 +66,7 @@ _PREFIXES: Final[tuple[tuple[str, type[TensorValue], bool], ...]] = (
 _UNSUPPORTED: Final = "TFLITE_TENSOR"
 
 
-class InferenceOptions(Protocol):
+class _InferenceOptions(Protocol):
     """Options of an inference node."""
 
     tag_to_input_tensor_names: Mapping[str, str]
@@ -80,7 +76,7 @@ class InferenceOptions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PortPlan:
+class _PortPlan:
     """One stream: tensor class, tensor names, and whether it carries a tuple of tensors."""
 
     port: Port
@@ -89,12 +85,10 @@ class PortPlan:
     is_vector: bool = False
 
     @property
-    def carried(self) -> type:
-        """The packet type of the stream."""
+    def packet_type(self) -> type:
         return tuple if self.is_vector else self.kind
 
-    def spread(self, value: Any) -> list[tuple[str, TensorValue]]:
-        """Return the tensors of a packet with their names."""
+    def named_tensors(self, value: Any) -> list[tuple[str, TensorValue]]:
         if not self.is_vector:
             return [(self.names[0], value)]
         if len(value) != len(self.names):
@@ -103,8 +97,7 @@ class PortPlan:
             )
         return list(zip(self.names, value, strict=True))
 
-    def collect(self, given: Mapping[str, Tensor | RawTensor], servable: str) -> Any:
-        """Create a packet from the outputs of a servable."""
+    def packet_of(self, given: Mapping[str, Tensor | RawTensor], servable: str) -> Any:
         values = []
         for name in self.names:
             tensor = given.get(name)
@@ -134,15 +127,15 @@ def _array_tensor(tensor: RawTensor) -> Tensor:
     )
 
 
-def plan_ports(
+def _create_port_plans(
     refs: Sequence[StreamRef], names: Mapping[str, str], order: Sequence[str], side: str
-) -> tuple[PortPlan, ...]:
+) -> tuple[_PortPlan, ...]:
     """Return the plan of each stream; ``side`` is ``input`` or ``output``."""
     plans = []
     for ref in refs:
         kind, is_vector = _kind_of(ref.port)
         named = tuple(order) if is_vector else (_name_of(ref, names),)
-        plans.append(PortPlan(ref.port, kind, named, is_vector))
+        plans.append(_PortPlan(ref.port, kind, named, is_vector))
     _check_order(plans, names, order, side)
     return tuple(plans)
 
@@ -164,7 +157,7 @@ def _name_of(ref: StreamRef, names: Mapping[str, str]) -> str:
     return str(ref.port) if ref.port.tag else ref.name
 
 
-def _check_order(plans: Sequence[PortPlan], names: Mapping[str, str], order: Sequence[str], side: str) -> None:
+def _check_order(plans: Sequence[_PortPlan], names: Mapping[str, str], order: Sequence[str], side: str) -> None:
     vectors = [plan for plan in plans if plan.is_vector]
     option = f"{side}_order_list"
     if vectors and not order:
@@ -179,7 +172,7 @@ def _check_order(plans: Sequence[PortPlan], names: Mapping[str, str], order: Seq
 
 log = structlog.get_logger(__name__)
 
-SESSION_PORT: Final = Port("SESSION", 0)
+_SESSION_PORT: Final = Port("SESSION", 0)
 _SESSION_OPTIONS: Final = "mediapipe.OpenVINOModelServerSessionCalculatorOptions"
 _PRECONDITION: Final = "Mediapipe graph precondition failed - FAILED_PRECONDITION: CalculatorGraph::Run() failed: \n"
 _NOT_LOADED: Final = "OpenVINOModelServerSessionCalculator failed to load the model"
@@ -236,7 +229,7 @@ class _SessionResources:
 
     async def open(self, context: NodeContext) -> _OpenSession:
         await self._session.check()
-        context.emit_side(SESSION_PORT, self._session)
+        context.emit_side(_SESSION_PORT, self._session)
         return _OpenSession()
 
     async def aclose(self) -> None:
@@ -254,13 +247,13 @@ class _SessionKind:
     def contract(self, node: NodeConfig) -> NodeContract:
         if node.inputs or node.outputs or node.side_inputs:
             raise ContractError(f"{self.name} has no streams and no input side packets", fix="remove them")
-        if [ref.port for ref in node.side_outputs] != [SESSION_PORT]:
+        if [ref.port for ref in node.side_outputs] != [_SESSION_PORT]:
             raise ContractError(
                 f"{self.name} has exactly one output side packet, SESSION",
                 fix='write output_side_packet: "SESSION:session"',
             )
         _servable_of(node)
-        return NodeContract(side_outputs={SESSION_PORT: Session})
+        return NodeContract(side_outputs={_SESSION_PORT: Session})
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> _SessionResources:
         servable, version = _servable_of(node)
@@ -315,10 +308,10 @@ _INFERENCE_OPTIONS: Final = "mediapipe.OpenVINOInferenceCalculatorOptions"
 class _Inference(Stateless):
     __slots__ = ("_inputs", "_outputs", "_session")
 
-    def __init__(self, inputs: tuple[PortPlan, ...], outputs: tuple[PortPlan, ...], context: NodeContext) -> None:
+    def __init__(self, inputs: tuple[_PortPlan, ...], outputs: tuple[_PortPlan, ...], context: NodeContext) -> None:
         self._inputs = inputs
         self._outputs = outputs
-        self._session: Session = context.side[SESSION_PORT]
+        self._session: Session = context.side[_SESSION_PORT]
 
     async def process(self, context: NodeContext) -> None:
         request = self._request(context)
@@ -328,42 +321,46 @@ class _Inference(Stateless):
             raise NodeFailure(f'servable "{self._session.servable}": {error.message}') from error
         given = {tensor.name: tensor for tensor in response.outputs}
         for plan in self._outputs:
-            context.emit(plan.port, plan.collect(given, self._session.servable))
+            context.emit(plan.port, plan.packet_of(given, self._session.servable))
 
     def _request(self, context: NodeContext) -> InferRequest:
         instance, session = context.instance, self._session
         request = InferRequest(session.servable, session.version, instance.request_id, deadline=instance.deadline)
         for plan in self._inputs:
-            for name, tensor in plan.spread(required_input(context, plan.port)):
+            for name, tensor in plan.named_tensors(required_input(context, plan.port)):
                 request.inputs.append(InferInput(name, tensor.datatype.name, tensor.array.shape))
                 request.raw_inputs.append(buffer_of(tensor.array))
         return request
 
 
 def _inference_contract(node: NodeConfig) -> NodeContract:
-    if [ref.port for ref in node.side_inputs] != [SESSION_PORT]:
+    if [ref.port for ref in node.side_inputs] != [_SESSION_PORT]:
         raise ContractError(
             f"{_INFERENCE_NAME} needs exactly one input side packet, SESSION",
             fix='write input_side_packet: "SESSION:session" and add an OpenVINOModelServerSessionCalculator',
         )
     inputs, outputs = _plans(node)
     return NodeContract(
-        {plan.port: plan.carried for plan in inputs},
-        {plan.port: plan.carried for plan in outputs},
-        {SESSION_PORT: Session},
+        {plan.port: plan.packet_type for plan in inputs},
+        {plan.port: plan.packet_type for plan in outputs},
+        {_SESSION_PORT: Session},
         propagates_bounds=True,
     )
 
 
-def _plans(node: NodeConfig) -> tuple[tuple[PortPlan, ...], tuple[PortPlan, ...]]:
-    options: InferenceOptions | None = options_of(node, _INFERENCE_OPTIONS)
+def _plans(node: NodeConfig) -> tuple[tuple[_PortPlan, ...], tuple[_PortPlan, ...]]:
+    options: _InferenceOptions | None = options_of(node, _INFERENCE_OPTIONS)
     if not node.inputs or not node.outputs:
         raise ContractError(f"{_INFERENCE_NAME} needs at least one input and one output stream")
     if options is None:
-        return plan_ports(node.sorted_inputs, {}, (), "input"), plan_ports(node.sorted_outputs, {}, (), "output")
+        return _create_port_plans(node.sorted_inputs, {}, (), "input"), _create_port_plans(
+            node.sorted_outputs, {}, (), "output"
+        )
     return (
-        plan_ports(node.sorted_inputs, options.tag_to_input_tensor_names, options.input_order_list, "input"),
-        plan_ports(node.sorted_outputs, options.tag_to_output_tensor_names, options.output_order_list, "output"),
+        _create_port_plans(node.sorted_inputs, options.tag_to_input_tensor_names, options.input_order_list, "input"),
+        _create_port_plans(
+            node.sorted_outputs, options.tag_to_output_tensor_names, options.output_order_list, "output"
+        ),
     )
 
 

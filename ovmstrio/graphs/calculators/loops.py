@@ -16,16 +16,16 @@ from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import next_allowed
 from ovmstrio.graphs.policies import BEFORE_ALL
 
-__all__ = ["BATCH_END", "BEGIN_LOOP", "END_LOOP", "ITEM", "ITERABLE", "PREVIOUS_LOOPBACK", "BatchEnd"]
+__all__ = ["BEGIN_LOOP", "END_LOOP", "PREVIOUS_LOOPBACK", "BatchEnd"]
 
 # BeginLoopTensorCalculator: sends the elements of a vector one by one
 
 _BEGIN_LOOP_NAME: Final = "BeginLoopTensorCalculator"
 _CLONE: Final = "CLONE"
 _TICK: Final = "TICK"
-ITEM: Final = Port("ITEM", 0)
-ITERABLE: Final = Port("ITERABLE", 0)
-BATCH_END: Final = Port("BATCH_END", 0)
+_ITEM: Final = Port("ITEM", 0)
+_ITERABLE: Final = Port("ITERABLE", 0)
+_BATCH_END: Final = Port("BATCH_END", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,31 @@ class _BeginLoop(Stateless):
 
     async def process(self, context: NodeContext) -> None:
         clones = [(port, value) for port, value in context.inputs.items() if port.tag == _CLONE]
-        for element in context.inputs.get(ITERABLE, ()):
-            context.emit(ITEM, element, self._next)
+        for element in context.inputs.get(_ITERABLE, ()):
+            context.emit(_ITEM, element, self._next)
             for port, value in clones:
                 context.emit(port, value, self._next)
             self._next += 1
-        if not context.inputs.get(ITERABLE):
+        if not context.inputs.get(_ITERABLE):
             # An empty or absent vector also uses one timestamp of the body.
             self._next += 1
         for ref in context.node.outputs:
             context.advance_bound(ref.port, self._next)
-        context.emit(BATCH_END, BatchEnd(context.timestamp), self._next - 1)
+        context.emit(_BATCH_END, BatchEnd(context.timestamp), self._next - 1)
 
 
 def _begin_loop_contract(node: NodeConfig) -> NodeContract:
     inputs, outputs = set(ports_of(node.inputs)), set(ports_of(node.outputs))
-    check_tags(_BEGIN_LOOP_NAME, "input", node.inputs, [ITERABLE.tag, _CLONE, _TICK])
-    check_tags(_BEGIN_LOOP_NAME, "output", node.outputs, [ITEM.tag, BATCH_END.tag, _CLONE])
+    check_tags(_BEGIN_LOOP_NAME, "input", node.inputs, [_ITERABLE.tag, _CLONE, _TICK])
+    check_tags(_BEGIN_LOOP_NAME, "output", node.outputs, [_ITEM.tag, _BATCH_END.tag, _CLONE])
     clones = {port for port in inputs if port.tag == _CLONE}
-    if ITERABLE not in inputs or outputs != {ITEM, BATCH_END, *clones}:
+    if _ITERABLE not in inputs or outputs != {_ITEM, _BATCH_END, *clones}:
         raise ContractError(
             f"{_BEGIN_LOOP_NAME} needs ITERABLE, ITEM, BATCH_END, and an output CLONE for each input CLONE"
         )
     return NodeContract(
-        {port: tuple if port == ITERABLE else object for port in inputs},
-        {ITEM: object, BATCH_END: BatchEnd} | dict.fromkeys(clones, object),
+        {port: tuple if port == _ITERABLE else object for port in inputs},
+        {_ITEM: object, _BATCH_END: BatchEnd} | dict.fromkeys(clones, object),
         processes_bounds=True,
     )
 
@@ -89,22 +89,22 @@ class _EndLoop(Stateless):
         self._elements: list[Any] = []
 
     async def process(self, context: NodeContext) -> None:
-        if ITEM in context.inputs:
-            self._elements.append(context.inputs[ITEM])
-        end = context.inputs.get(BATCH_END)
+        if _ITEM in context.inputs:
+            self._elements.append(context.inputs[_ITEM])
+        end = context.inputs.get(_BATCH_END)
         if end is None:
             return
         if self._elements:
-            context.emit(ITERABLE, tuple(self._elements), end.timestamp)
+            context.emit(_ITERABLE, tuple(self._elements), end.timestamp)
             self._elements = []
         else:
-            context.advance_bound(ITERABLE, next_allowed(end.timestamp))
+            context.advance_bound(_ITERABLE, next_allowed(end.timestamp))
 
 
 def _end_loop_contract(node: NodeConfig) -> NodeContract:
-    if set(ports_of(node.inputs)) != {ITEM, BATCH_END} or ports_of(node.outputs) != (ITERABLE,):
+    if set(ports_of(node.inputs)) != {_ITEM, _BATCH_END} or ports_of(node.outputs) != (_ITERABLE,):
         raise ContractError(f"{_END_LOOP_NAME} needs the inputs ITEM and BATCH_END, and the output ITERABLE")
-    return NodeContract({ITEM: object, BATCH_END: BatchEnd}, {ITERABLE: tuple})
+    return NodeContract({_ITEM: object, _BATCH_END: BatchEnd}, {_ITERABLE: tuple})
 
 
 END_LOOP: Final[CalculatorKind] = StatelessKind(_END_LOOP_NAME, _end_loop_contract, lambda _: lambda _: _EndLoop())

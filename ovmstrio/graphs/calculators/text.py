@@ -1,7 +1,7 @@
 """OVMS's calculators for text generation, embeddings, reranking, speech and images.
 
 A graph with one such node becomes a ``TextModelSpec`` (``ovmstrio.graphs.kind``). A text-generation node among other
-nodes becomes a :class:`TextNode`.
+nodes becomes a :class:`_TextNodeResources`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ __all__ = [
     "TEXT_CALCULATORS",
     "TEXT_TO_SPEECH",
     "TextModelCalculator",
-    "TextNode",
     "read_node_options",
 ]
 
@@ -53,7 +52,7 @@ LOOPBACK: Final = Port("LOOPBACK", 0)
 _BUSY: Final = "the node is already generating; it accepts one document per request"
 
 
-class TextNode:
+class _TextNodeResources:
     """Shared state of a text-generation node.
 
     Args:
@@ -75,23 +74,19 @@ class TextNode:
 
     @property
     def obstacle(self) -> str:
-        """Reason why the model is not ready; empty if it is ready."""
         reason: str = getattr(self._model, "obstacle", "")
         return reason
 
-    async def open(self, context: NodeContext) -> TextNodeRun:
-        """Create the calculator of one request."""
+    async def open(self, context: NodeContext) -> _TextNodeCalculator:
         request = context.instance.http
         if request is None or self._api is None:
             raise FailedPrecondition(f'node "{context.node.canonical_name}" accepts only raw HTTP requests')
-        return TextNodeRun(self, request, self._output.port, self._output.name)
+        return _TextNodeCalculator(self, request, self._output.port, self._output.name)
 
     async def aclose(self) -> None:
-        """Close the model."""
         await self._model.aclose()
 
     async def start(self, request: HttpRequest) -> _TextResponse:
-        """Start generating the response of a request; the caller closes it."""
         api = self._api
         assert api is not None  # noqa: S101 - checked by `open`
         answer = _TextResponse()
@@ -103,7 +98,7 @@ class TextNode:
         return answer
 
 
-class TextNodeRun:
+class _TextNodeCalculator:
     """Calculator of a text-generation node for one request.
 
     Args:
@@ -113,7 +108,7 @@ class TextNodeRun:
         name: the output stream.
     """
 
-    def __init__(self, shared: TextNode, request: HttpRequest, port: Port, name: str) -> None:
+    def __init__(self, shared: _TextNodeResources, request: HttpRequest, port: Port, name: str) -> None:
         self._shared = shared
         self._request = request
         self._port = port
@@ -153,7 +148,6 @@ class TextNodeRun:
         context.emit(LOOPBACK, value=True, timestamp=self._timestamp)
 
     async def close(self, context: NodeContext) -> None:
-        """Stop the generation. Shielded; the model stops within one step."""
         del context
         answer, self._answer = self._answer, None
         if answer is not None:
@@ -295,7 +289,7 @@ class TextModelCalculator:
             optional_side=frozenset(ref.port for ref in node.side_inputs),
         )
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> TextNode:
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> _TextNodeResources:
         """Load the model of a text-generation node among other nodes; a graph of this node alone is a text model."""
         if self.task is Task.TEXT_GENERATION and scope.load_text is not None and scope.tasks is not None:
             name = f"{scope.graph}.{node.canonical_name}"
@@ -310,7 +304,7 @@ class TextModelCalculator:
             except ConfigError as error:
                 line, path = node.options_line or node.line, f'node "{node.canonical_name}"'
                 raise ConfigError([replace(each, line=line, path=path) for each in error.problems]) from None
-            return TextNode(node, scope.graph, model, api, scope.tasks)
+            return _TextNodeResources(node, scope.graph, model, api, scope.tasks)
         message = f"graph {scope.graph!r} has changed to a {self.name} graph since the configuration was read"
         raise ConfigError([Problem(message, line=node.line, suggestion="reload the configuration")])
 

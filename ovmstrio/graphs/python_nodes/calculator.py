@@ -19,7 +19,7 @@ from ovmstrio.isolation.generators import End, Failed, Pump
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import WorkerEnded
 
-__all__ = ["PYTHON_EXECUTOR", "PythonCalculator"]
+__all__ = ["PYTHON_EXECUTOR"]
 
 _T = TypeVar("_T")
 
@@ -29,7 +29,7 @@ _BUSY: Final = "Node is already processing data. Create new stream for another r
 _NOTHING_YIELDED: Final = "the generator of execute ended without yielding anything; yield [] to send nothing"
 
 
-class PythonCalculator:
+class _PythonCalculator:
     """Calculator of a Python node for one call or stream."""
 
     def __init__(self, handler: NodeHandler, context: NodeContext) -> None:
@@ -44,7 +44,6 @@ class PythonCalculator:
     # Life
 
     async def open(self) -> None:
-        """Run the handler's ``open``. If cancelled, the handler's ``close`` still runs."""
         try:
             await self._call("open", self._code.open())
         except trio.Cancelled:
@@ -54,7 +53,6 @@ class PythonCalculator:
         self._is_open = True
 
     async def close(self, context: NodeContext) -> None:
-        """Stop and close the generator, then run the handler's ``close``; log errors. Shielded for the grace period."""
         del context
         pump, self._pump = self._pump, None
         if pump is not None:
@@ -105,12 +103,11 @@ class PythonCalculator:
             await self._send_next(context, result, is_first=True)
 
     async def _send_next(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
-        """Send the next value of the generator and trigger the next run."""
         item = await pump.pull()
         if isinstance(item, End):
             self._pump = None
             if is_first:
-                raise self._handler.user_code.wrong(_NOTHING_YIELDED)
+                raise self._handler.user_code.invalid_result(_NOTHING_YIELDED)
         elif isinstance(item, Failed):
             raise self._failure(item.error, "execute")
         else:
@@ -133,9 +130,9 @@ class PythonCalculator:
         if isinstance(error, WorkerEnded):
             return NodeFailure(f"{EXECUTION_ERROR}: the worker process of the node {error.why}")
         if isinstance(error, WrongOutputError):
-            return user_code.wrong(error)
+            return user_code.invalid_result(error)
         place = self._handler.code.place_of(step)
-        return user_code.failure(error, step, request_id=self._instance.request_id, otherwise=place)
+        return user_code.execution_error(error, step, request_id=self._instance.request_id, otherwise=place)
 
 
 # PythonExecutorCalculator
@@ -143,12 +140,11 @@ class PythonCalculator:
 _NO_FILE: Final = "The Python Node file path does not exist"
 
 
-class PythonNodeResources(NodeHandler):
+class _PythonNodeResources(NodeHandler):
     """Resources of a Python node: its handler."""
 
-    async def open(self, context: NodeContext) -> PythonCalculator:
-        """Create the calculator of one instance and run the handler's ``open``."""
-        calculator = PythonCalculator(self, context)
+    async def open(self, context: NodeContext) -> _PythonCalculator:
+        calculator = _PythonCalculator(self, context)
         await calculator.open()
         return calculator
 
@@ -159,9 +155,9 @@ class _PythonExecutorKind:
     def contract(self, node: NodeConfig) -> NodeContract:
         return contract_of(node)
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> PythonNodeResources:
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> _PythonNodeResources:
         file = _find_handler(node, scope.directory)
-        handler = PythonNodeResources(node, file, scope)
+        handler = _PythonNodeResources(node, file, scope)
         try:
             await handler.load()
         except BaseException:

@@ -60,26 +60,23 @@ __all__ = [
     "EXECUTION_ERROR",
     "FINALIZE_SECONDS",
     "LOOPBACK",
-    "OPTIONS",
     "InstanceCode",
     "NodeCode",
     "NodeHandler",
-    "NodeInProcesses",
-    "NodeInThreads",
-    "UserCode",
     "contract_of",
     "handler_path_of",
-    "has_loopback",
 ]
 
 # Node configuration; the rules are OVMS's
 
 LOOPBACK: Final = Port("LOOPBACK", 0)
-OPTIONS: Final = "mediapipe.PythonExecutorCalculatorOptions"
+_PYTHON_OPTIONS: Final = "mediapipe.PythonExecutorCalculatorOptions"
 _RESOURCES: Final = Port("PYTHON_NODE_RESOURCES", 0)
 _NAME: Final = "PythonExecutorCalculator"
 _SIDE_FIX: Final = 'write input_side_packet: "PYTHON_NODE_RESOURCES:py"'
-_OPTIONS_FIX: Final = f'add node_options {{ [type.googleapis.com/{OPTIONS}]: {{ handler_path: "handler.py" }} }}'
+_OPTIONS_FIX: Final = (
+    f'add node_options {{ [type.googleapis.com/{_PYTHON_OPTIONS}]: {{ handler_path: "handler.py" }} }}'
+)
 
 
 def contract_of(node: NodeConfig) -> NodeContract:
@@ -93,7 +90,7 @@ def contract_of(node: NodeConfig) -> NodeContract:
     return NodeContract(_types(node.inputs), _types(node.outputs), side)
 
 
-def has_loopback(node: NodeConfig) -> bool:
+def _has_loopback(node: NodeConfig) -> bool:
     """Return whether the node has the loopback that generators need."""
     return LOOPBACK in ports_of(node.inputs)
 
@@ -106,8 +103,8 @@ def handler_path_of(node: NodeConfig) -> str:
         raise ContractError(f"{missing} - node_options is empty{hint}", fix=_OPTIONS_FIX)
     options: Any = node.node_options[0]
     found = options.DESCRIPTOR.full_name
-    if found != OPTIONS:
-        raise ContractError(f"{missing} - expected {OPTIONS} in node_options, found {found}", fix=_OPTIONS_FIX)
+    if found != _PYTHON_OPTIONS:
+        raise ContractError(f"{missing} - expected {_PYTHON_OPTIONS} in node_options, found {found}", fix=_OPTIONS_FIX)
     path: str = options.handler_path
     if not path:
         raise ContractError(f"{missing} - handler_path is empty", fix="set handler_path to the Python file")
@@ -235,7 +232,7 @@ class NodeCode(Protocol):
 # Execution in threads and on the event loop
 
 
-class NodeInThreads:
+class _ThreadedNode:
     """User code in this process: worker threads, or the event loop for async code. See :class:`NodeCode`.
 
     Args:
@@ -247,44 +244,39 @@ class NodeInThreads:
 
     def __init__(self, outline: NodeOutline, ports: Mapping[str, Port], threads: WorkerThreads, graph: str) -> None:
         self.names = {"servable": graph, "node": outline.node}
-        self.made = NodeModel(outline)
+        self.node_model = NodeModel(outline)
         self.ports = ports
         self.threads = threads
         self.has_loopback = outline.has_loopback
         self.documents = outline.documents
 
     async def load(self) -> None:
-        """Create and initialize the object."""
         with running_code_of(self.names):
-            await call_user_code(self.threads, self.made.make)
-            await call_user_code(self.threads, self.made.initialize)
+            await call_user_code(self.threads, self.node_model.make)
+            await call_user_code(self.threads, self.node_model.initialize)
 
     async def finalize(self) -> None:
-        """Run ``finalize``, if there is one."""
-        finalize = self.made.method("finalize")
+        finalize = self.node_model.method("finalize")
         if finalize is None:
             return
-        if self.made.is_initializing:
+        if self.node_model.is_initializing:
             raise RuntimeError("initialize has not ended")
         with running_code_of(self.names):
             await call_user_code(self.threads, finalize)
 
     async def aclose(self) -> None:
-        """Release the object and its modules."""
-        self.made.unload()
+        self.node_model.unload()
 
     def instance(self, context: InstanceContext) -> _ThreadedInstance:
-        """Create the calls for one call or stream."""
         return _ThreadedInstance(self, context)
 
     def place_of(self, method: str) -> SourceLine | None:
-        """Return the source line of a method, if known."""
-        found = self.made.method(method)
+        found = self.node_model.method(method)
         return None if found is None else place_of(found)
 
 
 class _ThreadedInstance:
-    def __init__(self, node: NodeInThreads, instance: InstanceContext) -> None:
+    def __init__(self, node: _ThreadedNode, instance: InstanceContext) -> None:
         self._node = node
         self._instance = instance
         seconds = math.inf if instance.deadline == math.inf else instance.deadline - trio.current_time()
@@ -296,20 +288,20 @@ class _ThreadedInstance:
         self._pair = HookPair()
 
     async def open(self) -> None:
-        hook = self._node.made.hooks.get("open")
+        hook = self._node.node_model.hooks.get("open")
         if hook is None:
             self._pair.begin()
         else:
             await self._call(self._pair.opening(hook), self._context)
 
     async def close(self) -> None:
-        hook = self._node.made.hooks.get("close")
+        hook = self._node.node_model.hooks.get("close")
         if self._pair.end() and hook is not None:
             await self._call(hook, self._context)
 
     async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
         node = self._node
-        result = await self._call(node.made.model.execute, inputs)
+        result = await self._call(node.node_model.model.execute, inputs)
         if result is None:
             return []  # execute has no return statement
         try:
@@ -374,7 +366,7 @@ _HOSTED: Final = "ovmstrio.graphs.python_nodes.hosted_node:host_node"
 _CLOSE_SECONDS: Final = 2.0
 
 
-class NodeInProcesses:
+class _IsolatedNode:
     """User code in worker processes, one object in each. See :class:`NodeCode`.
 
     Args:
@@ -394,7 +386,7 @@ class NodeInProcesses:
         graph: str,
     ) -> None:
         self.ports = ports
-        self.numbers = itertools.count(1)
+        self.instance_numbers = itertools.count(1)
         self.hooks: frozenset[str] = frozenset()
         self._tasks = tasks
         self._places: dict[str, Any] = {}
@@ -404,11 +396,9 @@ class NodeInProcesses:
         self._raised: list[BaseException] = []
 
     async def load(self) -> None:
-        """Start all processes and initialize their objects; cancellation kills the processes."""
         await self._tasks.start(self.code.run)
 
     async def _prepare(self, worker: CodeWorker) -> None:
-        """Create and initialize the object of one process."""
         made = await worker.call("make", None, is_limited=False)
         self.hooks = frozenset(made["hooks"])
         self._places = made["places"]
@@ -419,7 +409,6 @@ class NodeInProcesses:
             raise
 
     async def finalize(self) -> None:
-        """Run ``finalize`` in each process, then stop the process. Shielded for ``_CLOSE_SECONDS`` longer than that."""
         await self.code.aclose(self._finalize, _CLOSE_SECONDS)
         if self._raised:
             raise UserCodeRaisedError(self._raised.pop())
@@ -441,20 +430,16 @@ class NodeInProcesses:
             log.error("finalize not run", reason="a cancelled call does not end", **self._names)
 
     async def aclose(self) -> None:
-        """Stop all processes."""
         await self.code.aclose(_do_nothing, _CLOSE_SECONDS)
 
     def instance(self, context: InstanceContext) -> _IsolatedInstance:
-        """Create the calls for one call or stream."""
         return _IsolatedInstance(self, context)
 
     def place_of(self, method: str) -> SourceLine | None:
-        """Return the source line of a method, if known."""
         place = self._places.get(method)
         return None if place is None else SourceLine(*place)
 
     def outputs(self, rows: Iterable[Any]) -> Outputs:
-        """Return the tensors of rows with their ports."""
         tensors = [tensor_of(row) for row in rows]
         return [(self.ports[tensor.name], tensor) for tensor in tensors]
 
@@ -466,10 +451,10 @@ async def _do_nothing(worker: CodeWorker) -> None:
 class _IsolatedInstance:
     """Calls of one instance; all go to one process as long as it lives or holds state of the instance."""
 
-    def __init__(self, node: NodeInProcesses, instance: InstanceContext) -> None:
+    def __init__(self, node: _IsolatedNode, instance: InstanceContext) -> None:
         self._node = node
         self._instance = instance
-        self._number = next(node.numbers)
+        self._number = next(node.instance_numbers)
         self._worker: CodeWorker | None = None
         self._is_kept = False
 
@@ -527,7 +512,7 @@ class _IsolatedInstance:
 
 
 class _IsolatedPump:
-    def __init__(self, generator: RemoteGenerator, node: NodeInProcesses) -> None:
+    def __init__(self, generator: RemoteGenerator, node: _IsolatedNode) -> None:
         self._generator = generator
         self._convert = partial(node.outputs)
 
@@ -557,16 +542,16 @@ class NodeHandler:
     def __init__(self, node: NodeConfig, file: Path, scope: DefinitionScope) -> None:
         self.node = node
         self.grace_seconds = scope.threads.grace_seconds
-        self.has_loopback = has_loopback(node)
+        self.has_loopback = _has_loopback(node)
         self.input_count = len(node.inputs) - self.has_loopback
-        self.user_code = UserCode(scope.graph, node.name, file.parent, hide_errors=scope.hide_errors)
+        self.user_code = _UserCode(scope.graph, node.name, file.parent, hide_errors=scope.hide_errors)
         self.code = _code_of(node, file, scope)
         self._file = file
 
     @property
     def model(self) -> Any:
         """The user's object if it runs in this process; None before loading and after closing."""
-        return self.code.made.model if isinstance(self.code, NodeInThreads) else None
+        return self.code.node_model.model if isinstance(self.code, _ThreadedNode) else None
 
     # Life
 
@@ -617,20 +602,20 @@ class NodeHandler:
         return {"servable": self.user_code.graph, "node": self.node.name}
 
 
-def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> NodeInThreads | NodeInProcesses:
+def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> _ThreadedNode | _IsolatedNode:
     inputs, outputs = ([ref.name for ref in refs] for refs in (node.inputs, node.outputs))
     documents = next((ref.name for ref in node.outputs if ref.port.tag in {RESPONSE_PAYLOAD, REQUEST_PAYLOAD}), "")
-    outline = NodeOutline(node.name, str(file), inputs, outputs, has_loopback(node), documents)
+    outline = NodeOutline(node.name, str(file), inputs, outputs, _has_loopback(node), documents)
     ports = {ref.name: ref.port for ref in node.outputs}
     if scope.isolation is None or scope.tasks is None:
-        return NodeInThreads(outline, ports, scope.threads, scope.graph)
-    return NodeInProcesses(outline, ports, scope.isolation, scope.tasks, scope.graph)
+        return _ThreadedNode(outline, ports, scope.threads, scope.graph)
+    return _IsolatedNode(outline, ports, scope.isolation, scope.tasks, scope.graph)
 
 
 EXECUTION_ERROR: Final = "Error occurred during graph execution"
 
 
-class UserCode:
+class _UserCode:
     """Error reporting for the user code of one node: names for the log and the handler's folder."""
 
     __slots__ = ("folder", "graph", "hide_errors", "node")
@@ -641,7 +626,7 @@ class UserCode:
         self.folder = folder
         self.hide_errors = hide_errors
 
-    def failure(
+    def execution_error(
         self, error: BaseException, step: str, *, request_id: str = "", otherwise: SourceLine | None = None
     ) -> Exception:
         """Log an exception of user code and return the error to raise; a ``ServerError`` is returned unchanged.
@@ -655,7 +640,6 @@ class UserCode:
         return NodeFailure(f"{EXECUTION_ERROR}: {detail}")
 
     def report(self, error: BaseException, step: str, *, request_id: str = "") -> None:
-        """Log an exception of user code with the traceback of user frames."""
         log.error(
             "Python node raised",
             step=step,
@@ -665,10 +649,8 @@ class UserCode:
             exc_info=(type(error), error, trimmed(error)),
         )
 
-    def wrong(self, problem: object) -> NodeFailure:
-        """Return the error for an invalid result of user code."""
+    def invalid_result(self, problem: object) -> NodeFailure:
         return NodeFailure(EXECUTION_ERROR if self.hide_errors else f"{EXECUTION_ERROR}: {problem}")
 
     def place(self, error: BaseException) -> SourceLine | None:
-        """Return the innermost source line in the handler's folder."""
         return place_in(self.folder, error)

@@ -20,7 +20,6 @@ from pyovms import HttpPayload, Tensor
 
 __all__ = [
     "FAILED",
-    "NO_LOOPBACK",
     "HookPair",
     "NodeModel",
     "NodeOutline",
@@ -182,7 +181,7 @@ class NodeModel:
 
 # Results of user code
 
-NO_LOOPBACK = "Execute yielded, but LOOPBACK is not defined in the node"
+_LOOPBACK_MISSING = "Execute yielded, but LOOPBACK is not defined in the node"
 
 _Port = TypeVar("_Port")
 
@@ -253,7 +252,7 @@ def routed_yield(value: Any, ports: Mapping[str, _Port]) -> list[tuple[_Port, Te
 def unexpected_result(value: Any) -> WrongOutputError:
     """Return the error for an ``execute`` result of the wrong type, or a generator of a node without a loopback."""
     if inspect.isasyncgen(value) or hasattr(value, "__next__"):
-        return WrongOutputError(NO_LOOPBACK)
+        return WrongOutputError(_LOOPBACK_MISSING)
     return WrongOutputError(
         f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}"
     )

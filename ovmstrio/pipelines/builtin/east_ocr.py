@@ -16,7 +16,7 @@ from ovmstrio.pipelines.builtin.builtin_node import described
 from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.builtin.pictures import Box, PictureSettings, cut, to_pixels
 
-__all__ = ["EastOcr", "FoundText", "find_texts", "suppress_overlaps"]
+__all__ = ["EastOcr", "FoundText", "suppress_overlaps"]
 
 # Text boxes from EAST detectors: per cell a score, four distances and an angle
 
@@ -42,7 +42,7 @@ class FoundText:
         return replace(self, box=grown)
 
 
-def find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
+def _find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
     """Return the text of each cell with a sufficient score, row by row."""
     rows, columns = np.nonzero(scores >= np.float32(threshold))
     found = geometry[rows, columns].astype(np.float64)
@@ -129,7 +129,7 @@ class EastOcr:
         """Crop the best texts."""
         image = self._pictures.read_image(inputs["image"])
         height, width = image.shape[:2]
-        texts = find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)
+        texts = _find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)
         texts = [text.grown(self._wider, self._higher, width, height) for text in texts]
         texts = suppress_overlaps(texts, self._overlap, self._batch)
         parts = [self._crop_upright(image, text) for text in texts]

@@ -33,7 +33,6 @@ __all__ = [
     "from_tensor",
     "picture_shape",
     "resized",
-    "to_grey",
     "to_pixels",
     "to_tensor",
 ]
@@ -145,7 +144,7 @@ class PictureSettings:
 
     def _finish(self, image: Array) -> Array:
         image = resized(image, self.target_width, self.target_height)
-        return to_grey(image) if self.is_grey else image
+        return _to_grayscale(image) if self.is_grey else image
 
 
 def picture_shape(layout: str, channels: int, height: int, width: int) -> tuple[int, int, int]:
@@ -175,7 +174,7 @@ def resized(image: Array, width: int, height: int) -> Array:
     return made.reshape(height, width, image.shape[2])
 
 
-def to_grey(image: Array) -> Array:
+def _to_grayscale(image: Array) -> Array:
     """Convert a BGR image to grayscale; keep three dimensions."""
     return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[:, :, np.newaxis]
 

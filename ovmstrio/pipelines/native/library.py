@@ -33,21 +33,16 @@ from ovmstrio.pipelines.native.abi import FUNCTIONS
 from ovmstrio.util.regular_files import open_regular
 
 __all__ = [
-    "TEXTS",
     "NativeLibrary",
     "NodeIdentity",
-    "UndefinedSymbol",
-    "is_cut",
     "load_library",
     "private_copy",
     "remove_leftovers",
-    "undefined_symbol",
-    "why_not_loadable",
 ]
 
 # Errors
 
-TEXTS: Final[Mapping[str, str]] = {
+_MESSAGES: Final[Mapping[str, str]] = {
     "NODE_LIBRARY_LOAD_FAILED_OPEN": "Custom node library cannot be opened",
     "NODE_LIBRARY_LOAD_FAILED_SYM": "Custom node library lacks a function of the interface",
     "NODE_LIBRARY_INITIALIZE_FAILED": "Custom node failed to initialize",
@@ -75,7 +70,7 @@ class NodeIdentity:
 
     def failed(self, code: str, detail: str) -> CustomNodeFailure:
         """Return the error of a call."""
-        return CustomNodeFailure(f"{TEXTS[code]}; {self}: {detail} ({code})")
+        return CustomNodeFailure(f"{_MESSAGES[code]}; {self}: {detail} ({code})")
 
     def unusable(self, code: str, detail: str, suggestion: str = "") -> ConfigError:
         """Return the error of opening the node."""
@@ -83,7 +78,7 @@ class NodeIdentity:
 
     def problem(self, code: str, detail: str, *, line: int | None = None, suggestion: str = "") -> Problem:
         """Return a problem of the library."""
-        message = f"{TEXTS[code]}; node {self.name!r}: {detail} ({code})"
+        message = f"{_MESSAGES[code]}; node {self.name!r}: {detail} ({code})"
         return Problem(message, str(self.path), line, suggestion=suggestion)
 
 
@@ -105,7 +100,7 @@ _MACHINES: Final = {
 }
 
 
-def why_not_loadable(path: Path) -> str:
+def _unloadable_reason(path: Path) -> str:
     """Return why a file cannot be loaded as a library; empty if the file header shows no reason. Blocks.
 
     The dynamic loader's messages are misleading for libraries of other machines.
@@ -131,7 +126,7 @@ _SEGMENT: Final = Struct("<I4xQ16xQ")
 _LOADED: Final = 1
 
 
-def is_cut(path: Path) -> bool:
+def _is_truncated(path: Path) -> bool:
     """Return whether the file lacks the end of a loaded segment, so that opening it would crash the process. Blocks."""
     with open_regular(path) as file:
         head = file.read(_SEGMENTS.size)
@@ -157,7 +152,7 @@ _DEMANGLE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class UndefinedSymbol:
+class _UndefinedSymbol:
     """A demangled symbol, the library that lacks it, and where source files define or use it."""
 
     name: str
@@ -167,18 +162,16 @@ class UndefinedSymbol:
 
     @property
     def detail(self) -> str:
-        """The error message."""
         where = f", which is defined in {self.defined}" if self.defined else f" ({self.used})" if self.used else ""
         return f"{self.library.name} uses {self.name}{where}, but none of its linked libraries defines it"
 
     @property
     def suggestion(self) -> str:
-        """The hint."""
         missing = Path(self.defined.rpartition(":")[0]).name if self.defined else "the file or library that defines it"
         return f"link it with {missing}; `ovms custom-node build DIRECTORY` compiles all sources of a directory"
 
 
-def undefined_symbol(message: str, path: Path) -> UndefinedSymbol | None:
+def _parse_undefined_symbol(message: str, path: Path) -> _UndefinedSymbol | None:
     """Parse the dynamic loader's message on a library; None if it is about something else. Blocks."""
     found = _UNDEFINED.search(message)
     if found is None:
@@ -186,7 +179,7 @@ def undefined_symbol(message: str, path: Path) -> UndefinedSymbol | None:
     name = _demangled(found["symbol"])
     # The message may be about a dependency of the library.
     library = Path(found["library"]) if found["library"] else path
-    return UndefinedSymbol(name, library, *_find_uses(_identifier(name), library.parent))
+    return _UndefinedSymbol(name, library, *_find_uses(_identifier(name), library.parent))
 
 
 def _demangled(symbol: str) -> str:
@@ -349,10 +342,10 @@ def load_library(identity: NodeIdentity) -> NativeLibrary:
     try:
         return NativeLibrary(_LIBRARIES.open(path))
     except OSError as error:
-        missing = undefined_symbol(str(error), path)
+        missing = _parse_undefined_symbol(str(error), path)
         if missing is not None:
             raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_OPEN", missing.detail, missing.suggestion) from error
-        detail = why_not_loadable(path) or str(error)
+        detail = _unloadable_reason(path) or str(error)
         raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_OPEN", detail) from error
     except AttributeError as error:
         raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_SYM", str(error), _REBUILD) from error
@@ -426,7 +419,7 @@ def _open_checked(place: str, path: Path, *, expected: _Build) -> ctypes.CDLL:
     """Open the file ``place`` if ``path`` still has the expected build."""
     if _build_at(path) != expected:
         raise _OpenError(_WRITTEN)
-    if is_cut(Path(place)):
+    if _is_truncated(Path(place)):
         raise _OpenError(_CUT)
     try:
         # Resolve all symbols now: with lazy binding, a missing symbol would end the process at its first call.

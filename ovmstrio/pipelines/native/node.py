@@ -26,20 +26,9 @@ from ovmstrio.pipelines.native.library import NativeLibrary, NodeIdentity, load_
 
 __all__ = [
     "GRACE_SECONDS",
-    "MOST_DIMENSIONS",
-    "MOST_ITEMS",
-    "CallInputs",
-    "InitializedNode",
-    "LibraryBuffer",
-    "Memory",
     "NativeNode",
-    "OutputTaker",
-    "as_node_params",
-    "ask_items",
     "open_native_node",
-    "private",
     "refuse_unknown_types",
-    "shape_at",
 ]
 
 # Initialized nodes and library memory
@@ -47,7 +36,7 @@ __all__ = [
 log = structlog.get_logger(__name__)
 
 
-class InitializedNode:
+class _InitializedNode:
     """A node between ``initialize`` and ``deinitialize``.
 
     Attributes:
@@ -74,26 +63,22 @@ class InitializedNode:
         self._failed_releases = 0
 
     def release(self, address: int) -> None:
-        """Release memory of the library; thread-safe."""
         self._failed_releases += bool(self.library.release(address, self.manager))
 
-    def enter(self) -> object | None:
-        """Acquire a hold on the node and return it for :meth:`leave`; None if the node is closed."""
+    def acquire(self) -> object | None:
         holder = object()
         self._holders.add(holder)
         if not self.is_closing:
             return holder
-        self.leave(holder)
+        self.release_hold(holder)
         return None
 
-    def hold(self) -> object:
-        """Acquire another hold; only while the caller has one."""
+    def acquire_again(self) -> object:
         holder = object()
         self._holders.add(holder)
         return holder
 
-    def leave(self, holder: object) -> None:
-        """Release a hold; thread-safe."""
+    def release_hold(self, holder: object) -> None:
         self._holders.discard(holder)
         if self.is_closing and not self._holders:
             self._idle.put(None)
@@ -126,7 +111,7 @@ class InitializedNode:
             )
 
 
-class Memory:
+class _ArrayMemory:
     """Packed elements at an address; a numpy array over them keeps this object alive."""
 
     __slots__ = ("__array_interface__",)
@@ -135,31 +120,31 @@ class Memory:
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
 
 
-class LibraryBuffer(Memory):
+class _LibraryBuffer(_ArrayMemory):
     """Memory of a library, released when the array over it and all its views are deleted."""
 
     __slots__ = ("_address", "_holder", "_node")
 
-    def __init__(self, node: InitializedNode, address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, node: _InitializedNode, address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         super().__init__(address, dtype, shape)
         self._node = node
         self._address = address
-        self._holder = node.hold()
+        self._holder = node.acquire_again()
 
     def __del__(self) -> None:
         self._node.release(self._address)
-        self._node.leave(self._holder)
+        self._node.release_hold(self._holder)
 
 
 # Inputs
 
 
-def as_node_params(params: Mapping[str, str]) -> ctypes.Array[NodeParam]:
+def _as_node_params(params: Mapping[str, str]) -> ctypes.Array[NodeParam]:
     """Return the parameters of a node as a C array."""
     return (NodeParam * len(params))(*(NodeParam(key.encode(), value.encode()) for key, value in params.items()))
 
 
-def private(array: Array) -> Array:
+def _exclusive(array: Array) -> Array:
     """Return an array that the library may write to: the same one if it is exclusive, else a copy.
 
     Exclusive arrays are writeable. Arrays that are not packed or not aligned are copied too.
@@ -175,7 +160,7 @@ def refuse_unknown_types(identity: NodeIdentity, inputs: Mapping[str, Array]) ->
             raise CustomNodeFailure(f"Invalid precision; {identity}: {detail}")
 
 
-class CallInputs:
+class _CallInputs:
     """Inputs of one call as a C array over the numpy arrays; must be kept until the library has returned.
 
     Args:
@@ -202,24 +187,23 @@ class CallInputs:
         )
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is in the memory of an input."""
         return any(0 <= address - array.__array_interface__["data"][0] < array.nbytes for array in self._arrays)
 
 
 # Outputs and descriptions
 
-MOST_ITEMS: Final = 4096
+_MAX_ITEMS: Final = 4096
 """Limit of inputs or outputs; a higher count is treated as corrupt before the array is read."""
 
-MOST_DIMENSIONS: Final = 32
+_MAX_DIMENSIONS: Final = 32
 """Limit of dimensions, for the same reason."""
 
 
-def shape_at(address: int | None, count: int) -> tuple[int, ...] | None:
+def _read_shape(address: int | None, count: int) -> tuple[int, ...] | None:
     """Read a shape from the library's memory; None if it is invalid."""
     if count == 0:
         return ()
-    if address is None or count > MOST_DIMENSIONS:
+    if address is None or count > _MAX_DIMENSIONS:
         return None
     return tuple((c_uint64 * count).from_address(address))
 
@@ -233,26 +217,25 @@ class _ValidOutput(NamedTuple):
     shape: tuple[int, ...]
 
 
-class OutputTaker:
+class _OutputConverter:
     """Conversion of the outputs of one call to arrays."""
 
-    def __init__(self, node: InitializedNode, inputs: CallInputs) -> None:
+    def __init__(self, node: _InitializedNode, inputs: _CallInputs) -> None:
         self._node = node
         self._inputs = inputs
         self._outputs: list[_ValidOutput] = []
         self._data: set[int] = set()
         self._failure: CustomNodeFailure | None = None
 
-    def take(self, status: int, address: int | None, count: int) -> dict[str, Array]:
-        """Check the result of ``execute`` and return the arrays; of outputs with the same name the first."""
+    def convert(self, status: int, address: int | None, count: int) -> dict[str, Array]:
         failed = self._node.identity.failed
         if status:
             raise failed("NODE_LIBRARY_EXECUTION_FAILED", f"execute returned {status}")
         if address is None:
             raise failed("NODE_LIBRARY_OUTPUTS_CORRUPTED", "the pointer to the outputs is null")
-        if not 0 < count <= MOST_ITEMS:
+        if not 0 < count <= _MAX_ITEMS:
             self._node.release(address)
-            raise failed("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", f"{count} outputs, expected 1 to {MOST_ITEMS}")
+            raise failed("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", f"{count} outputs, expected 1 to {_MAX_ITEMS}")
         self._check_all((NodeTensor * count).from_address(address))
         self._node.release(address)
         if self._failure is not None:
@@ -272,7 +255,7 @@ class OutputTaker:
 
     def _check(self, index: int, tensor: NodeTensor) -> None:
         datatype = DATATYPES.get(tensor.precision)
-        shape = shape_at(tensor.dims, tensor.dims_count)
+        shape = _read_shape(tensor.dims, tensor.dims_count)
         if tensor.name is None:
             self._fail("NODE_LIBRARY_OUTPUT_MISSING_NAME", f"output {index} has no name")
             return
@@ -281,7 +264,7 @@ class OutputTaker:
             self._fail("NODE_LIBRARY_INVALID_PRECISION", f"output {name!r} has precision {tensor.precision}")
         elif shape is None:
             detail = (
-                f"output {name!r} has {tensor.dims_count} dimensions at {tensor.dims}, expected 0 to {MOST_DIMENSIONS}"
+                f"output {name!r} has {tensor.dims_count} dimensions at {tensor.dims}, expected 0 to {_MAX_DIMENSIONS}"
             )
             self._fail("NODE_LIBRARY_INVALID_SHAPE", detail)
         elif tensor.data is None:
@@ -307,9 +290,9 @@ class OutputTaker:
                 continue
             if address in exported or self._inputs.holds(address):
                 # Copy shared memory: the owner of an array may write to it.
-                arrays[name] = np.array(Memory(address, dtype, shape))
+                arrays[name] = np.array(_ArrayMemory(address, dtype, shape))
             else:
-                arrays[name] = np.asarray(LibraryBuffer(self._node, address, dtype, shape))
+                arrays[name] = np.asarray(_LibraryBuffer(self._node, address, dtype, shape))
                 exported.add(address)
         self._release_all(self._data - exported)
         return arrays
@@ -319,7 +302,7 @@ class OutputTaker:
             self._node.release(address)
 
 
-def ask_items(node: InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
+def _describe_items(node: _InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
     """Return the inputs or outputs that a library function describes. Blocks.
 
     Raises:
@@ -334,19 +317,19 @@ def ask_items(node: InitializedNode, function: Callable[..., int], symbol: str) 
     if address.value is None:
         raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED", f"{symbol} returned a null pointer")
     try:
-        if not 0 < count.value <= MOST_ITEMS:
-            detail = f"{symbol} returned {count.value} entries, expected 1 to {MOST_ITEMS}"
+        if not 0 < count.value <= _MAX_ITEMS:
+            detail = f"{symbol} returned {count.value} entries, expected 1 to {_MAX_ITEMS}"
             raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", detail)
         return _items(node, symbol, list((NodeTensorInfo * count.value).from_address(address.value)))
     finally:
         node.release(address.value)
 
 
-def _items(node: InitializedNode, symbol: str, rows: list[NodeTensorInfo]) -> Mapping[str, ItemInfo]:
+def _items(node: _InitializedNode, symbol: str, rows: list[NodeTensorInfo]) -> Mapping[str, ItemInfo]:
     failure: ConfigError | None = None
     items: dict[str, ItemInfo] = {}
     for index, row in enumerate(rows):
-        shape = shape_at(row.dims, row.dims_count)
+        shape = _read_shape(row.dims, row.dims_count)
         if row.name is None or shape is None:
             detail = f"entry {index} of {symbol} has no name or no shape"
             failure = failure or node.identity.unusable("NODE_LIBRARY_METADATA_FAILED", detail)
@@ -371,7 +354,7 @@ class NativeNode:
 
     def __init__(
         self,
-        node: InitializedNode,
+        node: _InitializedNode,
         inputs: Mapping[str, ItemInfo],
         outputs: Mapping[str, ItemInfo],
         threads: WorkerThreads,
@@ -410,19 +393,19 @@ class NativeNode:
 
     def _execute(self, inputs: dict[str, Array]) -> dict[str, Array]:
         node = self._node
-        holder = node.enter()
+        holder = node.acquire()
         if holder is None:
             raise self._closed()
         try:
-            call = CallInputs({name: private(array) for name, array in inputs.items()})
+            call = _CallInputs({name: _exclusive(array) for name, array in inputs.items()})
             inputs.clear()
             address, count = c_void_p(), c_int()
             status = node.library.execute(
                 call.array, call.count, byref(address), byref(count), node.params, len(node.params), node.manager
             )
-            return OutputTaker(node, call).take(status, address.value, count.value)
+            return _OutputConverter(node, call).convert(status, address.value, count.value)
         finally:
-            node.leave(holder)
+            node.release_hold(holder)
 
     async def aclose(self) -> None:
         """Deinitialize the node once it is not in use. Can be called twice; logs failures.
@@ -461,15 +444,15 @@ async def open_native_node(
     return NativeNode(*opened, threads)
 
 
-_Opened = tuple[InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]
+_Opened = tuple[_InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]
 
 
 def _open(identity: NodeIdentity, params: dict[str, str]) -> _Opened:
     library = load_library(identity)
-    node = InitializedNode(library, identity, as_node_params(params))
+    node = _InitializedNode(library, identity, _as_node_params(params))
     try:
-        inputs = ask_items(node, library.get_inputs_info, "getInputsInfo")
-        return node, inputs, ask_items(node, library.get_outputs_info, "getOutputsInfo")
+        inputs = _describe_items(node, library.get_inputs_info, "getInputsInfo")
+        return node, inputs, _describe_items(node, library.get_outputs_info, "getOutputsInfo")
     except BaseException:
         node.close(0)
         raise
