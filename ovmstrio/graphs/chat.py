@@ -1,4 +1,4 @@
-"""Text generation by graphs: packets of the outputs become pieces of text, up to an end, stop string or token limit.
+"""Text generation by graphs: output packets become pieces of text, up to an end, stop string or token limit.
 
 ::
 
@@ -46,7 +46,6 @@ _NO_PARAMETERS: Final = frozenset({"best_of", "stop_token_ids"})
 
 
 def _create_request(graph: str, roles: ChatRoles, generation: GenerationRequest) -> InferRequest:
-    """Build the graph request of a chat."""
     wrong = Gathered(_unsupported_options(graph, generation))
     request = InferRequest(graph, deadline=generation.deadline)
     for name, encode in ((roles.prompt, _prompt), (roles.messages, _messages)):
@@ -73,7 +72,6 @@ def _sampling_parameters(generation: GenerationRequest) -> dict[str, ParameterVa
 
 
 def _unsupported_options(graph: str, generation: GenerationRequest) -> Iterator[InvalidField]:
-    """Yield an error for each option that graphs do not support."""
     prefix = f'graph "{graph}" runs user code and'
     sampling, prompt = generation.sampling, generation.prompt
     if generation.n > 1:
@@ -198,7 +196,6 @@ class GraphGeneration:
         return self
 
     async def __anext__(self) -> Piece:
-        """Return the next piece."""
         if self._has_finished:
             raise StopAsyncIteration
         while True:

@@ -294,7 +294,6 @@ def is_stream_name(text: str) -> bool:
 
 
 def _name_after_colon(text: str) -> str:
-    """Return the part after the last colon, unchecked."""
     return text.rpartition(":")[2]
 
 

@@ -70,7 +70,6 @@ def _canonical_names(nodes: Sequence[Any]) -> list[str]:
 
 
 def _read_policy(message: Any, at: Located, default: PolicyConfig) -> PolicyConfig:
-    """Parse the input stream handler of a graph or node."""
     if not message.HasField(_HANDLER) or not message.input_stream_handler.input_stream_handler:
         return default
     handler = message.input_stream_handler.input_stream_handler
@@ -222,7 +221,6 @@ def _find_comment(content: str, findings: Findings) -> tuple[Located, str] | Non
 def _default_roles(
     inputs: Sequence[StreamRef], outputs: Sequence[StreamRef], nodes: Sequence[NodeConfig]
 ) -> ChatRoles | None:
-    """Return the chat streams of a generative graph without a comment."""
     most_outputs = 2
     fits = len(inputs) == 1 and 0 < len(outputs) <= most_outputs and all(map(_is_text, (*inputs, *outputs)))
     if not fits or not any(ref.port.tag == "LOOPBACK" for node in nodes for ref in node.inputs):
@@ -235,8 +233,6 @@ def _is_text(ref: StreamRef) -> bool:
 
 
 class _ChatComment:
-    """Parser of the chat comment."""
-
     def __init__(
         self, at: Located, inputs: dict[str, StreamRef], outputs: dict[str, StreamRef], findings: Findings
     ) -> None:
@@ -315,7 +311,6 @@ _RESERVED: Final = frozenset({"default", "gpu"})
 
 
 def _check_executors(message: Any, root: Located, findings: Findings) -> None:
-    """Check the executors of a graph, and that its nodes use declared ones."""
     first: dict[str, int] = {}
     for executor, at in zip(message.executor, root.items("executor"), strict=True):
         if executor.name in first:

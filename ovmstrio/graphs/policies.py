@@ -170,7 +170,6 @@ def _ready_time(streams: Sequence[InputStream]) -> int | None:
 
 
 def _take_packets(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
-    """Take the packets at a timestamp from the heads of the streams."""
     inputs = {
         stream.port: stream.queue.popleft().value
         for stream in streams

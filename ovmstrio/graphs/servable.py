@@ -282,7 +282,6 @@ class GraphServable:
         )
 
     async def _run_chain(self, instance: GraphInstance, request: InferRequest) -> None:
-        """Run a chain in this task."""
         try:
             await instance.start(None)
             await self._feed(instance, request)

@@ -47,13 +47,11 @@ def described(source: InferInput, datatype: Datatype) -> TensorSpec:
 
 
 def _negative_dimension_error(source: InferInput) -> InvalidRequest:
-    """Return the error for a shape with a negative dimension."""
     shape = show_shape(source.shape)
     return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
 def _zero_dimension_error(source: InferInput) -> InvalidRequest:
-    """Return the error for a shape with a dimension below 1."""
     shape = show_shape(source.shape)
     return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {source.name}")
 
@@ -65,7 +63,6 @@ def _too_large_error(source: InferInput) -> InvalidRequest:
 
 
 def _missing_contents_error(source: InferInput) -> InvalidRequest:
-    """Return the error for an input without values."""
     return refused(_CONTENT_SIZE_INVALID, f"Input does not have input tensor contents field; input name: {source.name}")
 
 
@@ -79,14 +76,6 @@ _Value = TypeVar("_Value", bound=TensorValue)
 
 
 class _ArrayReader(Generic[_Value]):
-    """Parser of inputs to one tensor class.
-
-    Args:
-        tensor_class: the tensor class.
-        datatypes: names of the datatypes that the class supports.
-        min_size: the smallest allowed dimension.
-    """
-
     __slots__ = ("_datatypes", "_min_size", "_tensor_class")
 
     def __init__(self, tensor_class: type[_Value], datatypes: Collection[str], min_size: int) -> None:

@@ -60,7 +60,6 @@ _RESPONSE: Final = "RESPONSE"
 
 
 def _check_graph_streams(graph: GraphConfig, findings: Findings) -> None:
-    """Check number and tags of the graph's inputs and outputs."""
     for kind, refs in (("input_stream", graph.inputs), ("output_stream", graph.outputs)):
         if not refs:
             findings.refuse(
@@ -126,7 +125,6 @@ def _only_stream_hint(direction: str, tag: str) -> str:
 
 
 def _check_cycles(graph: GraphConfig, findings: Findings) -> None:
-    """Report each cycle of nodes that no back edge breaks."""
     edges = _edges(graph)
     settled: set[int] = set()
     for start in range(len(graph.nodes)):
@@ -273,7 +271,6 @@ _INVALID: Final = f"{INITIALIZATION} - INVALID_ARGUMENT"
 
 
 def _check_handlers(node: NodeConfig, policies: Collection[str], findings: Findings) -> None:
-    """Check the input stream handler of a node."""
     policy = node.policy
     check = _HandlerCheck(node, findings)
     if policy.handler not in policies:
@@ -526,14 +523,11 @@ class _Producer:
 
 @dataclass(frozen=True, slots=True)
 class _Producers:
-    """Producers of streams and side packets by name."""
-
     streams: dict[str, _Producer] = field(default_factory=dict)
     side: dict[str, _Producer] = field(default_factory=dict)
 
 
 def _find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: Findings) -> _Producers:
-    """Return all producers; report streams with two producers."""
     found = _Producers()
     for ref in graph.inputs:
         found.streams.setdefault(ref.name, _Producer(None, ref, stream_type(ref.port.tag)))
@@ -601,7 +595,6 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
 
 
 def _handler_file(handler_path: str, directory: Path) -> Path:
-    """Return the path of a Python node's ``handler_path`` in a graph of this directory."""
     return directory / handler_path.replace("\\", "/")
 
 

@@ -69,7 +69,6 @@ def look_inside(spec: PipelineSpec, entry: NodePlan, tallies: Mapping[str, NodeT
 
 
 def _links(entry: NodePlan) -> dict[tuple[str, str], StreamTally]:
-    """Return the counters of all connections by target node and input."""
     found: dict[tuple[str, str], StreamTally] = {}
     seen, waiting = {entry.name}, [entry]
     while waiting:
@@ -209,7 +208,6 @@ async def _close(node: CustomNode) -> None:
 
 
 def _check_servable(node: PipelineNode, servable: Servable) -> list[Problem]:
-    """Return the reason why a servable cannot be part of a pipeline."""
     if isinstance(servable, SequenceServable):
         message = f"{node.model_name!r} is stateful, but pipelines have no sequences"
         return [problem_of(node, Code.MODEL_STATEFUL, message, "call it directly, or serve it without state")]

@@ -142,7 +142,6 @@ _FUNCTION_SPECS: Final = {
 
 
 def _find_functions(module: ModuleType, file: _UserFile) -> _NodeFunctions:
-    """Return the functions of a file."""
     found: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, wanted in _FUNCTION_SPECS.items():
@@ -197,7 +196,7 @@ _DATATYPE_BY_DTYPE: Final[Mapping[np.dtype[Any], Datatype]] = {
 
 
 class _WrongInfoError(Exception):
-    """An entry is invalid."""
+    pass
 
 
 def _parse_item_infos(given: Any, function: _UserFunction, file: _UserFile) -> dict[str, ItemInfo]:

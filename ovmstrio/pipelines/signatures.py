@@ -66,14 +66,12 @@ def _spec_of(info: ItemInfo) -> TensorSpec:
 
 
 def _common_dim(one: Dim, other: Dim) -> Dim | None:
-    """Return the intersection of two dimensions, or None."""
     highs = [dim.high for dim in (one, other) if dim.high != -1]
     common = Dim(max(one.low, other.low), min(highs, default=-1))
     return common if common.high == -1 or common.low <= common.high else None
 
 
 def _common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """Return the intersection of two shapes, or None."""
     if len(one) != len(other):
         return None
     dims = [_common_dim(a, b) for a, b in zip(one, other, strict=True)]
@@ -82,7 +80,6 @@ def _common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] |
 
 
 def _format_dims(dims: Sequence[Dim]) -> str:
-    """Format a shape."""
     return f"[{','.join(map(str, dims))}]"
 
 

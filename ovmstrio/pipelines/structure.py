@@ -219,7 +219,6 @@ def _connect(nodes: Mapping[str, PipelineNode]) -> tuple[list[Edge], list[Proble
 
 
 def _find_source(node: PipelineNode, given: NodeInput, nodes: Mapping[str, PipelineNode]) -> str | Problem:
-    """Return the real name of the connected output, or the problem."""
     what = f"the output {given.name!r}" if node.name == EXIT else f"the input {given.name!r}"
     source = nodes.get(given.node)
     if given.node == EXIT:

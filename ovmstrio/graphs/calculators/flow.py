@@ -1,4 +1,4 @@
-"""MediaPipe's flow-control calculators: flow limiter, gate, merge, mux, pass-through, packet cloner and resampler."""
+"""MediaPipe's flow-control calculators: limiter, gate, merge, mux, pass-through, cloner and resampler."""
 
 from __future__ import annotations
 
@@ -192,7 +192,6 @@ class _Gate(Stateless):
 
 
 def _control_value(values: Any) -> bool | None:
-    """Return the value of the control, or None."""
     if _ALLOW in values:
         return bool(values[_ALLOW])
     return not values[_DISALLOW] if _DISALLOW in values else None
@@ -383,7 +382,6 @@ class _Cloner(Stateless):
 
 
 def _ports(node: NodeConfig) -> tuple[tuple[Port, ...], Port]:
-    """Return the repeated inputs and the tick."""
     found = untagged(node.inputs)
     return (found, _TICK) if _TICK in ports_of(node.inputs) else (found[:-1], found[-1])
 

@@ -67,8 +67,6 @@ _UNSUPPORTED: Final = "TFLITE_TENSOR"
 
 
 class _InferenceOptions(Protocol):
-    """Options of an inference node."""
-
     tag_to_input_tensor_names: Mapping[str, str]
     tag_to_output_tensor_names: Mapping[str, str]
     input_order_list: Sequence[str]
@@ -117,7 +115,6 @@ class _PortPlan:
 
 
 def _array_tensor(tensor: RawTensor) -> Tensor:
-    """Return the bytes of a user-code tensor as an array."""
     if tensor.datatype in NUMERIC_DATATYPES:
         datatype, shape, data = BY_NAME[tensor.datatype], tuple(tensor.shape), memoryview(tensor.data)
         if min(shape, default=0) >= 0 and prod(shape) * datatype.itemsize == data.nbytes:

@@ -30,8 +30,6 @@ _NOTHING_YIELDED: Final = "the generator of execute ended without yielding anyth
 
 
 class _PythonCalculator:
-    """Calculator of a Python node for one call or stream."""
-
     def __init__(self, handler: NodeHandler, context: NodeContext) -> None:
         instance = context.instance
         self._handler = handler
@@ -141,8 +139,6 @@ _NO_FILE: Final = "The Python Node file path does not exist"
 
 
 class _PythonNodeResources(NodeHandler):
-    """Resources of a Python node: its handler."""
-
     async def open(self, context: NodeContext) -> _PythonCalculator:
         calculator = _PythonCalculator(self, context)
         await calculator.open()

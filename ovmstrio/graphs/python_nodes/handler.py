@@ -91,7 +91,6 @@ def contract_of(node: NodeConfig) -> NodeContract:
 
 
 def _has_loopback(node: NodeConfig) -> bool:
-    """Return whether the node has the loopback that generators need."""
     return LOOPBACK in ports_of(node.inputs)
 
 

@@ -27,8 +27,6 @@ __all__ = ["host_node"]
 
 
 class _Instance:
-    """User-visible state of one call or stream."""
-
     __slots__ = ("context", "is_stopped", "pair", "variables")
 
     def __init__(self, arguments: list[Any]) -> None:

@@ -140,7 +140,6 @@ class _LibraryBuffer(_ArrayMemory):
 
 
 def _as_node_params(params: Mapping[str, str]) -> ctypes.Array[NodeParam]:
-    """Return the parameters of a node as a C array."""
     return (NodeParam * len(params))(*(NodeParam(key.encode(), value.encode()) for key, value in params.items()))
 
 
@@ -209,8 +208,6 @@ def _read_shape(address: int | None, count: int) -> tuple[int, ...] | None:
 
 
 class _ValidOutput(NamedTuple):
-    """A valid output."""
-
     name: str
     address: int
     dtype: np.dtype[Any]
@@ -218,8 +215,6 @@ class _ValidOutput(NamedTuple):
 
 
 class _OutputConverter:
-    """Conversion of the outputs of one call to arrays."""
-
     def __init__(self, node: _InitializedNode, inputs: _CallInputs) -> None:
         self._node = node
         self._inputs = inputs
