@@ -118,7 +118,7 @@ async def test_tuples_of_tensors_have_an_order(tmp_path: Path, tag: str, kind: t
     )
     value = (fp32(1, kind=kind), fp32(5, kind=kind))
     packets = await run(ir.sum_of_two((1, 1)), tmp_path, node, {"xy": value})
-    with pytest.raises(GraphFailure, match="carries 1 tensors, expected 2 .input_order_list"):
+    with pytest.raises(GraphFailure, match=r"carries 1 tensors, expected 2 \(input_order_list\)"):
         await run(ir.sum_of_two((1, 1)), tmp_path, node, {"xy": value[:1]})
     (made,) = packets["out"]
     assert [(type(each), each.array.tolist()) for each in made.value] == [(kind, [[6]]), (kind, [[4]])]
