@@ -179,7 +179,6 @@ def _report_cycle(graph: GraphConfig, cycle: list[int], ref: StreamRef, findings
 
 # Generators
 
-_LOOPBACK_PORT: Final = Port("LOOPBACK", 0)
 _SYNCHRONIZING: Final = frozenset(
     {"DefaultInputStreamHandler", "EarlyCloseInputStreamHandler", "SyncSetInputStreamHandler"}
 )
@@ -201,11 +200,11 @@ def _check_generators(graph: GraphConfig, findings: Findings) -> None:
 
 
 def _has_loop(node: NodeConfig) -> bool:
-    return any(ref.port == _LOOPBACK_PORT for ref in node.inputs)
+    return any(ref.port == LOOPBACK for ref in node.inputs)
 
 
 def _data_inputs(node: NodeConfig) -> list[StreamRef]:
-    return [ref for ref in node.sorted_inputs if ref.port != _LOOPBACK_PORT and ref.port not in node.back_edges]
+    return [ref for ref in node.sorted_inputs if ref.port != LOOPBACK and ref.port not in node.back_edges]
 
 
 def _origins(graph: GraphConfig) -> Mapping[str, frozenset[str]]:
@@ -225,8 +224,8 @@ def _origins(graph: GraphConfig) -> Mapping[str, frozenset[str]]:
 
 
 def _check_own_loop(node: NodeConfig, findings: Findings) -> None:
-    read = [ref for ref in node.inputs if ref.port == _LOOPBACK_PORT]
-    made = {ref.name for ref in node.outputs if ref.port == _LOOPBACK_PORT}
+    read = [ref for ref in node.inputs if ref.port == LOOPBACK]
+    made = {ref.name for ref in node.outputs if ref.port == LOOPBACK}
     for ref in read:
         if made and ref.name not in made:
             findings.refuse(
@@ -266,7 +265,6 @@ def _quoted(names: list[str]) -> str:
 
 _SYNC_SET: Final = "SyncSetInputStreamHandler"
 _UNSYNCHRONIZED: Final = frozenset({"ImmediateInputStreamHandler", "MuxInputStreamHandler"})
-_LOOPBACK_TAG: Final = "LOOPBACK"
 _INVALID: Final = f"{INITIALIZATION} - INVALID_ARGUMENT"
 
 
@@ -335,19 +333,18 @@ class _HandlerCheck:
             )  # fmt: skip
 
     def loopback(self) -> None:
-        loop = Port(_LOOPBACK_TAG, 0)
-        if loop not in self.ports or len(self.ports) == 1 or self.node.policy.handler in _UNSYNCHRONIZED:
+        if LOOPBACK not in self.ports or len(self.ports) == 1 or self.node.policy.handler in _UNSYNCHRONIZED:
             return
-        own_set = next((members for members in self.sets if loop in members), None)
+        own_set = next((members for members in self.sets if LOOPBACK in members), None)
         if own_set is None:
             own_set = self.ports - set(chain(*self.sets))
-        if own_set == {loop}:
+        if own_set == {LOOPBACK}:
             return
-        line = self.node.policy.line or next(ref.line for ref in self.node.inputs if ref.port == loop)
+        line = self.node.policy.line or next(ref.line for ref in self.node.inputs if ref.port == LOOPBACK)
         option = '[mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } }'
         self.refuse(
             f"{_INVALID}: every request would hang: LOOPBACK is synchronized with "
-            f"{', '.join(str(port) for port in sorted(own_set - {loop}))}",
+            f"{', '.join(str(port) for port in sorted(own_set - {LOOPBACK}))}",
             line, expected="LOOPBACK alone in a sync set", found=self.node.policy.handler,
             fix=f'use input_stream_handler {{ input_stream_handler: "{_SYNC_SET}" options {{ {option} }} }}',
         )  # fmt: skip
