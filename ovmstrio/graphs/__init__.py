@@ -1,1 +1,1 @@
-"""MediaPipe-style graphs: configuration, packet scheduling, the servable and its requests."""
+"""MediaPipe-style graphs: configuration, packet scheduling and the servable."""

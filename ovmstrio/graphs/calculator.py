@@ -1,10 +1,10 @@
-"""The port between the engine and what nodes do.
+"""Interfaces between the graph engine and calculators.
 
 ::
 
-    CalculatorKind   one for a registered name    contract(node), load(node, scope) -> NodeResources
-    NodeResources    one for a node of a loaded graph    open(context) -> Calculator; aclose()
-    Calculator       one for a node of a running instance    process(context); close(context)
+    CalculatorKind   one per registered name             contract(node), load(node, scope) -> NodeResources
+    NodeResources    one per node of a loaded graph      open(context) -> Calculator; aclose()
+    Calculator       one per node of a running instance  process(context); close(context)
 
 Third parties register kinds through the entry-point group ``ovmstrio.calculators``.
 """
@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.graphs.graph_config import NodeConfig, Port
+from ovmstrio.graphs.packets import DONE, Packet
 
 if TYPE_CHECKING:
     import trio
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.core.service import LeaseServable, TextApi
+    from ovmstrio.graphs.instance import NodeRun
     from ovmstrio.isolation.isolated_code import Isolation
     from ovmstrio.isolation.thread_pool import WorkerThreads
 
@@ -42,10 +45,13 @@ __all__ = [
 ]
 
 
-class ContractError(Exception):
-    """A node is not written as its calculator needs it; ``fix`` is the way out, where one is known.
+_NO_BOUNDS: Final[Mapping[Port, int]] = MappingProxyType({})
 
-    ``code`` is the absl status that MediaPipe would give, such as ``INVALID_ARGUMENT``.
+
+class ContractError(Exception):
+    """A node does not satisfy its calculator's contract.
+
+    ``fix`` is a hint, if one is known. ``code`` is the absl status of MediaPipe, such as ``INVALID_ARGUMENT``.
     """
 
     def __init__(self, message: str, *, fix: str = "", code: str = "INVALID_ARGUMENT") -> None:
@@ -56,9 +62,9 @@ class ContractError(Exception):
 
 
 class NodeFailure(Exception):
-    """A node failed on this input.
+    """A node failed on its input.
 
-    ``message`` is what the client is told after the node's name, ``code`` the absl status in front of it.
+    ``message`` is sent to the client after the node's name; ``code`` is the absl status.
     """
 
     def __init__(self, message: str, code: str = "INTERNAL") -> None:
@@ -69,14 +75,15 @@ class NodeFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeContract:
-    """What the streams and side packets of a node carry, by port; ``object`` is anything.
+    """Types of a node's streams and side packets by port; ``object`` accepts any type.
 
-    ``propagates_bounds``: a run that emits nothing on an output tells whoever is downstream that nothing will come at
-    that timestamp (MediaPipe's timestamp offset 0).  Without it they wait for a later packet or the end.
-    ``side_outputs`` are made by :meth:`NodeResources.open`; ``optional_side`` are inputs that the node can do without.
-    ``policy`` names the input stream handler of nodes for which the file names none.
-    ``processes_bounds``: the node runs also at timestamps at which it has become certain that no packet comes, under
-    the policies Default and Immediate.
+    Attributes:
+        side_outputs: side packets set by :meth:`NodeResources.open`.
+        optional_side: side packets that the node can run without.
+        propagates_bounds: a run that emits nothing on an output raises the output's bound past the run's timestamp
+            (MediaPipe's timestamp offset 0). Otherwise consumers wait for a later packet or the end.
+        processes_bounds: the node also runs at timestamps without packets, under the policies Default and Immediate.
+        policy: the default input stream handler of the node.
     """
 
     inputs: Mapping[Port, type] = field(default_factory=dict)
@@ -91,12 +98,14 @@ class NodeContract:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionScope:
-    """What a node may use of the server while its graph is loaded.
+    """Server facilities that a node can use while its graph loads.
 
-    ``hide_errors``: clients are told only the type of what user code raises.
-    ``isolation``: how code of users is run in processes of its own, whose tasks are in ``tasks``; None for threads.
-    ``load_text``: loads the model of a node that makes text, and ``text_api`` makes what reads and writes for it;
-    ``cache_dir`` is where what is made of its files is kept.
+    Attributes:
+        hide_errors: send clients only the type of user exceptions.
+        isolation: worker processes for user code, whose tasks run in ``tasks``; None for threads.
+        load_text: loads the model of a text-generation node.
+        text_api: creates the request parser and response writer of a text-generation node.
+        cache_dir: folder for compiled model files.
     """
 
     graph: str
@@ -113,11 +122,13 @@ class DefinitionScope:
 
 @dataclass(slots=True, eq=False)
 class InstanceContext:
-    """What the nodes of one instance know of the call or stream that they serve.
+    """The call or stream that an instance serves.
 
-    ``http`` is the request that came whole over HTTP, where one did.  ``deadline`` is on trio's clock.
-    ``is_cancelled`` turns true once, when the client has left, the deadline has passed or another node has failed;
-    worker threads may read it.
+    Attributes:
+        deadline: on trio's clock.
+        is_cancelled: set once, when the client has left, the deadline has passed or another node has failed. Worker
+            threads may read it.
+        http: the HTTP request, if the graph takes raw HTTP requests.
     """
 
     graph: str
@@ -128,88 +139,89 @@ class InstanceContext:
     http: HttpRequest | None = None
 
 
-class NodeContext(Protocol):
-    """What a calculator sees while it runs."""
+class NodeContext:
+    """A calculator's view of one run of its node; created by the engine.
+
+    Attributes:
+        timestamp: the timestamp of this run.
+        inputs: the values of this run by port, in tag order; a port without a packet is absent.
+        settled: the last settled timestamp of each input, including packets of this run. Set only for calculators whose
+            contract has ``processes_bounds``.
+    """
+
+    __slots__ = ("_run", "bounds", "emitted", "inputs", "is_done", "settled", "timestamp")
+
+    def __init__(
+        self, run: NodeRun, timestamp: int, inputs: Mapping[Port, Any], settled: Mapping[Port, int] = _NO_BOUNDS
+    ) -> None:
+        self._run = run
+        self.timestamp = timestamp
+        self.inputs = inputs
+        self.settled = settled
+        # The engine reads these after the run.
+        self.bounds: Mapping[Port, int] = _NO_BOUNDS
+        self.emitted: list[tuple[Port, Packet]] = []
+        self.is_done = False
 
     @property
     def node(self) -> NodeConfig:
-        """The node as the file has it."""
-        ...
+        """The node's configuration."""
+        return self._run.plan.config
 
     @property
     def instance(self) -> InstanceContext:
-        """The call or stream that is served."""
-        ...
+        """The call or stream being served."""
+        return self._run.context
 
     @property
     def side(self) -> Mapping[Port, Any]:
         """The side packets by port."""
-        ...
-
-    @property
-    def timestamp(self) -> int:
-        """The timestamp of this run."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[Port, Any]:
-        """The values of this run by port, in the order of tags; a port where no packet came is absent."""
-        ...
-
-    @property
-    def settled(self) -> Mapping[Port, int]:
-        """By port, the last timestamp at which the input is known, packets of this run included.
-
-        Only calculators whose contract says ``processes_bounds`` are told.
-        """
-        ...
+        return self._run.side
 
     def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
-        """Send a value when this run has ended, at the run's own timestamp unless another is given."""
-        ...
+        """Send a value after this run, at the run's timestamp unless ``timestamp`` is given."""
+        self.emitted.append((port, Packet(value, self.timestamp if timestamp is None else timestamp)))
 
     def advance_bound(self, port: Port, bound: int) -> None:
-        """Promise, when this run has ended, that nothing below ``bound`` comes on an output any more."""
-        ...
+        """Raise, after this run, the timestamp bound of an output: nothing below ``bound`` will follow."""
+        self.bounds = {**self.bounds, port: max(bound, self.bounds.get(port, bound))}
 
     def close_output(self, port: Port) -> None:
-        """Say, when this run has ended, that nothing more comes on an output."""
-        ...
+        """Close an output after this run: nothing will follow."""
+        self.advance_bound(port, DONE)
 
     def emit_side(self, port: Port, value: Any) -> None:
-        """Give an output side packet; only while the calculator opens."""
-        ...
+        """Set an output side packet; allowed only while the calculator opens."""
+        self._run.side_outputs[port] = value
 
 
 class Calculator(Protocol):
-    """A node of one running instance.  The engine runs it one call at a time (unless ``max_in_flight`` says more)."""
+    """A node of a running instance. Runs do not overlap unless ``max_in_flight`` exceeds 1."""
 
     async def process(self, context: NodeContext) -> None:
-        """Handle one set of inputs.
+        """Process one set of inputs. Cancelled when the instance ends; must stop any work it started.
 
         Raises:
-            ServerError: its own class and text reach the client.
-            NodeFailure: a failure with a text made for the client.
-            Exception: anything else is reported as an error of the node by type and text.
-
-        Cancellation: when the instance ends; whatever runs must be told to stop.
+            ServerError: sent to the client unchanged.
+            NodeFailure: sent to the client as an error of the node.
+            Exception: any other error; the client gets its type and text as an error of the node.
         """
         ...
 
     async def close(self, context: NodeContext) -> None:
-        """End: all inputs are done, or the instance has failed or was cancelled.
+        """Close the node: all inputs are done, or the instance has failed or was cancelled.
 
-        Called once for every calculator that was opened, shielded, with the engine's bound on its time.  What it
-        emits is sent on only after a normal end.
+        Called once for every opened calculator, shielded, with a time limit. Values emitted here are sent only after a
+        normal end.
         """
         ...
 
 
 class NodeResources(Protocol):
-    """A node of a loaded graph: what its instances share."""
+    """A node of a loaded graph; state shared by its instances."""
 
     async def open(self, context: NodeContext) -> Calculator:
-        """Make the calculator of one instance; ``context`` holds its side packets.
+        """Create the calculator of one instance; ``context`` holds its side packets.
 
         Raises:
             ServerError: the run cannot start.
@@ -217,25 +229,25 @@ class NodeResources(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give back what is shared; called once, when no instance is left.  Raises nothing; errors are logged."""
+        """Release the shared state. Called once, after the last instance has ended; logs errors instead of raising."""
         ...
 
 
 class CalculatorKind(Protocol):
-    """A calculator that graph files may name."""
+    """A calculator that graph files can name."""
 
     name: str
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        """Say what a node's streams carry.
+        """Return the contract of a node.
 
         Raises:
-            ContractError: the node is not written as this calculator needs it.
+            ContractError: the node's configuration does not fit this calculator.
         """
         ...
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> NodeResources:
-        """Make what the node's instances share.
+        """Load the state that the node's instances share.
 
         Raises:
             ConfigError: the node cannot be used.

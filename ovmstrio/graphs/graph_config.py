@@ -1,4 +1,4 @@
-"""A graph file that has been read: streams, nodes and settings, each with the line it came from."""
+"""Parsed graph file: streams, nodes and settings with their lines."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ __all__ = [
     "FILE_INVALID",
     "HANDLER_MISSING",
     "INITIALIZATION",
-    "INPUT_NAME",
     "INTERNAL",
     "NODE_NAME_MISSING",
     "NODE_NAME_TAKEN",
     "NODE_OPTIONS_MISSING",
     "NOT_IMPLEMENTED",
-    "OUTPUT_NAME",
     "REQUEST_INPUTS",
     "REQUEST_MISSING",
     "REQUEST_OUTPUTS",
     "RESPONSE_MISSING",
-    "SIDE_NAME",
     "ChatRoles",
     "GraphConfig",
     "InvalidName",
@@ -37,23 +34,18 @@ __all__ = [
     "is_stream_name",
     "parse_stream",
     "parse_tag_index",
-    "raw_name",
     "refuse_name",
 ]
-
-# ----------------------------------------------------------------------
-# A graph file that has been read: streams, nodes and settings, each with the line it came from
-# ----------------------------------------------------------------------
 
 DEFAULT_POLICY: Final = "DefaultInputStreamHandler"
 _NOWHERE: Final = Located(None)
 
 
 class Port(NamedTuple):
-    """Where a stream meets a node or the border of the graph: ``TAG`` and index; ``("", i)`` where there is no tag."""
+    """Endpoint of a stream at a node or graph: tag and index; the tag is empty if the file has none."""
 
     tag: str
-    index: int  # type: ignore[assignment]  # nobody looks for a member of a port
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is not used
 
     def __str__(self) -> str:
         return f"{self.tag}:{self.index}" if self.index or not self.tag else self.tag
@@ -61,7 +53,7 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamRef:
-    """One ``TAG:index:name`` of an ``input_stream``, ``output_stream`` or side packet, and where it is written."""
+    """One ``TAG:index:name`` of a stream or side packet, and its position in the file."""
 
     port: Port
     name: str
@@ -69,16 +61,16 @@ class StreamRef:
 
     @property
     def line(self) -> int:
-        """The line, which counts from 1."""
+        """The 1-based line."""
         return self.at.line
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """The input stream handler of a node.
+    """Input stream handler of a node.
 
-    ``options`` is the message of its extension, such as ``mediapipe.SyncSetInputStreamHandlerOptions``; None where
-    the file gives none.  ``tag_lines`` are the lines of the ``tag_index`` of its sets, in their order.
+    ``options`` is the message of its extension, such as ``mediapipe.SyncSetInputStreamHandlerOptions``, or None.
+    ``tag_lines`` are the lines of the ``tag_index`` fields of its sets, in order.
     """
 
     handler: str = DEFAULT_POLICY
@@ -92,14 +84,13 @@ class NodeConfig:
     """One node.
 
     Attributes:
-        name: as written, may be empty.
-        canonical_name: unique in the graph: ``name``, or the calculator's, with ``_1``, ``_2`` where several share it.
-        inputs: in the order of the file; :attr:`sorted_inputs` is the order of tags.
-        node_options: the messages of ``node_options``, unpacked, then the extensions of ``options``.
-        policy: the node's own input stream handler, else the graph's.
-        back_edges: the inputs that ``input_stream_info`` calls back edges.
-        at: the node in the file.
-        options_line: where ``node_options`` say the first thing, such as ``handler_path``; 0 where they say nothing.
+        name: may be empty.
+        canonical_name: unique in the graph: name or calculator, with ``_1``, ``_2`` if several nodes share it.
+        inputs: in file order; :attr:`sorted_inputs` has tag order.
+        node_options: the unpacked messages of ``node_options``.
+        options: the extensions of ``options``.
+        policy: the node's input stream handler, else the graph's.
+        options_line: line of the first field in ``node_options``, such as ``handler_path``; 0 if there is none.
     """
 
     name: str
@@ -120,30 +111,30 @@ class NodeConfig:
 
     @property
     def line(self) -> int:
-        """The line where it begins."""
+        """The line where the node begins."""
         return self.at.line
 
     @property
     def sorted_inputs(self) -> tuple[StreamRef, ...]:
-        """The inputs by ascending tag (bytes) and index: the order in which calculators see them."""
+        """The inputs by tag and index, the order that calculators see."""
         return tuple(sorted(self.inputs, key=lambda ref: ref.port))
 
     @property
     def sorted_outputs(self) -> tuple[StreamRef, ...]:
-        """The outputs by ascending tag and index: the order in which they leave."""
+        """The outputs by tag and index, the order in which packets are sent."""
         return tuple(sorted(self.outputs, key=lambda ref: ref.port))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRoles:
-    """The streams of a graph by what they carry of a chat; empty where nothing does.
+    """Chat roles of a graph's streams; an empty name means no stream.
 
     Attributes:
-        prompt: an input: the last message of the user, or a prompt as it is.
-        messages: an input: all messages as JSON.
-        text: an output: a piece of the answer in each packet.
-        end: an output whose first packet ends the answer.
-        usage: an output: how many tokens there were, as JSON.
+        prompt: input for the last user message, or a plain prompt.
+        messages: input for all messages as JSON.
+        text: output with a piece of the text per packet.
+        end: output whose first packet ends the text.
+        usage: output with token counts as JSON.
     """
 
     text: str
@@ -155,11 +146,12 @@ class ChatRoles:
 
 @dataclass(frozen=True, slots=True)
 class GraphConfig:
-    """One graph file; the graph's own streams are in the order of the file.
+    """One graph file; the graph's streams are in file order.
 
-    ``max_queue_size`` is the number of packets that an input stream may hold before whoever feeds it waits; -1 means
-    no bound.  ``pool_size`` is the value of the ``OVMS_GRAPH_QUEUE_MAX_SIZE`` directive, 0 where there is none.
-    ``chat`` says which streams carry a chat, None if the graph answers none.
+    Attributes:
+        max_queue_size: packets per input stream before producers wait; -1 is no limit.
+        pool_size: value of the ``OVMS_GRAPH_QUEUE_MAX_SIZE`` directive, 0 if absent.
+        chat: the chat streams, or None.
     """
 
     file: str
@@ -176,19 +168,17 @@ class GraphConfig:
 
     @property
     def payload(self) -> str:
-        """The name of the input that takes whole requests over HTTP; empty if there is none."""
+        """Name of the input for raw HTTP requests; empty if there is none."""
         return next((ref.name for ref in self.inputs if ref.port.tag.startswith("HTTP_REQUEST_PAYLOAD")), "")
 
 
-# ----------------------------------------------------------------------
-# What problems of graph files begin with: the text that OpenVINO Model Server has for the like
-# ----------------------------------------------------------------------
+# Error prefixes, taken from OVMS
 
 FILE_INVALID: Final = "Failed to read protobuf graph configuration file"
 INITIALIZATION: Final = "Failed to initialize mediapipe graph"
-INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
-OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
-SIDE_NAME: Final = "Mediapipe unexpected input side packet stream name"
+_INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
+_OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
+_SIDE_NAME: Final = "Mediapipe unexpected input side packet stream name"
 REQUEST_INPUTS: Final = "Mediapipe unexpected input stream packets count"
 REQUEST_OUTPUTS: Final = "Mediapipe unexpected output stream packets count"
 RESPONSE_MISSING: Final = "Mediapipe passthrough graph misses RESPONSE in output"
@@ -201,34 +191,32 @@ INTERNAL: Final = "Internal server error"
 NOT_IMPLEMENTED: Final = "Functionality not implemented"
 
 
-# ----------------------------------------------------------------------
-# The streams and side packets of a node or graph: each string becomes a port and a name
-# ----------------------------------------------------------------------
+# Stream names
 
 _GRAPH_TEXTS = {
-    "input_stream": INPUT_NAME,
-    "output_stream": OUTPUT_NAME,
-    "input_side_packet": SIDE_NAME,
-    "output_side_packet": SIDE_NAME,
+    "input_stream": _INPUT_NAME,
+    "output_stream": _OUTPUT_NAME,
+    "input_side_packet": _SIDE_NAME,
+    "output_side_packet": _SIDE_NAME,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReader:
-    """Reads the streams of one node, or of the graph itself."""
+    """Parser of the streams of one node or of the graph."""
 
     findings: Findings
     is_graph: bool = False
 
     def read(self, kind: str, texts: Sequence[str], places: Sequence[Located]) -> tuple[StreamRef, ...]:
-        """Give those that are written as they must be; ``kind`` is the field that they are from."""
+        """Return the valid streams of the field ``kind`` and report the others."""
         found: dict[Port, StreamRef] = {}
         untagged = 0
         for text, at in zip(texts, places, strict=True):
             try:
                 tag, index, name = parse_stream(text)
             except InvalidName as error:
-                is_empty = self.is_graph and not raw_name(text)
+                is_empty = self.is_graph and not _name_after_colon(text)
                 base = _GRAPH_TEXTS[kind] if is_empty else INITIALIZATION
                 refuse_name(self.findings, at, error, text, base)
                 continue
@@ -267,14 +255,14 @@ class StreamReader:
             other = first.setdefault(ref.name, ref)
             if other is not ref:
                 fix = f"use another name; line {other.line} has this one"
-                self._refuse(ref, f'{base} - the name "{ref.name}" is given twice', fix)
+                self._refuse(ref, f'{base} - duplicate name "{ref.name}"', fix)
 
     def _refuse(self, ref: StreamRef, message: str, fix: str) -> None:
         self.findings.refuse(ref.at, message, suggestion=fix)
 
 
 def refuse_name(findings: Findings, at: Located, error: InvalidName, text: str, base: str = INITIALIZATION) -> None:
-    """Note a stream or port that is not written as it must be."""
+    """Report an invalid stream or port."""
     findings.refuse(
         at,
         f"{base} - INVALID_ARGUMENT: {error.message}",
@@ -291,7 +279,7 @@ _HIGHEST_INDEX: Final = 10_000
 
 
 class InvalidName(ValueError):
-    """A stream or port is not written as it must be; ``expected`` says how, ``fix`` what would do."""
+    """A stream or port is malformed; ``expected`` describes the format, ``fix`` is a hint."""
 
     def __init__(self, message: str, expected: str, fix: str = "") -> None:
         super().__init__(message)
@@ -301,21 +289,16 @@ class InvalidName(ValueError):
 
 
 def is_stream_name(text: str) -> bool:
-    """Tell whether a text may be the name of a stream or side packet."""
+    """Return whether a text is a valid name of a stream or side packet."""
     return _NAME.fullmatch(text) is not None
 
 
-def raw_name(text: str) -> str:
-    """Give the part after the last colon, whatever it is."""
+def _name_after_colon(text: str) -> str:
     return text.rpartition(":")[2]
 
 
 def parse_stream(text: str) -> tuple[str | None, int, str]:
-    """Split a stream into tag, index and name; the tag is None where there is none.
-
-    Raises:
-        InvalidName: it is not written like one.
-    """
+    """Split a stream into tag (None if absent), index and name."""
     parts = text.split(":")
     if len(parts) > 3:  # noqa: PLR2004 - tag, index, name
         raise InvalidName(f'"{text}" has {len(parts)} parts', "name, TAG:name or TAG:index:name")
@@ -324,7 +307,7 @@ def parse_stream(text: str) -> tuple[str | None, int, str]:
     index = _checked_index(place[1], text) if len(place) > 1 else 0
     if not is_stream_name(name):
         raise InvalidName(
-            f'"{name}" in "{text}" is no name of a stream',
+            f'"{name}" in "{text}" is not a stream name',
             "lower-case letters, digits and _, no digit first",
             _spelt(name, name.lower()),
         )
@@ -332,11 +315,7 @@ def parse_stream(text: str) -> tuple[str | None, int, str]:
 
 
 def parse_tag_index(text: str) -> Port:
-    """Read a port as ``input_stream_info`` and ``sync_set`` name it: ``TAG``, ``TAG:2``, ``:1``, or nothing at all.
-
-    Raises:
-        InvalidName: it is not written like one.
-    """
+    """Parse a port of ``input_stream_info`` or ``sync_set``: ``TAG``, ``TAG:2``, ``:1`` or empty."""
     tag, colon, index = text.partition(":")
     return Port(_checked_tag(tag, text) if tag else "", _checked_index(index, text) if colon else 0)
 
@@ -344,7 +323,7 @@ def parse_tag_index(text: str) -> Port:
 def _checked_tag(tag: str, text: str) -> str:
     if not _TAG.fullmatch(tag):
         raise InvalidName(
-            f'"{tag}" in "{text}" is no tag',
+            f'"{tag}" in "{text}" is not a tag',
             "upper-case letters, digits and _, no digit first",
             _spelt(tag, tag.upper()),
         )
@@ -352,9 +331,9 @@ def _checked_tag(tag: str, text: str) -> str:
 
 
 def _checked_index(index: str, text: str) -> int:
-    # A bound, for the digits of a hostile file would take very long to be read as a number.
+    # Limit the length first: int() is slow for very long digit strings.
     if not _INDEX.fullmatch(index) or len(index) > len(str(_HIGHEST_INDEX)) or int(index) > _HIGHEST_INDEX:
-        raise InvalidName(f'"{index}" in "{text}" is no index', f"a number from 0 to {_HIGHEST_INDEX}")
+        raise InvalidName(f'"{index}" in "{text}" is not an index', f"a number from 0 to {_HIGHEST_INDEX}")
     return int(index)
 
 

@@ -1,8 +1,8 @@
-"""Read a graph file, and the comments in it that ask for instances that are kept or name the streams of a chat.
+"""Parser of graph files and of their comments (instance pool, chat streams).
 
 ::
 
-    text ── parse_proto (fields) ── fit_message (what does not fit is told and left out) ── protobuf's own parser
+    text ── parse_proto (fields) ── fit_message (reports and drops invalid fields) ── protobuf's own parser
          └─ pool directive              └────────── located values ─────────┐                    │ message
                                                                             GraphConfig  <───────┘
 """
@@ -41,28 +41,19 @@ from ovmstrio.graphs.graph_config import (
 from ovmstrio.graphs.packets import PYTHON_TENSOR
 
 __all__ = [
-    "PoolDirective",
     "Reading",
-    "canonical_names",
-    "check_executors",
     "examine_text",
-    "read_chat_roles",
     "read_graph",
-    "read_nodes",
-    "read_policy",
-    "read_pool",
 ]
 
-# ----------------------------------------------------------------------
-# The nodes of a graph file: message and lines become values
-# ----------------------------------------------------------------------
+# Nodes
 
 _HANDLER = "input_stream_handler"
 _INVALID = f"{INITIALIZATION} - INVALID_ARGUMENT"
 
 
-def canonical_names(nodes: Sequence[Any]) -> list[str]:
-    """Give each node a name of its own: its name or calculator, numbered from 1 where several share it."""
+def _canonical_names(nodes: Sequence[Any]) -> list[str]:
+    """Return a unique name per node: its name or calculator, numbered from 1 if several nodes share it."""
     wanted = [node.name or node.calculator for node in nodes]
     counts = Counter(wanted)
     taken = {name for name, count in counts.items() if count == 1}
@@ -78,8 +69,7 @@ def canonical_names(nodes: Sequence[Any]) -> list[str]:
     return names
 
 
-def read_policy(message: Any, at: Located, default: PolicyConfig) -> PolicyConfig:
-    """Read the input stream handler of a message that may have one."""
+def _read_policy(message: Any, at: Located, default: PolicyConfig) -> PolicyConfig:
     if not message.HasField(_HANDLER) or not message.input_stream_handler.input_stream_handler:
         return default
     handler = message.input_stream_handler.input_stream_handler
@@ -119,10 +109,10 @@ class _NodeReader:
                 found.update({port} if info.back_edge else ())
             elif info.back_edge:
                 have = ", ".join(map(str, sorted(known))) or "none"
-                message = f'{_INVALID}: input_stream_info names "{text}", which is no input of the node'
+                message = f'{_INVALID}: input_stream_info "{text}" is not an input of the node'
                 self.findings.refuse(at, message, expected=f"one of its inputs: {have}", found=text or "nothing")
             else:
-                self.findings.warn(at, f'input_stream_info names "{text}", which is no input')
+                self.findings.warn(at, f'input_stream_info "{text}" is not an input of the node')
         return frozenset(found)
 
     def node_options(self) -> tuple[Any, ...]:
@@ -136,14 +126,14 @@ class _NodeReader:
                 try:
                     found[name] = message_class(name).FromString(packed.value)
                 except (KeyError, DecodeError):
-                    details = f"{name} is unknown, or the bytes beside it are no such message"
+                    details = f"unknown message type {name}, or invalid bytes"
                     self.findings.refuse(at, f"{FILE_INVALID} - {details}")
         return tuple(found.values())
 
 
-def read_nodes(message: Any, at: Located, policy: PolicyConfig, findings: Findings) -> Iterator[NodeConfig]:
-    """Read the nodes of a graph, whose own input stream handler is ``policy``."""
-    for name, node, place in zip(canonical_names(message.node), message.node, at.items("node"), strict=True):
+def _read_nodes(message: Any, at: Located, policy: PolicyConfig, findings: Findings) -> Iterator[NodeConfig]:
+    """Parse the nodes of a graph; ``policy`` is the graph's default input stream handler."""
+    for name, node, place in zip(_canonical_names(message.node), message.node, at.items("node"), strict=True):
         yield _read_node(_NodeReader(node, place, findings), name, policy)
 
 
@@ -160,7 +150,7 @@ def _read_node(reader: _NodeReader, name: str, policy: PolicyConfig) -> NodeConf
         side_outputs=reader.streams("output_side_packet"),
         node_options=reader.node_options(),
         options=tuple(value for known, value in message.options.ListFields() if known.is_extension),
-        policy=read_policy(message, reader.at, policy),
+        policy=_read_policy(message, reader.at, policy),
         back_edges=reader.back_edges(inputs),
         max_in_flight=max(message.max_in_flight, 1),
         executor=message.executor,
@@ -170,71 +160,67 @@ def _read_node(reader: _NodeReader, name: str, policy: PolicyConfig) -> NodeConf
 
 
 def _first_line(options: Sequence[Located]) -> int:
-    """Give the line of the first field inside the first message of options."""
+    """Return the line of the first field inside the first options message."""
     messages = [each for each in options[0].members.values() if each.members] if options else []
-    return _first_of(next(iter(messages[0].members.values()))).line if messages else 0
+    if not messages:
+        return 0
+    member = next(iter(messages[0].members.values()))
+    return (member.value[0] if isinstance(member.value, list) else member).line
 
 
-def _first_of(member: Located) -> Located:
-    return member.value[0] if isinstance(member.value, list) else member
+# Chat streams
 
-
-# ----------------------------------------------------------------------
-# Which streams of a graph carry a chat: those that a comment names, or those that a generative graph has anyway
-# ----------------------------------------------------------------------
-
-_NAME: Final = "OVMSTRIO_CHAT"
+_CHAT_COMMENT: Final = "OVMSTRIO_CHAT"
 _COMMENT: Final = re.compile(r"^[ \t]*#[ \t]*(?P<name>OVMSTRIO_\w+)[ \t]*:(?P<value>.*)$", re.MULTILINE)
-_OF_INPUTS: Final = ("prompt", "messages")
-_OF_OUTPUTS: Final = ("text", "end", "usage")
-_EXAMPLE: Final = f"# {_NAME}: prompt=NAME text=NAME"
+_INPUT_ROLES: Final = ("prompt", "messages")
+_OUTPUT_ROLES: Final = ("text", "end", "usage")
+_EXAMPLE: Final = f"# {_CHAT_COMMENT}: prompt=NAME text=NAME"
 
 
-def read_chat_roles(
+def _read_chat_roles(
     content: str,
     inputs: Sequence[StreamRef],
     outputs: Sequence[StreamRef],
     nodes: Sequence[NodeConfig],
     findings: Findings,
 ) -> ChatRoles | None:
-    """Find the streams of a chat; None if the graph answers none.
+    """Return the chat streams of a graph, from its comment or its shape; None if it has none.
 
     Args:
-        content: the graph file's text.
-        inputs: those of the graph itself, as its outputs are.
-        outputs: see ``inputs``.
-        nodes: all of them.
-        findings: is told what is wrong with the comment.
+        content: the text of the graph file.
+        inputs: the graph's inputs.
+        outputs: the graph's outputs.
+        nodes: all nodes.
+        findings: receives problems of the comment.
     """
-    comment = _find(content, findings)
+    comment = _find_comment(content, findings)
     if comment is None:
-        return _unasked(inputs, outputs, nodes)
+        return _default_roles(inputs, outputs, nodes)
     at, value = comment
-    reader = _Comment(at, {ref.name: ref for ref in inputs}, {ref.name: ref for ref in outputs}, findings)
+    reader = _ChatComment(at, {ref.name: ref for ref in inputs}, {ref.name: ref for ref in outputs}, findings)
     return reader.read(value)
 
 
-def _find(content: str, findings: Findings) -> tuple[Located, str] | None:
-    """Find the comment; tell of others that were meant to be it, and of a second one."""
+def _find_comment(content: str, findings: Findings) -> tuple[Located, str] | None:
+    """Return the chat comment; report duplicates and misspelt comments."""
     found: tuple[Located, str] | None = None
     for match in _COMMENT.finditer(content):
         at = Located(None, content.count("\n", 0, match.start("name")) + 1)
-        if match["name"] != _NAME:
-            hint = did_you_mean(match["name"], [_NAME], otherwise=f"the only one is {_NAME}")
-            findings.warn(at, f"{match['name']} is passed over", hint)
+        if match["name"] != _CHAT_COMMENT:
+            hint = did_you_mean(match["name"], [_CHAT_COMMENT], otherwise=f"known: {_CHAT_COMMENT}")
+            findings.warn(at, f"unknown comment {match['name']} ignored", hint)
         elif found is None:
             found = at, match["value"]
         else:
             findings.refuse(
-                at, f"{FILE_INVALID} - {_NAME} is given twice", suggestion=f"remove it; line {found[0].line} has one"
+                at, f"{FILE_INVALID} - duplicate {_CHAT_COMMENT}", suggestion=f"remove it; line {found[0].line} has one"
             )
     return found
 
 
-def _unasked(
+def _default_roles(
     inputs: Sequence[StreamRef], outputs: Sequence[StreamRef], nodes: Sequence[NodeConfig]
 ) -> ChatRoles | None:
-    """Give the roles that the streams of a generative graph have without a word."""
     most_outputs = 2
     fits = len(inputs) == 1 and 0 < len(outputs) <= most_outputs and all(map(_is_text, (*inputs, *outputs)))
     if not fits or not any(ref.port.tag == "LOOPBACK" for node in nodes for ref in node.inputs):
@@ -246,9 +232,7 @@ def _is_text(ref: StreamRef) -> bool:
     return ref.port.tag.startswith(PYTHON_TENSOR)
 
 
-class _Comment:
-    """Reads the roles that a comment gives to the streams of a graph."""
-
+class _ChatComment:
     def __init__(
         self, at: Located, inputs: dict[str, StreamRef], outputs: dict[str, StreamRef], findings: Findings
     ) -> None:
@@ -257,83 +241,83 @@ class _Comment:
         self._outputs = outputs
         self._findings = findings
         self._roles: dict[str, str] = {}
-        self._is_wrong = False
+        self._has_errors = False
 
     def read(self, value: str) -> ChatRoles | None:
-        """Read the comment; None if it cannot be used, which has been told."""
         for part in value.split():
-            self._take(*part.partition("="))
-        if not self._is_wrong:
+            self._parse_part(*part.partition("="))
+        if not self._has_errors:
             self._complete()
-        return None if self._is_wrong else ChatRoles(**self._roles)
+        return None if self._has_errors else ChatRoles(**self._roles)
 
-    def _take(self, role: str, equals: str, name: str) -> None:
+    def _parse_part(self, role: str, equals: str, name: str) -> None:
         if not equals or not name:
-            self._refuse("a part is no role=name", "role=name, such as text=completion", role + equals)
-        elif role not in (*_OF_INPUTS, *_OF_OUTPUTS):
-            self._refuse(f"{role!r} is no role of a chat", suggestion=suggest_key(role, (*_OF_INPUTS, *_OF_OUTPUTS)))
+            self._refuse("invalid part", "role=name, such as text=completion", role + equals)
+        elif role not in (*_INPUT_ROLES, *_OUTPUT_ROLES):
+            self._refuse(f"unknown role {role!r}", suggestion=suggest_key(role, (*_INPUT_ROLES, *_OUTPUT_ROLES)))
         elif role in self._roles:
-            self._refuse(f"{role} is given twice", suggestion="remove one of them")
+            self._refuse(f"duplicate role {role}", suggestion="remove one of them")
         else:
-            self._give(role, name)
+            self._assign(role, name)
 
-    def _give(self, role: str, name: str) -> None:
-        kind, streams = ("input", self._inputs) if role in _OF_INPUTS else ("output", self._outputs)
+    def _assign(self, role: str, name: str) -> None:
+        kind, streams = ("input", self._inputs) if role in _INPUT_ROLES else ("output", self._outputs)
         ref = streams.get(name)
         taken = next((other for other, stream in self._roles.items() if stream == name), "")
         if ref is None:
             known = ", ".join(streams) or "none"
-            fix = did_you_mean(name, streams, otherwise=f"{kind}_stream has: {known}")
+            fix = did_you_mean(name, streams, otherwise=f"known: {known}")
             self._refuse(f"{role}: the graph has no {kind} {name!r}", suggestion=fix)
         elif taken:
-            self._refuse(f"{role}: {name!r} is {taken} already", suggestion="give each stream one role")
+            self._refuse(f"{role}: {name!r} already has the role {taken}", suggestion="give each stream one role")
         elif not _is_text(ref):
             self._refuse(f"{role}: {name!r} carries no text", f"{PYTHON_TENSOR}:{name}", f"{ref.port.tag}:{name}")
         else:
             self._roles[role] = name
 
     def _complete(self) -> None:
-        """Give the roles that the comment leaves out, where there is no doubt, and see that every input has one."""
-        if not any(role in self._roles for role in _OF_INPUTS) and len(self._inputs) == 1:
-            self._give("prompt", next(iter(self._inputs)))
+        """Assign unambiguous roles that the comment omits, and check that every input has a role."""
+        if not any(role in self._roles for role in _INPUT_ROLES) and len(self._inputs) == 1:
+            self._assign("prompt", next(iter(self._inputs)))
         if "text" not in self._roles:
             free = [name for name in self._outputs if name not in self._roles.values()]
             if not free:
-                self._refuse("no output is left for the text", suggestion=f"write {_EXAMPLE}")
+                self._refuse("no output without a role is left for text", suggestion=f"write {_EXAMPLE}")
                 return
-            self._give("text", free[0])
+            self._assign("text", free[0])
         nameless = [name for name in self._inputs if name not in self._roles.values()]
-        if nameless and not self._is_wrong:
+        if nameless and not self._has_errors:
             self._refuse(
-                f"a chat gives nothing to the input {nameless[0]!r}",
-                suggestion="name it as prompt or messages, or remove the comment",
+                f"input {nameless[0]!r} has no role",
+                suggestion="use it as prompt or messages, or remove the comment",
             )
 
     def _refuse(self, message: str, expected: str = "", found: str = "", *, suggestion: str = "") -> None:
-        self._is_wrong = True
+        self._has_errors = True
         self._findings.refuse(
-            self._at, f"{FILE_INVALID} - {_NAME}: {message}", expected=expected, found=found, suggestion=suggestion
+            self._at,
+            f"{FILE_INVALID} - {_CHAT_COMMENT}: {message}",
+            expected=expected,
+            found=found,
+            suggestion=suggestion,
         )
 
 
-# ----------------------------------------------------------------------
-# Executors: checked as OpenVINO Model Server does.  Nodes run as tasks here, so they change nothing
-# ----------------------------------------------------------------------
+# Executors, checked as OVMS does; nodes run as tasks, so executors have no effect
 
 _TYPES: Final = ("ApplicationThreadExecutor", "ThreadPoolExecutor")
 _POOL: Final = "ThreadPoolExecutor"
 _RESERVED: Final = frozenset({"default", "gpu"})
 
 
-def check_executors(message: Any, root: Located, findings: Findings) -> None:
-    """Check what a graph says of executors, and that its nodes name those that it has."""
+def _check_executors(message: Any, root: Located, findings: Findings) -> None:
     first: dict[str, int] = {}
     for executor, at in zip(message.executor, root.items("executor"), strict=True):
         if executor.name in first:
-            details = f'ExecutorConfig for "{executor.name}" is given twice'
-            fix = f"keep one; line {first[executor.name]} has it too"
+            details = f'duplicate ExecutorConfig for "{executor.name}"'
+            fix = f"keep one; line {first[executor.name]} has the same name"
         else:
-            details, fix = _wrong(executor, message)
+            details, fix = _executor_error(executor, message)
             first[executor.name] = at.line
         if details:
             findings.refuse(at, f"{INITIALIZATION} - INVALID_ARGUMENT: {details}", suggestion=fix)
@@ -344,46 +328,38 @@ def check_executors(message: Any, root: Located, findings: Findings) -> None:
             findings.refuse(at.find("executor"), f"{INITIALIZATION} - INVALID_ARGUMENT: {details}", suggestion=fix)
 
 
-def _wrong(executor: Any, graph: Any) -> tuple[str, str]:
-    """Give what is wrong with one executor and the way out."""
+def _executor_error(executor: Any, graph: Any) -> tuple[str, str]:
+    """Return the error and the hint for an executor; empty if it is valid."""
     name, kind = executor.name, executor.type
     if name in _RESERVED or name.startswith("__"):
         return f'"{name}" is reserved and cannot be the name of an executor', "use another name"
     if not name and graph.num_threads:
-        return "num_threads is given beside an executor without a name", "remove num_threads"
+        return "num_threads conflicts with an executor without a name", "remove num_threads"
     if name and not kind:
         return f'executor "{name}" has no type', f'add type: "{_POOL}"'
     if kind and kind not in _TYPES:
-        known = did_you_mean(kind, _TYPES, otherwise=f"there are: {', '.join(_TYPES)}")
+        known = did_you_mean(kind, _TYPES, otherwise=f"known: {', '.join(_TYPES)}")
         return f'"{kind}" is not a registered executor', known
-    if kind == _POOL and _threads(executor) <= 0:
+    extension = POOL.FindExtensionByName("mediapipe.ThreadPoolExecutorOptions.ext")
+    if kind == _POOL and executor.options.Extensions[extension].num_threads <= 0:
         option = "[mediapipe.ThreadPoolExecutorOptions.ext] { num_threads: 4 }"
         return f"a {_POOL} needs num_threads", f"add options {{ {option} }}"
     return "", ""
 
 
-def _threads(executor: Any) -> int:
-    extension = POOL.FindExtensionByName("mediapipe.ThreadPoolExecutorOptions.ext")
-    return int(executor.options.Extensions[extension].num_threads)
-
-
-# ----------------------------------------------------------------------
-# Read a graph file, and the comments in it that ask for instances that are kept or name the streams of a chat
-# ----------------------------------------------------------------------
-
 _GRAPH: Final = "mediapipe.CalculatorGraphConfig"
 _OPTIONS: Final = "mediapipe.CalculatorOptions"
 _QUEUE_SIZE: Final = 100
 _IN_ORDER: Final = "InOrderOutputStreamHandler"
-_BESIDE_CONTRACTS: Final = re.compile(r"node\[\d+\]\.(?:executor|output_stream_handler|input_stream_info)")
+_NOT_IN_CONTRACTS: Final = re.compile(r"node\[\d+\]\.(?:executor|output_stream_handler|input_stream_info)")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a file says as far as it could be read.
+    """Result of parsing a graph file.
 
-    ``config`` is None where nothing could.  ``doubtful`` are the canonical names of nodes of which a part was left
-    out, so that what else is said of them may be misleading.
+    ``config`` is None if nothing could be parsed. ``doubtful`` holds the canonical names of nodes with dropped fields;
+    further errors of these nodes may be misleading.
     """
 
     config: GraphConfig | None
@@ -392,10 +368,10 @@ class Reading:
 
 
 def read_graph(content: str, file: str) -> GraphConfig:
-    """Read a graph file's text; ``file`` is how problems call it.
+    """Parse the text of a graph file; ``file`` is its name in problems.
 
     Raises:
-        ConfigError: it cannot be used; has every problem.
+        ConfigError: the graph is invalid; contains every problem.
     """
     reading = examine_text(content, file)
     errors = [problem for problem in reading.problems if problem.severity == "error"]
@@ -405,13 +381,13 @@ def read_graph(content: str, file: str) -> GraphConfig:
 
 
 def examine_text(content: str, file: str) -> Reading:
-    """Read as much of a graph file as can be read."""
+    """Parse as much of a graph file as possible."""
     findings = Findings(file)
-    pool = read_pool(content, findings)
-    config = _read(content, pool, findings)
+    pool = _read_pool(content, findings)
+    config = _parse(content, pool, findings)
     if config is None:
         return Reading(None, findings.all)
-    left_out = [problem.path for problem in findings.all if not _BESIDE_CONTRACTS.match(problem.path)]
+    left_out = [problem.path for problem in findings.all if not _NOT_IN_CONTRACTS.match(problem.path)]
     doubtful = frozenset(
         node.canonical_name
         for node in config.nodes
@@ -421,7 +397,7 @@ def examine_text(content: str, file: str) -> Reading:
     return Reading(config, findings.all, doubtful)
 
 
-def _read(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig | None:
+def _parse(content: str, pool: _PoolDirective, findings: Findings) -> GraphConfig | None:
     try:
         fields = parse_proto(content)
     except InvalidSyntax as error:
@@ -435,27 +411,27 @@ def _read(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig 
     root, text = fit_message(content, fields, graph, findings, refusal=FILE_INVALID, options=options)
     try:
         with warnings.catch_warnings():
-            # An escape that means nothing is kept as it is, of which Python's decoder warns.
+            # Python's decoder warns of unknown escapes, which stay unchanged.
             warnings.simplefilter("ignore", DeprecationWarning)
             message = text_format.Parse(text, message_class(_GRAPH)(), descriptor_pool=POOL)
     except text_format.ParseError as error:
         findings.refuse(Located(None, error.GetLine() or 1), f"{FILE_INVALID} - {error}")
         return None
     config = _build(message, root, pool, findings)
-    chat = read_chat_roles(content, config.inputs, config.outputs, config.nodes, findings)
+    chat = _read_chat_roles(content, config.inputs, config.outputs, config.nodes, findings)
     return config if chat is None else replace(config, chat=chat)
 
 
-def _build(message: Any, root: Located, pool: PoolDirective, findings: Findings) -> GraphConfig:
+def _build(message: Any, root: Located, pool: _PoolDirective, findings: Findings) -> GraphConfig:
     reader = StreamReader(findings, is_graph=True)
     streams = {
         kind: reader.read(kind, getattr(message, kind), root.items(kind))
         for kind in ("input_stream", "output_stream", "input_side_packet", "output_side_packet")
     }
-    nodes = tuple(read_nodes(message, root, read_policy(message, root, PolicyConfig()), findings))
+    nodes = tuple(_read_nodes(message, root, _read_policy(message, root, PolicyConfig()), findings))
     for each, at in ((message, root), *zip(message.node, root.items("node"), strict=True)):
         _check_output_handler(each, at, findings)
-    check_executors(message, root, findings)
+    _check_executors(message, root, findings)
     return GraphConfig(
         file=findings.file,
         inputs=streams["input_stream"],
@@ -478,14 +454,14 @@ def _check_output_handler(message: Any, at: Located, findings: Findings) -> None
         findings.refuse(at, found, expected=_IN_ORDER, found=name, suggestion="remove it")
 
 
-def _check_pool(pool: PoolDirective, nodes: tuple[NodeConfig, ...], findings: Findings) -> None:
+def _check_pool(pool: _PoolDirective, nodes: tuple[NodeConfig, ...], findings: Findings) -> None:
     for node in nodes if pool.size else ():
         loops = [ref for ref in node.inputs if ref.port.tag.startswith("LOOPBACK")]
         if loops and node.calculator == "PythonExecutorCalculator":
             findings.refuse(
                 Located(None, pool.line, f"{node.at.path}.input_stream"),
-                f'{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE is given, and node "{node.canonical_name}" has a '
-                "LOOPBACK, which ends with each stream",
+                f"{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE does not work with the LOOPBACK of node "
+                f'"{node.canonical_name}"',
                 suggestion="remove OVMS_GRAPH_QUEUE_MAX_SIZE",
             )
 
@@ -496,33 +472,33 @@ _OFF_SWITCH: Final = "OVMS_GRAPH_QUEUE_OFF"
 
 
 @dataclass(frozen=True, slots=True)
-class PoolDirective:
-    """How many instances are asked for, 0 for none, and where."""
+class _PoolDirective:
+    """Requested number of pooled instances (0 for none) and its line."""
 
     size: int = 0
     line: int = 0
 
 
-def read_pool(text: str, findings: Findings) -> PoolDirective:
-    """Find the directive; the number is bounded by that of processors."""
+def _read_pool(text: str, findings: Findings) -> _PoolDirective:
+    """Parse the pool directive; the size is limited to the number of processors."""
     match = _DIRECTIVE.search(text)
     if match is None:
-        return PoolDirective()
+        return _PoolDirective()
     line = text.count("\n", 0, match.start()) + 1
     value = match["value"].strip()
     if value != "AUTO" and not _SIZE.fullmatch(value):
         findings.refuse(
             Located(None, line),
-            f"{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE cannot be used",
+            f"{FILE_INVALID} - invalid OVMS_GRAPH_QUEUE_MAX_SIZE",
             expected="AUTO or a number from 0",
             found=value,
             suggestion="write AUTO, a number, or remove the line",
         )
-        return PoolDirective(line=line)
+        return _PoolDirective(line=line)
     processors = os.cpu_count() or 1
-    asked = processors if value == "AUTO" else int(value)
-    if asked > processors:
-        message = f"OVMS_GRAPH_QUEUE_MAX_SIZE is more than there are processors; {processors} are used"
+    size = processors if value == "AUTO" else int(value)
+    if size > processors:
+        message = f"OVMS_GRAPH_QUEUE_MAX_SIZE exceeds the number of processors; {processors} used"
         findings.warn(Located(None, line), message)
     is_off = os.environ.get(_OFF_SWITCH) == "1"
-    return PoolDirective(0 if is_off else min(asked, processors), line)
+    return _PoolDirective(0 if is_off else min(size, processors), line)

@@ -1,13 +1,12 @@
-"""One run of a graph: a nursery in which each node that has something to do is a task.
+"""Execution of one call or stream of a graph: a nursery with a task for each node that has work.
 
 ::
 
     push ──> InputStream ──> policy.next ──> calculator.process ──> InputStream of the next node ...
                                                             └────> sink (outputs of the graph)
 
-A node that has nothing to do has no task.  A task that has run its node dry goes on with a node that its packets
-have made runnable, so that a chain of nodes costs one task; a call of a graph that is nothing but a chain is run by
-its caller's own.  Nothing here waits for time.
+A node without work has no task. A task whose node has run out of packets continues with a node that became runnable,
+so a chain of nodes costs one task. A graph that is a chain runs in the caller's task. Nothing here waits for time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import MappingProxyType
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import structlog
@@ -25,7 +24,7 @@ from ovmstrio.core.errors import FailedPrecondition, PayloadTooLarge, ServerErro
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.tracing import current_span
-from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.calculator import NodeContext, NodeFailure
 from ovmstrio.graphs.packets import DONE, MIN, Packet, TensorValue, next_allowed
 from ovmstrio.graphs.policies import CLOSE, make_policy
 from ovmstrio.graphs.requests import DEADLOCK, TIMESTAMP_PARAMETER, graph_failure, node_failure
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import StreamProblem
     from ovmstrio.graphs.calculator import Calculator, InstanceContext
-    from ovmstrio.graphs.graph_config import NodeConfig, Port
+    from ovmstrio.graphs.graph_config import Port
     from ovmstrio.graphs.plan import GraphNodePlan, GraphPlan, StreamRoute
 
 __all__ = [
@@ -51,40 +50,35 @@ __all__ = [
     "NodeRun",
     "Replies",
     "ResponseMaker",
-    "RunContext",
     "Sink",
     "running",
     "to_output",
 ]
 
-# ----------------------------------------------------------------------
-# A node of one running instance: its queues, its policy, and what one run of it sees
-# ----------------------------------------------------------------------
-
-_NO_BOUNDS: Final[Mapping[Port, int]] = MappingProxyType({})
+# Nodes of a running instance
 
 
 class NodeRun:
-    """The state of one node.
+    """State of one node in a running instance.
 
     Attributes:
-        active: runs begun and not yet delivered, at most ``max_in_flight``.
-        is_queued: whether it stands among the nodes that can run.
-        may_throttle: whether queues that it feeds have a bound.
-        must_close: whether it is to be closed although inputs are open, for nothing else can end it.
-        pending: runs begun and not delivered, in order, where several may be under way.
+        active: runs started and not yet delivered, at most ``max_in_flight``.
+        is_queued: whether the node is in the list of runnable nodes.
+        can_throttle: whether the node feeds a bounded queue.
+        is_close_forced: whether the node must close although inputs are open, because only its own output feeds it.
+        pending: runs started and not yet delivered, in order; used only if ``max_in_flight`` exceeds 1.
     """
 
     __slots__ = (
         "active",
         "calculator",
+        "can_throttle",
         "context",
+        "is_close_forced",
         "is_closed",
         "is_delivering",
         "is_queued",
         "max_in_flight",
-        "may_throttle",
-        "must_close",
         "name",
         "pending",
         "plan",
@@ -111,33 +105,23 @@ class NodeRun:
         self.active = 0
         self.is_queued = False
         self.is_closed = False
-        self.must_close = False
+        self.is_close_forced = False
         self.is_delivering = False
-        self.pending: deque[RunContext] = deque()
-        self.may_throttle = max_queue_size >= 0 and any(route.consumers for route in plan.routes.values())
+        self.pending: deque[NodeContext] = deque()
+        self.can_throttle = max_queue_size >= 0 and any(route.consumers for route in plan.routes.values())
 
     def blocks(self, slot: int) -> bool:
-        """Tell whether whoever feeds this input has to wait; back edges never hold up their own node."""
+        """Return whether the producer of this input must wait; a back edge never blocks its own node."""
         stream = self.streams[slot]
         return stream.is_full and not stream.is_back_edge and not self.is_closed
 
-    def grow_full_queues(self) -> None:
-        """Give each queue that is full one place more."""
-        for stream in self.streams:
-            if stream.is_full:
-                stream.limit += 1
-
     @property
-    def waits_for_itself(self) -> bool:
-        """Whether every input but the back edges is done."""
+    def waits_for_back_edges(self) -> bool:
+        """Whether every input except back edges is done."""
         return all(stream.is_done for stream in self.streams if not stream.is_back_edge)
 
     def check_output(self, port: Port, value: Any) -> None:
-        """Check that a value may go out where it is sent.
-
-        Raises:
-            NodeFailure: there is no such output, or it carries something else.
-        """
+        """Check that the contract allows a value on an output."""
         if port not in self.plan.routes:
             raise NodeFailure(f"there is no output {port}; the node has {', '.join(map(str, self.plan.routes))}")
         wanted = self.plan.contract.outputs.get(port, object)
@@ -148,94 +132,36 @@ class NodeRun:
                 f"got {type(value).__name__}"
             )
 
-    def is_unforeseen(self, error: Exception) -> bool:
-        """Whether an error has a traceback that nobody has logged."""
-        return not isinstance(error, ServerError | NodeFailure | TimestampMismatch)
 
-
-class RunContext:
-    """What a calculator sees in one run; the engine's ``NodeContext``."""
-
-    __slots__ = ("_run", "bounds", "emitted", "inputs", "is_done", "settled", "timestamp")
-
-    def __init__(
-        self,
-        run: NodeRun,
-        timestamp: int,
-        inputs: Mapping[Port, Any],
-        settled: Mapping[Port, int] = _NO_BOUNDS,
-    ) -> None:
-        self._run = run
-        self.timestamp = timestamp
-        self.inputs = inputs
-        self.settled = settled
-        self.bounds: Mapping[Port, int] = _NO_BOUNDS
-        self.emitted: list[tuple[Port, Packet]] = []
-        self.is_done = False
-
-    @property
-    def node(self) -> NodeConfig:
-        """The node as the file has it."""
-        return self._run.plan.config
-
-    @property
-    def instance(self) -> InstanceContext:
-        """The call or stream that is served."""
-        return self._run.context
-
-    @property
-    def side(self) -> Mapping[Port, Any]:
-        """The side packets by port."""
-        return self._run.side
-
-    def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
-        """Send a value when this run has ended, at the run's own timestamp unless another is given."""
-        self.emitted.append((port, Packet(value, self.timestamp if timestamp is None else timestamp)))
-
-    def advance_bound(self, port: Port, bound: int) -> None:
-        """Promise, when this run has ended, that nothing below ``bound`` comes on an output any more."""
-        self.bounds = {**self.bounds, port: max(bound, self.bounds.get(port, bound))}
-
-    def close_output(self, port: Port) -> None:
-        """Say, when this run has ended, that nothing more comes on an output."""
-        self.advance_bound(port, DONE)
-
-    def emit_side(self, port: Port, value: Any) -> None:
-        """Give an output side packet; only while the calculator opens."""
-        self._run.side_outputs[port] = value
-
-
-# ----------------------------------------------------------------------
-# One run of a graph: a nursery in which each node that has something to do is a task
-# ----------------------------------------------------------------------
+# Instances
 
 log = structlog.get_logger(__name__)
 
 CLOSE_SECONDS: Final = 5.0
-"""How long the calculators of an instance that was cut short may take to close."""
+"""Time limit for closing the calculators of an interrupted instance."""
 
 
 class Sink(Protocol):
-    """Takes the packets of the graph's outputs."""
+    """Receiver of the packets on the graph's outputs."""
 
     def put(self, output: int, packet: Packet) -> bool:
-        """Take a packet of the output with this number; False if no more should come before :meth:`wait_room`."""
+        """Accept a packet of an output; False if the caller must call :meth:`wait_room` before the next one."""
         ...
 
     async def wait_room(self) -> None:
-        """Return when there is room for more.  Cancellation: at once; packets taken stay."""
+        """Wait until more packets can be accepted."""
         ...
 
 
 class GraphInstance:
-    """One run of a graph.
+    """One execution of a graph.
 
     Attributes:
-        failure: why the run ended early; the first reason counts.
-        is_finished: whether every node has closed, or the run has failed.
+        failure: the first error that ended the execution early.
+        is_finished: whether every node has closed or the execution has failed.
     """
 
-    # One is made for every call, so that what only some runs need is made when they need it.
+    # Every call creates one instance, so optional parts (events) are created on demand.
 
     def __init__(
         self, plan: GraphPlan, context: InstanceContext, sink: Sink, side: Mapping[str, Any] | None = None
@@ -262,17 +188,15 @@ class GraphInstance:
     # Life
 
     async def start(self, nursery: trio.Nursery | None) -> None:
-        """Open all nodes; they run in ``nursery`` from now on, or one after the other in :meth:`wait_idle`.
+        """Open all nodes, which then run in ``nursery`` or, without one, one at a time in :meth:`wait_idle`.
 
         Raises:
-            FailedPrecondition: a side packet is missing.
-            ServerError: a node cannot open.
-
-        Cancellation: while a node opens; :meth:`aclose` closes those that have.
+            FailedPrecondition: a required side packet is missing.
+            ServerError: a node cannot open. :meth:`aclose` closes the nodes that did open.
         """
         self._nursery = nursery
         for node in self._nodes:
-            call = RunContext(node, 0, {})
+            call = NodeContext(node, 0, {})
             node.side = self._side_of(node)
             try:
                 node.calculator = await node.plan.resources.open(call)
@@ -285,10 +209,7 @@ class GraphInstance:
                 self._wake(node)
 
     async def aclose(self) -> None:
-        """Close what is still open, whatever has happened; errors are logged, and time is bounded.
-
-        Cancellation: shielded, for at most ``CLOSE_SECONDS``.
-        """
+        """Close all open nodes and log their errors. Shielded from cancellation for at most ``CLOSE_SECONDS``."""
         self._finish()
         if not self._open_nodes:
             return
@@ -298,7 +219,7 @@ class GraphInstance:
         late: list[str] = []
         for node in left:
             node.is_closed = True
-            # Each has a scope: those behind one that takes all the time are closed, too, as far as they need not wait.
+            # One scope per node: after a node that used up the time, the others still close if they need not wait.
             with trio.CancelScope(shield=True, deadline=deadline) as scope:
                 await self._close_quietly(node)
             if scope.cancelled_caught:
@@ -307,7 +228,7 @@ class GraphInstance:
             log.error("graph nodes did not close in time", graph=self.context.graph, nodes=late, seconds=CLOSE_SECONDS)
 
     def fail(self, error: ServerError) -> None:
-        """End the run with this error, unless it has one; everything that runs is cancelled."""
+        """Stop the instance with an error; the first error wins. Cancels all running nodes."""
         if self.failure is None:
             self.failure = error
         self.context.is_cancelled = True
@@ -317,17 +238,15 @@ class GraphInstance:
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 
-    # What goes in
+    # Inputs
 
     async def push(self, name: str, value: Any, timestamp: int) -> None:
-        """Put a packet on an input of the graph; nodes begin to run at :meth:`dispatch`.
+        """Put a packet on a graph input and wait while the queues of its consumers are full.
 
-        A packet that breaks the order of its stream fails the run.
+        Nodes start running at :meth:`dispatch`. A packet that breaks the timestamp order fails the instance.
 
         Raises:
-            trio.BrokenResourceError: the run has failed or ended.
-
-        Cancellation: while the queues that the packet goes to are full.
+            trio.BrokenResourceError: the instance has failed or ended.
         """
         route = self._plan.inputs[name]
         while route.consumers and self._is_full(route) and not self.is_finished:
@@ -344,7 +263,7 @@ class GraphInstance:
             await self._sink.wait_room()
 
     def dispatch(self) -> None:
-        """Let every node that can run do so, in tasks, if there is a nursery for them."""
+        """Start a task for each runnable node, if the instance has a nursery."""
         nursery = self._nursery
         if nursery is None:
             return
@@ -353,22 +272,19 @@ class GraphInstance:
             nursery.start_soon(self._work, self._runnable.popleft())
 
     def close_inputs(self) -> None:
-        """Say that nothing more will come; nodes run on with what they have, from :meth:`dispatch` on, and close."""
+        """Close the graph inputs. From :meth:`dispatch` on, nodes process the packets they have and then close."""
         if self._inputs_closed:
             return
         self._inputs_closed = True
         for route in self._plan.inputs.values():
             self._close_route(route)
         if not self._workers and not self._runnable:
-            self._rest()
+            self._on_idle()
 
-    # What is waited for
+    # Waiting
 
     async def wait_idle(self) -> None:
-        """Return when nothing runs or can run.  Runs in the caller's own task what nobody runs yet.
-
-        Cancellation: at any checkpoint of the nodes.
-        """
+        """Wait until no node runs or can run; nodes without a task run in the caller's task."""
         while self.failure is None:
             if self._runnable:
                 self._workers += 1
@@ -380,17 +296,14 @@ class GraphInstance:
                 return
 
     async def finish(self) -> None:
-        """Let everything run, close the inputs, and return once every node has closed or the run has failed.
-
-        Cancellation: at any checkpoint of the nodes.
-        """
+        """Process all packets, close the inputs, and wait until every node has closed or the instance has failed."""
         await self.wait_idle()
         self.close_inputs()
         await self.wait_idle()
         await self.wait_finished()
 
     async def wait_finished(self) -> None:
-        """Return once every node has closed or the run has failed.  Cancellation: at once; nothing is held."""
+        """Wait until every node has closed or the instance has failed."""
         if not self.is_finished:
             self._finished = self._finished or trio.Event()
             await self._finished.wait()
@@ -398,7 +311,7 @@ class GraphInstance:
     # Running
 
     async def _work(self, node: NodeRun) -> None:
-        """Run a node dry, then those that it has made runnable."""
+        """Run a node until it has no packets, then the nodes that became runnable."""
         while True:
             await self._advance(node)
             if not self._runnable or self.failure is not None:
@@ -407,14 +320,14 @@ class GraphInstance:
             self.dispatch()
         self._workers -= 1
         if not self._workers:
-            self._rest()
+            self._on_idle()
 
     async def _advance(self, node: NodeRun) -> None:
         node.is_queued = False
-        if node.must_close and not node.is_closed:
+        if node.is_close_forced and not node.is_closed:
             await self._close(node)
         while not node.is_closed and node.active < node.max_in_flight and self.failure is None:
-            if node.may_throttle and self._is_throttled(node):
+            if node.can_throttle and self._is_throttled(node):
                 return
             try:
                 step = node.policy.next()
@@ -423,7 +336,7 @@ class GraphInstance:
                 return
             if step is None:
                 if node.plan.contract.propagates_bounds and not node.active:
-                    self._settle(node)
+                    self._propagate_bound(node)
                 return
             if step is CLOSE:
                 if not node.active:
@@ -431,9 +344,9 @@ class GraphInstance:
                 return
             if self._throttled or self._pushers:
                 self._make_room()
-            await self._process(node, RunContext(node, *step))
+            await self._process(node, NodeContext(node, *step))
 
-    async def _process(self, node: NodeRun, call: RunContext) -> None:
+    async def _process(self, node: NodeRun, call: NodeContext) -> None:
         calculator = node.calculator
         if calculator is None:
             return
@@ -453,7 +366,7 @@ class GraphInstance:
             else:
                 with span.part(f"node {node.name}", {"ovmstrio.node.calculator": node.plan.config.calculator}):
                     await calculator.process(call)
-        except Exception as error:  # noqa: BLE001 - the border of a node: any failure is the run's
+        except Exception as error:  # noqa: BLE001 - any failure of a node fails the instance
             tally.failed(begun)
             self.fail(self._explain(node, "Process", error))
             return
@@ -461,15 +374,15 @@ class GraphInstance:
             tally.left()
             raise
         tally.succeeded(begun)
-        # A run counts until all of it has been delivered, so that the node can neither overtake itself nor close.
+        # A run is active until it is fully delivered, so that runs stay in order and the node does not close early.
         if node.max_in_flight > 1:
             await self._deliver_in_order(node, call)
         else:
             await self._deliver(node, call)
             node.active -= 1
 
-    async def _deliver_in_order(self, node: NodeRun, call: RunContext) -> None:
-        """Deliver what has been done in the order in which it was begun, one task at a time."""
+    async def _deliver_in_order(self, node: NodeRun, call: NodeContext) -> None:
+        """Deliver finished runs in the order in which they started, one task at a time."""
         call.is_done = True
         if node.is_delivering:
             return
@@ -479,16 +392,16 @@ class GraphInstance:
             node.active -= 1
         node.is_delivering = False
 
-    async def _deliver(self, node: NodeRun, call: RunContext) -> None:
+    async def _deliver(self, node: NodeRun, call: NodeContext) -> None:
         emitted = call.emitted
         if len(emitted) > 1:
-            emitted.sort(key=_by_port)
+            emitted.sort(key=itemgetter(0))
         has_room = True
         try:
             for port, packet in emitted:
                 node.check_output(port, packet.value)
                 has_room &= self._send(node.plan.routes[port], packet)
-        except Exception as error:  # noqa: BLE001 - as above: what a node emits is its own
+        except Exception as error:  # noqa: BLE001 - the node is at fault for what it emits
             self.fail(self._explain(node, "Process", error))
             return
         if node.plan.contract.propagates_bounds and call.timestamp < DONE:
@@ -499,7 +412,7 @@ class GraphInstance:
             await self._sink.wait_room()
 
     def _send(self, route: StreamRoute, packet: Packet) -> bool:
-        """Put a packet where its stream leads; False if the outputs of the graph have no room for more."""
+        """Put a packet on its stream; False if the graph's sink has no room for more."""
         route.tally.passed += 1
         for consumer in route.consumers:
             target = self._nodes[consumer.node]
@@ -515,8 +428,7 @@ class GraphInstance:
             has_room &= self._sink.put(output, packet)
         return has_room
 
-    def _settle(self, node: NodeRun) -> None:
-        """Pass on what is settled about a node's inputs, although nothing came at those timestamps."""
+    def _propagate_bound(self, node: NodeRun) -> None:
         bound = node.policy.bound()
         if bound < DONE:
             self._advance_bounds(node, bound)
@@ -544,13 +456,13 @@ class GraphInstance:
     # Ending
 
     async def _close(self, node: NodeRun) -> None:
-        """Close a node whose inputs are done, and with it what it feeds."""
+        """Close a node whose inputs are done, and the streams it feeds."""
         node.is_closed = True
-        call = RunContext(node, DONE, {})
+        call = NodeContext(node, DONE, {})
         if node.calculator is not None:
             try:
                 await node.calculator.close(call)
-            except Exception as error:  # noqa: BLE001 - the border of a node, as in _process
+            except Exception as error:  # noqa: BLE001 - any failure of a node fails the instance
                 self.fail(self._explain(node, "Close", error))
                 return
         if call.emitted:
@@ -566,7 +478,7 @@ class GraphInstance:
         if node.calculator is None:
             return
         try:
-            await node.calculator.close(RunContext(node, DONE, {}))
+            await node.calculator.close(NodeContext(node, DONE, {}))
         except Exception as error:
             log.exception(
                 "graph node failed to close", servable=self.context.graph, node=node.name, error=text_of(error)
@@ -578,8 +490,8 @@ class GraphInstance:
             target.streams[consumer.slot].close()
             self._wake(target)
 
-    def _rest(self) -> None:
-        """Nothing runs: end waits that only a run could have ended, and nodes that only they themselves feed."""
+    def _on_idle(self) -> None:
+        """Resolve a deadlock or close a cycle if needed, then wake :meth:`wait_idle`. Called when no node runs."""
         if self.failure is None:
             if self._throttled or self._pushers:
                 self._resolve_deadlock()
@@ -594,13 +506,13 @@ class GraphInstance:
         _set(self._finished)
 
     def _close_cycle(self) -> None:
-        """Close the first node that waits for nothing but back edges, or else the first that is open."""
+        """Close the first node that waits only for back edges, else the first open node."""
         left = [node for node in self._nodes if not node.is_closed]
         if not left:
             self._finish()
             return
-        stuck = next((node for node in left if node.waits_for_itself), left[0])
-        stuck.must_close = stuck.is_queued = True
+        stuck = next((node for node in left if node.waits_for_back_edges), left[0])
+        stuck.is_close_forced = stuck.is_queued = True
         self._runnable.append(stuck)
         self.dispatch()
 
@@ -620,7 +532,7 @@ class GraphInstance:
         return True
 
     def _make_room(self) -> None:
-        """Packets have been taken off queues: let whoever waits for room look again."""
+        """Wake throttled nodes and waiting producers after packets have left queues."""
         throttled, self._throttled = self._throttled, []
         for waiting in throttled:
             self._wake(waiting)
@@ -634,22 +546,23 @@ class GraphInstance:
             self.dispatch()
             room = self._room = self._room or trio.Event()
             if not self._workers:
-                self._rest()
+                self._on_idle()
             await room.wait()
         finally:
             self._pushers -= 1
 
     def _resolve_deadlock(self) -> None:
-        """Everyone waits for room: give each full queue one place more, as MediaPipe does."""
+        """Grow each full queue by one place, as MediaPipe does, or fail if the graph has ``report_deadlock``."""
         if self._plan.config.report_deadlock:
             self.fail(graph_failure(DEADLOCK, "UNAVAILABLE"))
             return
-        for node in self._nodes:
-            node.grow_full_queues()
+        for stream in (stream for node in self._nodes for stream in node.streams):
+            if stream.is_full:
+                stream.limit += 1
         self._make_room()
         self.dispatch()
 
-    # Words
+    # Checks and errors
 
     def _side_of(self, node: NodeRun) -> dict[Port, Any]:
         optional = node.plan.contract.optional_side
@@ -668,7 +581,7 @@ class GraphInstance:
                     graph_failure(
                         f'Packet type mismatch on a calculator receiving from stream "{route.stream}": expected '
                         f"{consumer.type.__name__}, got {type(value).__name__}; the tag of the graph's input stream "
-                        "decides what is made of a request"
+                        "sets the packet type"
                     )
                 )
                 raise trio.BrokenResourceError(route.stream)
@@ -683,7 +596,7 @@ class GraphInstance:
             phase=phase,
             request_id=self.context.request_id,
             reason=explained.message,
-            exc_info=error if node.is_unforeseen(error) else None,
+            exc_info=None if isinstance(error, ServerError | NodeFailure | TimestampMismatch) else error,
         )
         return explained
 
@@ -693,22 +606,11 @@ def _set(event: trio.Event | None) -> None:
         event.set()
 
 
-def _by_port(emitted: tuple[Any, Packet]) -> Any:
-    return emitted[0]
-
-
 @asynccontextmanager
 async def running(instance: GraphInstance) -> AsyncIterator[None]:
-    """Run an instance in a nursery around a block, whose end ends it.
+    """Run an instance in a nursery around a block, and stop the instance and close all nodes when the block ends.
 
-    ``instance.failure`` says then whether it has failed.
-
-    Raises:
-        Exception: what the block raised, or what kept the instance from starting.
-
-    Ownership: the instance; all its nodes are closed when this is left.
-
-    Cancellation: at any checkpoint; everything that runs is cancelled and closed.
+    ``instance.failure`` holds the error of a failed run.
     """
     problem: Exception | None = None
     try:
@@ -716,7 +618,7 @@ async def running(instance: GraphInstance) -> AsyncIterator[None]:
             try:
                 await instance.start(nursery)
                 yield
-            except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
+            except Exception as error:  # noqa: BLE001 - raised below, outside the nursery, so that it is not grouped
                 problem = error
             if problem is not None or not instance.is_finished:
                 instance.context.is_cancelled = True
@@ -727,38 +629,32 @@ async def running(instance: GraphInstance) -> AsyncIterator[None]:
         raise problem
 
 
-# ----------------------------------------------------------------------
-# Where the outputs of an instance go: the first packet of each, or all, for a call; every one at once for a stream
-# ----------------------------------------------------------------------
+# Sinks
 
 _T = TypeVar("_T")
 
 GRAPH_VERSION: Final = "1"
-"""The version that every graph has."""
+"""The version of every graph."""
 
 
 class FirstPackets:
-    """Keeps the first packet of each output."""
+    """Sink that keeps the first packet of each output."""
 
     def __init__(self, outputs: int) -> None:
         self.packets: list[Packet | None] = [None] * outputs
 
     def put(self, output: int, packet: Packet) -> bool:
-        """Keep a packet, if it is the first of its output."""
+        """Keep a packet if it is the first of its output."""
         if self.packets[output] is None:
             self.packets[output] = packet
         return True
 
     async def wait_room(self) -> None:
-        """There is always room.  Never waits."""
+        """Return at once; the sink is never full."""
 
 
 class AllPackets:
-    """Keeps every packet of each output, as far as an answer may be large.
-
-    Attributes:
-        packets: what came, by the numbers of outputs.
-    """
+    """Sink that keeps every packet of each output, up to ``most_bytes`` in total."""
 
     def __init__(self, outputs: Sequence[str], most_bytes: float) -> None:
         self.packets: list[list[Packet]] = [[] for _ in outputs]
@@ -770,8 +666,8 @@ class AllPackets:
         """Keep a packet.
 
         Raises:
-            PayloadTooLarge: all together are larger than an answer may be.
-            ServerError: its value cannot be written into a response.
+            PayloadTooLarge: the packets exceed ``most_bytes``.
+            ServerError: the value cannot be written into a response.
         """
         self._size += to_output(self._outputs[output], packet.value).nbytes
         if self._size > self._most_bytes:
@@ -780,38 +676,36 @@ class AllPackets:
         return True
 
     async def wait_room(self) -> None:
-        """There is always room.  Never waits."""
+        """Return at once; the sink is never full."""
 
 
 class Replies(Generic[_T]):
-    """Makes a reply of each packet and sends it into a channel; what has no room there waits here.
+    """Sink that converts each packet with ``convert(output, packet)`` and sends the reply to a channel.
 
-    ``make`` makes a reply of an output's number and a packet.
+    Replies that do not fit into the channel wait in an overflow queue.
     """
 
-    def __init__(self, make: Callable[[int, Packet], _T], channel: trio.MemorySendChannel[_T | StreamProblem]) -> None:
-        self._make = make
+    def __init__(
+        self, convert: Callable[[int, Packet], _T], channel: trio.MemorySendChannel[_T | StreamProblem]
+    ) -> None:
+        self._convert = convert
         self._channel = channel
         self._overflow: deque[_T | StreamProblem] = deque()
         self._lock = trio.Lock()
 
     def put(self, output: int, packet: Packet) -> bool:
-        """Take a packet.
-
-        Raises:
-            ServerError: its value cannot be written into a response.
-        """
-        return self.reply(self._make(output, packet))
+        """Convert and send a packet."""
+        return self.reply(self._convert(output, packet))
 
     def reply(self, reply: _T | StreamProblem) -> bool:
-        """Take a reply; False if no more should come before :meth:`wait_room`."""
+        """Send a reply; False if the caller must call :meth:`wait_room` before the next one."""
         if not self._overflow:
             try:
                 self._channel.send_nowait(reply)
             except trio.WouldBlock:
                 pass
             except trio.BrokenResourceError:
-                # Nobody reads any more; the instance is about to be cancelled.
+                # The reader has left; the instance is about to be cancelled.
                 return True
             else:
                 return True
@@ -819,10 +713,7 @@ class Replies(Generic[_T]):
         return False
 
     async def wait_room(self) -> None:
-        """Return when everything that was taken is in the channel.
-
-        Cancellation: at once; nothing is lost.
-        """
+        """Wait until every accepted reply is in the channel."""
         async with self._lock:
             while self._overflow:
                 try:
@@ -834,36 +725,29 @@ class Replies(Generic[_T]):
 
 
 class ResponseMaker:
-    """Makes a response of each packet."""
+    """Converter of packets to responses."""
 
     def __init__(self, graph: str, outputs: Sequence[str]) -> None:
         self._graph = graph
         self._outputs = outputs
 
     def __call__(self, output: int, packet: Packet) -> InferResponse:
-        """Give the response that shows the packet of the output with this number.
-
-        Raises:
-            GraphFailure: the value is of a type that no response can carry.
-        """
+        """Return the response for a packet of an output."""
         name = self._outputs[output]
-        made = to_output(name, packet.value)
+        converted = to_output(name, packet.value)
         parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}
-        if isinstance(made, InferResponse):
-            made.model_name, made.model_version, made.id = self._graph, GRAPH_VERSION, ""
-            made.parameters |= parameters
-            return made
-        return InferResponse(self._graph, GRAPH_VERSION, [made], "", parameters)
+        if isinstance(converted, InferResponse):
+            converted.model_name, converted.model_version, converted.id = self._graph, GRAPH_VERSION, ""
+            converted.parameters |= parameters
+            return converted
+        return InferResponse(self._graph, GRAPH_VERSION, [converted], "", parameters)
 
 
 def to_output(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:
-    """Make of a packet's value what a response shows under the stream's name.
+    """Convert a packet's value to a response output named ``stream``.
 
-    A Python tensor keeps its own name, datatype and shape, whether or not they fit its bytes.  A whole response
-    stands for itself; the caller gets one of its own to fill in.
-
-    Raises:
-        GraphFailure: the value is of a type that no response can carry.
+    A Python tensor keeps its name, datatype and shape, even if its bytes do not fit them. A response is copied, so the
+    caller may change it.
     """
     if isinstance(value, PythonTensor):
         return RawTensor(value.name, value.datatype, value.shape, contents_of(value))

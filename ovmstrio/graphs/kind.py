@@ -1,12 +1,11 @@
-"""Graphs as the server knows them."""
+"""The graph kind: configuration, loading, and graphs that consist of one text model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 import trio
@@ -46,32 +45,24 @@ if TYPE_CHECKING:
     from ovmstrio.serving.kind import LoadContext
 
 __all__ = [
-    "GRAPHS",
     "GraphKind",
     "TextGraph",
     "load_graph",
-    "paths_of_models",
-    "read_graphs",
-    "read_text_graph",
     "text_graph_of",
 ]
 
-# ----------------------------------------------------------------------
-# The graphs of a configuration file: those of its own list, and those among the models
-# ----------------------------------------------------------------------
+# Configuration
 
-GRAPHS: Final = "mediapipe_config_list"
+_SECTION: Final = "mediapipe_config_list"
 
 
-def read_graphs(file: ConfigFile) -> list[GraphSpec]:
-    """Read every graph, and the models that belong to it, which take their names first."""
-    checked = [replace(item, value=check_members(item, GraphEntry, file.findings)) for item in file.items(GRAPHS)]
-    return [_read_graph(node, file) for node in _first_of_each_name([*file.models.graphs, *checked], file)]
-
-
-def _first_of_each_name(nodes: Iterable[Located], file: ConfigFile) -> list[Located]:
-    named = [node for node in nodes if "name" in node.value]  # of others it is told already that they are wrong
-    return [node for node in named if file.is_first(GraphSpec.kind, node, node.find("name"))]
+def _read_graphs(file: ConfigFile) -> list[GraphSpec]:
+    """Parse every graph of a configuration file, including graphs in the model list, which claim their names first."""
+    checked = [replace(item, value=check_members(item, GraphEntry, file.findings)) for item in file.items(_SECTION)]
+    # A missing name is reported already.
+    named = [node for node in (*file.models.graphs, *checked) if "name" in node.value]
+    first = [node for node in named if file.is_first(GraphSpec.kind, node, node.find("name"))]
+    return [_read_graph(node, file) for node in first]
 
 
 def _read_graph(node: Located, file: ConfigFile) -> GraphSpec:
@@ -94,61 +85,57 @@ def _read_graph(node: Located, file: ConfigFile) -> GraphSpec:
     )
 
 
-# ----------------------------------------------------------------------
-# Graphs as the server knows them
-# ----------------------------------------------------------------------
+# Kind
 
 _TEXT_MODEL: Final = re.compile(rb"\b(?:HttpLLM|Embeddings|Rerank|S2t|T2s|ImageGen)Calculator")
-_READ_BY_ENGINES: Final = frozenset({".xml", ".bin", ".json", ".jinja", ".gguf"})
+_ENGINE_FILE_SUFFIXES: Final = frozenset({".xml", ".bin", ".json", ".jinja", ".gguf"})
 _MISSING: Final = Problem("the graph's file does not exist", path="graph_path")
 
 
 class GraphKind(Kind[GraphSpec]):
-    """Packet graphs, whose sessions look for what they call when it is called."""
+    """Packet graphs. Sessions in a graph look up the servable they call at call time."""
 
     name = GraphSpec.kind
     spec = GraphSpec
     takes = frozenset({Takes.TENSORS, Takes.STREAMS, Takes.GENERATION, Takes.PAYLOADS})
-    section = GRAPHS
+    section = _SECTION
     occupied = "Given mediapipe graph name is already occupied"
 
     def read(self, file: ConfigFile) -> list[ServableSpec]:
-        """Read the graphs of the file; those that are one model of text become that."""
-        return [_as_it_is_served(spec, file) for spec in read_graphs(file)]
+        """Parse the graphs of a configuration file; a graph of one text model becomes a text model."""
+        return [_served_spec(spec, file) for spec in _read_graphs(file)]
 
     def depends_on(self, spec: GraphSpec) -> Sequence[Dependency]:
-        """Give what the sessions of the graph's file call."""
+        """Return the servables that the graph's sessions call."""
         try:
             content = read_regular_bytes(spec.graph_path)
         except OSError:
             return ()
-        return [call for call in _sessions(content, str(spec.graph_path)) if call.name != spec.name]
+        return [call for call in _session_calls(content, str(spec.graph_path)) if call.name != spec.name]
 
     def list_versions(self, spec: GraphSpec) -> Listing:
-        """Give the one version there is."""
+        """Return the only version."""
         return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=self.files_mark(spec, spec.graph_path.parent))
 
     def files_mark(self, spec: GraphSpec, directory: Path) -> str:
-        """Look at the graph's file, the code of its nodes, and the models of those that make text."""
+        """Return the fingerprint of the graph file, the code of its nodes and the models of its text nodes."""
         del directory
-        return graph_mark(spec) + paths_mark(file for path in _models(spec) for file in _files_of_model(path))
+        return graph_mark(spec) + paths_mark(file for path in _model_paths_of(spec) for file in _engine_files(path))
 
     def examine(self, spec: GraphSpec) -> Sequence[Problem]:
-        """Tell everything about the graph's file; it is told again when it keeps the graph from being loaded."""
-        from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - as in `load`
-
+        """Return all problems of the graph file."""
         return examine_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
 
     def place(self, spec: GraphSpec, problem: Problem, directory: Path | None) -> Problem:
-        """Point at the graph's file, except for what the configuration says of it."""
+        """Add the graph file to a problem, unless the problem is in the configuration."""
         del directory
         if problem.file or problem.path == _MISSING.path:
             return spec.placed(problem)
         return replace(problem, file=str(spec.graph_path))
 
     async def load(self, spec: GraphSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Check the graph's file, and make what its nodes share."""
-        # What only graphs need is left alone by those who have none.
+        """Load the graph."""
+        # Imported here so that servers without graphs do not load it.
         from ovmstrio.isolation.isolated_code import Isolation  # noqa: PLC0415 - as above
 
         del version, directory
@@ -168,31 +155,24 @@ class GraphKind(Kind[GraphSpec]):
         )
 
     def obstacle(self, service: Service) -> str:
-        """Tell of a node's engine that has ended, and is not there again yet."""
-        told: str = getattr(service, "obstacle", "")
-        return told
+        """Return the reason why a node's engine is not ready."""
+        reason: str = getattr(service, "obstacle", "")
+        return reason
 
     def look_inside(self, spec: GraphSpec, service: Service) -> Inside:
-        """Tell of the graph's nodes and streams."""
-        from ovmstrio.graphs.servable import GraphServable  # noqa: PLC0415 - as in `load`
-
+        """Return the graph's nodes and streams."""
         del spec
         return service.inside if isinstance(service, GraphServable) else NOTHING_INSIDE
 
 
 async def _load_text(context: LoadContext, spec: TextModelSpec) -> TextGenerator:
-    """Load the model of a node that makes text.
-
-    Raises:
-        ConfigError, ServerError: as ``load_task``.
-    """
     from ovmstrio.text.kind import load_task  # noqa: PLC0415 - as in `load`
 
     return cast("TextGenerator", await load_task(spec, context))
 
 
-def _models(spec: GraphSpec) -> tuple[Path, ...]:
-    """Give the files and folders of the models that the graph's nodes name, as far as they can be read; blocking."""
+def _model_paths_of(spec: GraphSpec) -> tuple[Path, ...]:
+    """Return the models that the graph's nodes name, as far as the file can be parsed. Reads the disk."""
     try:
         content = read_regular_bytes(spec.graph_path)
     except OSError:
@@ -200,44 +180,41 @@ def _models(spec: GraphSpec) -> tuple[Path, ...]:
     return _model_paths(content, spec.base_path) if _TEXT_MODEL.search(content) else ()
 
 
-def _files_of_model(path: Path) -> Iterator[Path]:
-    """Give the file of a model, or what engines read of its folder, where code of users may keep files of its own.
+def _engine_files(path: Path) -> Iterator[Path]:
+    """Yield the model file, or the files of its folder that engines read; user code may keep other files there.
 
-    A folder that cannot be read is a state like any other.
+    An unreadable folder yields the path itself.
     """
     try:
         entries = list(path.iterdir())
     except (OSError, ValueError):
         yield path
         return
-    yield from (file for file in entries if file.suffix in _READ_BY_ENGINES)
+    yield from (file for file in entries if file.suffix in _ENGINE_FILE_SUFFIXES)
 
 
 def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
-    """Give what a graph is served as that is one model of text; None for any other; blocking."""
+    """Return the text model that the graph consists of; None for any other graph. Reads the disk."""
     try:
         content = read_regular_bytes(spec.graph_path)
     except (OSError, ValueError):
         return None
-    if not _TEXT_MODEL.search(content):
-        return None
-
-    return read_text_graph(spec, cache_dir)
+    return _read_text_graph(spec, cache_dir) if _TEXT_MODEL.search(content) else None
 
 
-def _as_it_is_served(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
+def _served_spec(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
     found = text_graph_of(spec, file.cache_dir)
     if found is None:
         return spec.model_copy(update={"cache_dir": file.cache_dir})
     file.findings.problems += found.warnings
-    # The configuration is read again when the graph's file changes.
+    # A change of the graph file triggers a reload of the configuration.
     file.subconfigs.contents[spec.graph_path] = found.content
     return found.spec
 
 
 @lru_cache(maxsize=64)
-def _sessions(content: bytes, file: str) -> tuple[Dependency, ...]:
-    """Find what is called in a graph's file; one that cannot be read calls nothing."""
+def _session_calls(content: bytes, file: str) -> tuple[Dependency, ...]:
+    """Return the servables that a graph file calls; none if it cannot be parsed."""
     if b"servable_name" not in content:
         return ()
     from ovmstrio.graphs.calculators.inference import find_calls  # noqa: PLC0415 - as in `load`
@@ -250,13 +227,10 @@ def _sessions(content: bytes, file: str) -> tuple[Dependency, ...]:
 
 @lru_cache(maxsize=64)
 def _model_paths(content: bytes, directory: Path) -> tuple[Path, ...]:
-    """Find what nodes of a graph's file name that make text, drafts included; a file without sense names nothing."""
-    return paths_of_models(content.decode(errors="replace"), directory)
+    return _text_model_paths(content.decode(errors="replace"), directory)
 
 
-# ----------------------------------------------------------------------
-# Load a graph: read and check its file, then make what its nodes share
-# ----------------------------------------------------------------------
+# Loading
 
 log = structlog.get_logger(__name__)
 
@@ -274,26 +248,26 @@ async def load_graph(
 ) -> GraphServable:
     """Load a graph; the caller owns the servable and closes it.
 
+    After an error or cancellation, the nodes loaded so far are finalized.
+
     Args:
-        spec: how it was configured.
-        lease: how nodes call what else is served.
+        spec: the graph's configuration.
+        lease: gives nodes access to other servables.
         tasks: owns the graph's worker threads; must outlive the servable.
-        hooks: are told of instances.
-        hide_errors: tell clients only the type of what user code raises.
-        isolation: how user code is run in processes of its own; None for threads.
-        load_text: loads the models of nodes that make text; None where they cannot be loaded.
-        text_api: makes what reads what these nodes are asked, and writes what they answer.
+        hooks: observers of instances.
+        hide_errors: send clients only the type of user exceptions.
+        isolation: worker processes for user code; None for threads.
+        load_text: loads the models of text-generation nodes; None if that is not possible.
+        text_api: creates the request parser and response writer of text-generation nodes.
 
     Raises:
-        ConfigError: the file cannot be used, or a node cannot be loaded; nodes that were are finalized.
-
-    Cancellation: while nodes load; nodes that were loaded are finalized.
+        ConfigError: the file is invalid, or a node cannot be loaded.
     """
     examined = await run_load(partial(examine_graph, spec.graph_path, spec.base_path))
     if examined.config is None or examined.errors:
         raise ConfigError(examined.errors)
     for problem in examined.problems:
-        log.warning("graph", graph=spec.name, problem=str(problem))
+        log.warning("graph problem found", graph=spec.name, problem=str(problem))
     threads = WorkerThreads()
     scope = DefinitionScope(
         spec.name,
@@ -318,7 +292,9 @@ async def load_graph(
         with trio.CancelScope(shield=True):
             await close_nodes(nodes, threads)
         raise
-    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, _server_side(examined.config))
+    # The side packet of Python nodes has no value, because each node holds its own state.
+    side = {ref.name: None for node in examined.config.nodes for ref in node.side_inputs if ref.name == "py"}
+    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, side)
     return GraphServable(spec.name, loaded, hooks)
 
 
@@ -329,28 +305,21 @@ def _kind_of(node: NodeConfig) -> CalculatorKind:
     return kind
 
 
-def _server_side(config: GraphConfig) -> dict[str, Any]:
-    """Give the side packet that Python nodes ask for; what it stands for is the node's own here."""
-    return {ref.name: None for node in config.nodes for ref in node.side_inputs if ref.name == "py"}
-
-
-# ----------------------------------------------------------------------
-# Graphs that consist of one model of text, as OpenVINO Model Server writes them: they are served as that model
-# ----------------------------------------------------------------------
+# Graphs of one text model, served as that model
 
 
 class TextGraph(NamedTuple):
-    """What a graph's file says: the model, what is odd with it, and the content of the file."""
+    """A graph file that is one text model: its spec, warnings and content."""
 
     spec: TextModelSpec
     warnings: tuple[Problem, ...]
     content: bytes
 
 
-def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
-    """Read a graph's file as one model of text; None for any other graph, and what cannot be read at all.  Blocks.
+def _read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
+    """Parse a graph file as one text model; None for any other graph or an unreadable file. Reads the disk.
 
-    What is wrong with the file are problems of the model, with its lines.
+    Errors of the file become problems of the model.
     """
     try:
         content = read_regular_bytes(spec.graph_path)
@@ -376,8 +345,8 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
     return TextGraph(made, tuple(each for each in examined.problems if each.severity != "error"), content)
 
 
-def paths_of_models(content: str, directory: Path) -> tuple[Path, ...]:
-    """Give the files and folders that nodes of a graph name which make text; what cannot be read names none."""
+def _text_model_paths(content: str, directory: Path) -> tuple[Path, ...]:
+    """Return the model and draft paths of a graph's text-generation nodes; none if the file cannot be parsed."""
     config = examine_text(content, "").config
     found: list[Path] = []
     for node in config.nodes if config is not None else ():
@@ -388,13 +357,12 @@ def paths_of_models(content: str, directory: Path) -> tuple[Path, ...]:
 
 
 def _check_streams(graph: GraphConfig, findings: Findings) -> None:
-    """See that the graph itself takes and gives documents of HTTP, by its tags."""
     for kind, refs, tags in (("input", graph.inputs, PAYLOADS[:2]), ("output", graph.outputs, PAYLOADS[2:])):
         for ref in refs:
             if ref.port.tag not in tags:
                 findings.refuse(
                     ref.at,
-                    f"the {kind} of a graph of {graph.nodes[0].calculator} is a document of HTTP",
+                    f"the {kind} of a graph with {graph.nodes[0].calculator} must be an HTTP payload",
                     expected=" or ".join(tags),
                     found=ref.port.tag or "no tag",
                     suggestion=f'write {kind}_stream: "{tags[0]}:{ref.name}"',

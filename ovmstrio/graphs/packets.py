@@ -1,8 +1,8 @@
-"""What travels through graphs: packets, the kinds of value that they carry, and the tags that ask for these.
+"""Packets of graphs: value types, the stream tags that select them, and MediaPipe timestamps.
 
 The type of a stream is a Python class: ``pyovms.Tensor`` for Python nodes, the classes below for the others,
-``InferRequest`` and ``InferResponse`` for graphs that handle whole messages, ``bool`` for loopback, and ``object`` for
-a stream that carries anything.
+``InferRequest`` and ``InferResponse`` for graphs that process complete messages, ``bool`` for loopback, and
+``object`` for any type.
 """
 
 from __future__ import annotations
@@ -42,13 +42,9 @@ __all__ = [
     "type_name",
 ]
 
-# ----------------------------------------------------------------------
-# What travels through graphs: packets, the kinds of value that they carry, and the tags that ask for these
-# ----------------------------------------------------------------------
-
 
 class Packet(NamedTuple):
-    """A value at a time.  The value is shared by everyone who receives it, and must not be changed."""
+    """A value at a timestamp. All receivers share the value, so they must not change it."""
 
     value: Any
     timestamp: int
@@ -63,25 +59,25 @@ class TensorValue:
 
 
 class OvTensor(TensorValue):
-    """A tensor as OpenVINO nodes take it: ``OVTENSOR``, and streams without a tag that is known."""
+    """A tensor for OpenVINO nodes: tag ``OVTENSOR``, and streams without a known tag."""
 
     __slots__ = ()
 
 
 class MediaPipeTensor(TensorValue):
-    """A tensor of MediaPipe's own: ``TENSOR``; FP32, FP16, INT32, INT8, UINT8 or BOOL, no dimension 0."""
+    """A MediaPipe tensor: tag ``TENSOR``; FP32, FP16, INT32, INT8, UINT8 or BOOL, no dimension 0."""
 
     __slots__ = ()
 
 
 class TfTensor(TensorValue):
-    """A tensor as TensorFlow nodes take it: ``TFTENSOR``."""
+    """A tensor for TensorFlow nodes: tag ``TFTENSOR``."""
 
     __slots__ = ()
 
 
 class ImageFrame(TensorValue):
-    """A picture: ``IMAGE``; height, width, channels of UINT8, UINT16 or FP32."""
+    """An image: tag ``IMAGE``; height, width, channels of UINT8, UINT16 or FP32."""
 
     __slots__ = ()
 
@@ -110,40 +106,38 @@ _TYPE_NAMES: Final = {
     MediaPipeTensor: "mediapipe::Tensor",
     TfTensor: "tensorflow::Tensor",
     ImageFrame: "mediapipe::ImageFrame",
-    InferRequest: "the whole request",
-    InferResponse: "the whole response",
+    InferRequest: "the complete request",
+    InferResponse: "the complete response",
 }
 
 
 def stream_type(tag: str) -> type:
-    """Give the type of packets on a stream of the graph whose tag begins like one that is known, else OpenVINO's."""
+    """Return the packet type of a graph stream by its tag's prefix; ``OvTensor`` for an unknown tag."""
     return next((kind for prefix, kind in _TYPES if tag.startswith(prefix)), OvTensor)
 
 
 def tag_for(kind: type) -> str | None:
-    """Give the tag by which a graph says that a stream carries this type; None where there is none."""
+    """Return the tag that selects a packet type; None if there is none."""
     return next((prefix for prefix, known in _TYPES if known is kind), None)
 
 
 def type_name(kind: type) -> str:
-    """Give a type's name as people who write graphs know it."""
+    """Return the name of a type for error messages."""
     return _TYPE_NAMES.get(kind, kind.__name__)
 
 
-# ----------------------------------------------------------------------
-# Timestamps of packets: int64 numbers, some of which have a meaning of their own, as in MediaPipe
-# ----------------------------------------------------------------------
+# Timestamps
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 
 UNSET: Final = _INT64_MIN
 MIN: Final = _INT64_MIN + 3
-"""The smallest timestamp that a packet of a stream may have."""
+"""The smallest timestamp of a packet."""
 MAX: Final = _INT64_MAX - 3
-"""The largest timestamp that a packet of a stream may have."""
+"""The largest timestamp of a packet."""
 DONE: Final = _INT64_MAX
-"""The bound of a stream on which nothing will come any more."""
+"""The bound of a closed stream."""
 
 _TIMESTAMP_NAMES: Final = {
     UNSET: "Timestamp::Unset()",
@@ -158,22 +152,22 @@ _TIMESTAMP_NAMES: Final = {
 
 
 def is_range_value(timestamp: int) -> bool:
-    """Tell whether a packet in the middle of a stream may have this timestamp."""
+    """Return whether a packet may have this timestamp."""
     return MIN <= timestamp <= MAX
 
 
 def next_allowed(timestamp: int) -> int:
-    """Give the smallest timestamp that the packet after one at ``timestamp`` may have."""
+    """Return the smallest timestamp allowed after ``timestamp``."""
     return timestamp + 1 if timestamp < MAX else DONE
 
 
 def show(timestamp: int) -> str:
-    """Name a timestamp in MediaPipe's spelling: special ones by name, all others as numbers."""
+    """Format a timestamp as MediaPipe does: special values by name, others as numbers."""
     return _TIMESTAMP_NAMES.get(timestamp, str(timestamp))
 
 
 class AutomaticTimestamps:
-    """Timestamps for requests that bring none: microseconds since the epoch, always ascending."""
+    """Timestamps for requests without one: microseconds since the epoch, strictly ascending."""
 
     __slots__ = ("_last",)
 
@@ -181,6 +175,6 @@ class AutomaticTimestamps:
         self._last = 0
 
     def next(self) -> int:
-        """Give a timestamp larger than every one given before, and than those noted."""
+        """Return a timestamp larger than all previous ones."""
         self._last = max(time.time_ns() // 1000, self._last + 1)
         return self._last

@@ -1,4 +1,4 @@
-"""A loaded graph, laid out for running: which stream leads where, and in which order nodes open."""
+"""Execution plan of a loaded graph: routes of streams, opening order of nodes, and the drawing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ __all__ = [
     "make_graph_plan",
 ]
 
-# ----------------------------------------------------------------------
-# A loaded graph, laid out for running: which stream leads where, and in which order nodes open
-# ----------------------------------------------------------------------
-
 
 class LoadedNode(NamedTuple):
-    """A node with what its calculator said and made; ``hooks`` are told of its runs."""
+    """A node with its contract and shared state; ``hooks`` observe its runs."""
 
     config: NodeConfig
     contract: NodeContract
@@ -44,7 +40,7 @@ class LoadedNode(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """One end of a stream: the input number ``slot``, in the order of tags, of a node, and the type that it takes."""
+    """Consumer of a stream: input number ``slot`` (in tag order) of a node, and the type it accepts."""
 
     node: int
     slot: int
@@ -53,7 +49,7 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamRoute:
-    """Where the packets of one stream go: inputs of nodes, and outputs of the graph by number, counted by ``tally``."""
+    """Consumers of one stream: node inputs, and graph outputs by number. ``tally`` counts its packets."""
 
     stream: str
     consumers: tuple[Consumer, ...]
@@ -63,10 +59,7 @@ class StreamRoute:
 
 @dataclass(frozen=True, slots=True)
 class GraphNodePlan:
-    """One node, with its inputs in the order of tags, the routes of its outputs in that order, and its input policy.
-
-    ``tally`` counts its runs.
-    """
+    """One node: inputs and output routes in tag order, and its input policy. ``tally`` counts its runs."""
 
     config: NodeConfig
     contract: NodeContract
@@ -79,9 +72,9 @@ class GraphNodePlan:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """One loaded graph; nodes are in the order in which they open, makers of side packets before their users.
+    """Plan of one loaded graph; nodes are in opening order, producers of side packets before their consumers.
 
-    ``is_chain``: no two nodes can ever have something to do at once, so that running them in parallel gains nothing.
+    ``is_chain``: no two nodes can ever be runnable at once, so running them in parallel gains nothing.
     """
 
     config: GraphConfig
@@ -93,32 +86,26 @@ class GraphPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadedGraph:
-    """A graph whose nodes are ready; ``side`` are the side packets that the server gives every instance."""
+    """A graph whose nodes are loaded; ``side`` holds the side packets that the server gives every instance."""
 
     plan: GraphPlan
     threads: WorkerThreads
     side: dict[str, Any] = field(default_factory=dict)
 
     async def aclose(self) -> None:
-        """Give back what the nodes share, the last node first, and end the threads.
-
-        Cancellation: whoever calls this shields it; each node bounds its own time.
-        """
+        """Release the nodes' shared state, last node first, and stop the threads. The caller shields this call."""
         await close_nodes(self.plan.nodes, self.threads)
 
 
 async def close_nodes(nodes: Sequence[LoadedNode | GraphNodePlan], threads: WorkerThreads) -> None:
-    """Give back what nodes share, the last one first, and end the threads.
-
-    Cancellation: whoever calls this shields it; each node bounds its own time.
-    """
+    """Release the nodes' shared state, last node first, and stop the threads. The caller shields this call."""
     for node in reversed(nodes):
         await node.resources.aclose()
     await threads.aclose()
 
 
 def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
-    """Lay out a graph that has been checked (``graphs.config.wiring``)."""
+    """Create the plan of a validated graph."""
     ordered = _by_side_packets(nodes)
     routes = _routes(config, ordered)
 
@@ -142,13 +129,13 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
 
 
 def _policy(node: LoadedNode) -> PolicyConfig:
-    """Give the policy that the file names, else the calculator's own, else the default."""
+    """Return the file's policy, else the calculator's default, else the global default."""
     own = node.contract.policy
     return PolicyConfig(own) if own and node.config.policy == PolicyConfig() else node.config.policy
 
 
 def _is_chain(nodes: Sequence[LoadedNode]) -> bool:
-    """Tell whether each node that takes packets takes those of one stream, and no two the same."""
+    """Return whether each node reads at most one stream and no stream feeds two nodes."""
     feeds = [
         tuple(ref.name for ref in node.config.inputs if ref.port not in node.config.back_edges)
         for node in nodes
@@ -184,7 +171,7 @@ def _routes(config: GraphConfig, nodes: Sequence[LoadedNode]) -> dict[str, Strea
 
 
 def _by_side_packets(nodes: Sequence[LoadedNode]) -> list[LoadedNode]:
-    """Order nodes so that each comes after the makers of its side packets, else as in the file."""
+    """Return the nodes in file order, except that producers of side packets precede their consumers."""
     makers = {ref.name: node for node in nodes for ref in node.config.side_outputs}
     ordered: list[LoadedNode] = []
 
@@ -202,13 +189,11 @@ def _by_side_packets(nodes: Sequence[LoadedNode]) -> list[LoadedNode]:
     return ordered
 
 
-# ----------------------------------------------------------------------
-# Graphs as pictures: a box for each node, and for each stream or side packet that enters or leaves the graph
-# ----------------------------------------------------------------------
+# Drawing
 
 
 def draw(graph: GraphConfig) -> Drawing:
-    """Arrange a graph, which may be wrong: streams without a producer are left out, cycles are cut somewhere."""
+    """Draw a graph, valid or not: streams without a producer are left out, cycles are cut."""
     keys = [f"n{number}" for number in range(len(graph.nodes))]
     inputs = [_border(ref, f"i{number}", "input") for number, ref in enumerate(graph.inputs)]
     inputs += [_border(ref, f"s{number}", "input", "side packet") for number, ref in enumerate(graph.side_inputs)]

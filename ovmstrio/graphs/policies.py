@@ -1,6 +1,6 @@
-"""Input policies: when a node may run, and on which packets.
+"""Input policies: when a node can run, and on which packets.
 
-A policy looks at the input streams of one node.  ``next()`` takes the packets of one run off them.
+A policy reads the input streams of one node; ``next()`` takes the packets of one run from them.
 """
 
 from __future__ import annotations
@@ -22,45 +22,29 @@ if TYPE_CHECKING:
 __all__ = [
     "BEFORE_ALL",
     "CLOSE",
-    "BarrierPolicy",
     "Close",
-    "DefaultPolicy",
-    "EarlyClosePolicy",
-    "FixedSizePolicy",
-    "ImmediatePolicy",
     "InputPolicy",
-    "MuxPolicy",
     "NodeStep",
-    "SettledPolicy",
     "Step",
-    "SyncSetPolicy",
-    "TimestampAlignPolicy",
-    "earliest",
     "make_policy",
     "policy_names",
-    "ready_time",
-    "take",
 ]
-
-# ----------------------------------------------------------------------
-# What a policy answers
-# ----------------------------------------------------------------------
 
 
 class Close(enum.Enum):
-    """The type of :data:`CLOSE`."""
+    """Type of :data:`CLOSE`."""
 
     CLOSE = enum.auto()
 
 
 CLOSE: Final = Close.CLOSE
-"""All inputs are done: the node is to be closed."""
+"""All inputs are done: the node must be closed."""
 
 
 class NodeStep(NamedTuple):
-    """One run of the node: its timestamp and the values by port, in the order of tags.
+    """One run of a node: its timestamp and its values by port, in tag order.
 
-    ``settled`` tells by port how far each input is known, where the policy looks for that.
+    ``settled``: the last known timestamp of each input, if the policy tracks it.
     """
 
     timestamp: int
@@ -69,49 +53,43 @@ class NodeStep(NamedTuple):
 
 
 Step = NodeStep | Literal[Close.CLOSE] | None
-"""None: not ready."""
+"""None: the node is not ready."""
 
 
 class InputPolicy:
-    """The input policy of one node of one instance."""
+    """Input policy of one node of one instance."""
 
     def __init__(self, streams: Sequence[InputStream]) -> None:
         self._streams = streams
 
     def next(self) -> Step:
-        """Take the packets of the next run, if the node may run.
-
-        Raises:
-            NodeFailure: the packets make no sense to the policy.
-        """
+        """Take the packets of the next run, if the node can run."""
         raise NotImplementedError
 
     def arrived(self) -> None:
-        """Note that packets or bounds have come; some policies drop packets now."""
+        """Handle new packets or bounds; some policies drop packets here."""
 
     def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have, ``DONE`` if there will be none."""
-        return earliest(self._streams)
+        """Return the smallest timestamp of a future run, ``DONE`` if there is none."""
+        return _earliest_timestamp(self._streams)
 
 
-def earliest(streams: Sequence[InputStream]) -> int:
-    """Give the smallest timestamp of a packet that waits on these streams or may still come."""
+def _earliest_timestamp(streams: Sequence[InputStream]) -> int:
+    """Return the smallest timestamp of a queued or future packet on these streams."""
     return min((stream.earliest for stream in streams), default=DONE)
 
 
-# ----------------------------------------------------------------------
-# Policies that run a node also where it has become certain that no packet comes
-# ----------------------------------------------------------------------
+# Policies that also run on timestamp bounds
 
 BEFORE_ALL: Final = MIN - 1
-"""The last settled timestamp of an input of which nothing is known yet."""
+"""Last settled timestamp of an input about which nothing is known yet."""
 
 
-class SettledPolicy(InputPolicy):
-    """Runs at the timestamp of the earliest packet, or without one at the last timestamp that is settled.
+class _SettledPolicy(InputPolicy):
+    """Policy that runs at the timestamp of the earliest packet, or without packets at the last settled timestamp.
 
-    Of several timestamps that were settled at once without packets only the last is run.  Inputs are looked at all
-    together, or each for itself; in the second case the end of each is told by a run without packets at ``MAX``.
+    If several timestamps settle at once without packets, only the last one runs. The inputs form one set, or one set
+    each; in the second case a run without packets at ``MAX`` reports the end of each input.
     """
 
     def __init__(self, streams: Sequence[InputStream], sets: Sequence[_Set]) -> None:
@@ -119,17 +97,14 @@ class SettledPolicy(InputPolicy):
         self._sets = sets
 
     @classmethod
-    def together(cls, streams: Sequence[InputStream]) -> Self:
-        """Wait for all inputs, as the default policy does."""
-        return cls(streams, [_Set(streams, tells_end=False)])
+    def synchronized(cls, streams: Sequence[InputStream]) -> Self:
+        return cls(streams, [_Set(streams, reports_end=False)])
 
     @classmethod
-    def apart(cls, streams: Sequence[InputStream]) -> Self:
-        """Wait for none, as the policy Immediate does."""
-        return cls(streams, [_Set([stream], tells_end=True) for stream in streams])
+    def unsynchronized(cls, streams: Sequence[InputStream]) -> Self:
+        return cls(streams, [_Set([stream], reports_end=True) for stream in streams])
 
     def next(self) -> Step:
-        """Take the earliest timestamp at which something has become known."""
         times = [each.time() for each in self._sets]
         now = min((time for time in times if time is not None), default=None)
         if now is None:
@@ -141,26 +116,28 @@ class SettledPolicy(InputPolicy):
         for each, time in zip(self._sets, times, strict=True):
             if time == now:
                 each.take(now, inputs)
-            settled |= {stream.port: now if time == now else _known(stream) for stream in each.streams}
+            for stream in each.streams:
+                known = MAX if stream.earliest == DONE else stream.earliest - 1
+                settled[stream.port] = now if time == now else known
         return NodeStep(now, inputs, settled)
 
 
 class _Set:
-    """Inputs that are looked at together; ``last`` is the timestamp of their last run."""
+    """Inputs that are synchronized; ``_last`` is the timestamp of their last run."""
 
-    __slots__ = ("_last", "_tells_end", "streams")
+    __slots__ = ("_last", "_reports_end", "streams")
 
-    def __init__(self, streams: Sequence[InputStream], *, tells_end: bool) -> None:
+    def __init__(self, streams: Sequence[InputStream], *, reports_end: bool) -> None:
         self.streams = streams
-        self._tells_end = tells_end
+        self._reports_end = reports_end
         self._last = BEFORE_ALL
 
     def time(self) -> int | None:
-        """Give the timestamp of the next run; None if nothing is new, ``DONE`` if nothing more will be."""
+        """Return the timestamp of the next run, None if nothing is new, ``DONE`` if there is none."""
         packet = min((stream.queue[0].timestamp for stream in self.streams if stream.queue), default=DONE)
         bound = min((stream.bound for stream in self.streams if not stream.queue), default=DONE)
         is_done = packet == bound == DONE
-        if is_done and not self._tells_end:
+        if is_done and not self._reports_end:
             return DONE
         found = min(packet, MAX if bound == DONE else bound - 1)
         if found > self._last:
@@ -168,25 +145,17 @@ class _Set:
         return DONE if is_done else None
 
     def take(self, timestamp: int, inputs: dict[Port, Any]) -> None:
-        """Add what lies at a timestamp to the values of a run."""
         self._last = timestamp
         for stream in self.streams:
             if stream.queue and stream.queue[0].timestamp == timestamp:
                 inputs[stream.port] = stream.queue.popleft().value
 
 
-def _known(stream: InputStream) -> int:
-    """Give the last timestamp of an input of which everything has been told."""
-    return MAX if stream.earliest == DONE else stream.earliest - 1
+# Policies over sync sets
 
 
-# ----------------------------------------------------------------------
-# Policies made of sync sets: streams that are looked at together
-# ----------------------------------------------------------------------
-
-
-def ready_time(streams: Sequence[InputStream]) -> int | None:
-    """Give the timestamp at which a set may run; None if it must wait, ``DONE`` if all of it is done."""
+def _ready_time(streams: Sequence[InputStream]) -> int | None:
+    """Return the timestamp at which a set can run, None if it must wait, ``DONE`` if all its streams are done."""
     packet = bound = DONE
     for stream in streams:
         queue = stream.queue
@@ -200,8 +169,7 @@ def ready_time(streams: Sequence[InputStream]) -> int | None:
     return DONE if packet == bound == DONE else None
 
 
-def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
-    """Take what lies at a timestamp at the heads of the streams."""
+def _take_packets(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
     inputs = {
         stream.port: stream.queue.popleft().value
         for stream in streams
@@ -210,31 +178,29 @@ def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
     return NodeStep(timestamp, inputs)
 
 
-class DefaultPolicy(InputPolicy):
-    """All inputs together, in the order of timestamps."""
+class _DefaultPolicy(InputPolicy):
+    """Policy with all inputs synchronized, in timestamp order."""
 
     def next(self) -> Step:
-        """Take the earliest timestamp, once no other input can have anything at it or before."""
-        timestamp = ready_time(self._streams)
+        timestamp = _ready_time(self._streams)
         if timestamp is None:
             return None
-        return CLOSE if timestamp == DONE else take(self._streams, timestamp)
+        return CLOSE if timestamp == DONE else _take_packets(self._streams, timestamp)
 
 
-class EarlyClosePolicy(DefaultPolicy):
-    """As the default, but the first input that is done ends the node."""
+class _EarlyClosePolicy(_DefaultPolicy):
+    """Default policy, except that the first input that is done closes the node."""
 
     def next(self) -> Step:
-        """Close as soon as one input is done, else as the default."""
         if any(stream.is_done for stream in self._streams):
             return CLOSE
         return super().next()
 
 
-class SyncSetPolicy(InputPolicy):
-    """Several sets, each for itself; of those that may run the earliest runs, and of equals the one declared first.
+class _SyncSetPolicy(InputPolicy):
+    """Several synchronized sets; the ready set with the earliest timestamp runs, of equals the one declared first.
 
-    Inputs in no set form one more, the last.
+    Inputs in no declared set form the last set.
     """
 
     def __init__(self, sets: Sequence[Sequence[InputStream]]) -> None:
@@ -242,8 +208,7 @@ class SyncSetPolicy(InputPolicy):
         self._sets = sets
 
     @classmethod
-    def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Make the sets that the options name."""
+    def from_config(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
         by_port = {stream.port: stream for stream in streams}
         declared = config.options.sync_set if config.options is not None else ()
         sets = [
@@ -255,42 +220,39 @@ class SyncSetPolicy(InputPolicy):
         return cls(sets)
 
     def next(self) -> Step:
-        """Take the earliest set that may run."""
         best: Sequence[InputStream] | None = None
         first = DONE
         is_done = True
         for streams in self._sets:
-            timestamp = ready_time(streams)
+            timestamp = _ready_time(streams)
             is_done = is_done and timestamp == DONE
             if timestamp is not None and timestamp < first:
                 best, first = streams, timestamp
         if best is not None:
-            return take(best, first)
+            return _take_packets(best, first)
         return CLOSE if is_done else None
 
 
-class ImmediatePolicy(InputPolicy):
-    """Every input for itself: the earliest packet runs at once, with whatever lies at the same timestamp beside it.
+class _ImmediatePolicy(InputPolicy):
+    """Policy without synchronization: the earliest packet runs at once, with any packets at the same timestamp.
 
-    MediaPipe runs the node with no packet at all when one of several inputs ends; here nothing happens then.
+    MediaPipe also runs the node without packets when one of several inputs ends; this policy does not.
     """
 
     def next(self) -> Step:
-        """Take the earliest packets there are."""
         waiting = [stream.queue[0].timestamp for stream in self._streams if stream.queue]
         if waiting:
-            return take(self._streams, min(waiting))
+            return _take_packets(self._streams, min(waiting))
         return CLOSE if all(stream.is_done for stream in self._streams) else None
 
 
-class BarrierPolicy(InputPolicy):
-    """Runs once every input has a packet, at the earliest of their timestamps, on one packet of each.
+class _BarrierPolicy(InputPolicy):
+    """Policy that runs once every input has a packet, on one packet of each, at the earliest of their timestamps.
 
-    The first input that is done ends the node, for it can never run again.
+    The first input that is done closes the node, because the node can never run again.
     """
 
     def next(self) -> Step:
-        """Take one packet of each input, if all have one."""
         if any(stream.is_done for stream in self._streams):
             return CLOSE
         if not all(stream.queue for stream in self._streams):
@@ -301,15 +263,10 @@ class BarrierPolicy(InputPolicy):
         )
 
 
-# ----------------------------------------------------------------------
-# Inputs whose clocks started at different times, brought to the clock of one of them
-# ----------------------------------------------------------------------
+class _TimestampAlignPolicy(InputPolicy):
+    """Default policy on aligned clocks: the first packets of all inputs count as simultaneous.
 
-
-class TimestampAlignPolicy(InputPolicy):
-    """The default policy after the first packet of each input has been declared simultaneous.
-
-    Until every input has had one, packets of the base input run alone and the others wait.
+    Timestamps are on the clock of the base input. Until every input has a packet, packets of the base input run alone.
     """
 
     def __init__(self, streams: Sequence[InputStream], base: InputStream) -> None:
@@ -318,13 +275,11 @@ class TimestampAlignPolicy(InputPolicy):
         self._offsets: list[int] | None = None
 
     @classmethod
-    def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Make the policy with the base that the options name."""
+    def from_config(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
         port = parse_tag_index(config.options.timestamp_base_tag_index)
         return cls(streams, next(stream for stream in streams if stream.port == port))
 
     def next(self) -> Step:
-        """Take the earliest aligned timestamp; it is told on the base's clock."""
         if self._offsets is None:
             if not all(stream.queue for stream in self._streams):
                 return self._base_alone()
@@ -333,7 +288,6 @@ class TimestampAlignPolicy(InputPolicy):
         return self._aligned(self._offsets)
 
     def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have, on the base's clock."""
         if self._offsets is None:
             return self._base.earliest
         found = zip(self._streams, self._offsets, strict=True)
@@ -363,16 +317,11 @@ class TimestampAlignPolicy(InputPolicy):
         return NodeStep(packet, inputs)
 
 
-# ----------------------------------------------------------------------
-# Only the newest packets: the default policy over queues that are cut short
-# ----------------------------------------------------------------------
+class _FixedSizePolicy(_DefaultPolicy):
+    """Default policy that drops old packets: a queue that grew to ``trigger`` is cut to ``target``.
 
-
-class FixedSizePolicy(DefaultPolicy):
-    """Drops old packets when a queue has grown to ``trigger`` down to ``target``, on every input at one timestamp.
-
-    What comes late is dropped as if it had come in time.  With ``fixed_min`` nothing is dropped until every queue has
-    grown to ``trigger``, and each keeps at least ``target``.
+    All inputs drop packets up to the same timestamp, including packets that arrive late. With ``fixed_min`` nothing is
+    dropped until every queue has ``trigger`` packets, and each queue keeps at least ``target``.
     """
 
     def __init__(
@@ -385,8 +334,7 @@ class FixedSizePolicy(DefaultPolicy):
         self._keep_from = MIN
 
     @classmethod
-    def configured(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
-        """Make the policy that the options describe."""
+    def from_config(cls, streams: Sequence[InputStream], config: PolicyConfig) -> Self:
         options = config.options
         if options is None:
             return cls(streams)
@@ -398,12 +346,10 @@ class FixedSizePolicy(DefaultPolicy):
         )
 
     def next(self) -> Step:
-        """Drop what is too old, then take as the default does."""
         self.arrived()
         return super().next()
 
     def arrived(self) -> None:
-        """Drop what is too old."""
         keep_from = self._keep_all() if self._fixed_min else self._keep_any()
         for stream in self._streams:
             while stream.queue and stream.queue[0].timestamp < keep_from:
@@ -422,16 +368,11 @@ class FixedSizePolicy(DefaultPolicy):
         return min(stream.queue[-self._target].timestamp for stream in self._streams)
 
 
-# ----------------------------------------------------------------------
-# One of several inputs at a time, as a control input says
-# ----------------------------------------------------------------------
+class _MuxPolicy(InputPolicy):
+    """Policy that runs at each packet of the control input (the last by tag), whose value is the index of a data input.
 
-
-class MuxPolicy(InputPolicy):
-    """Runs at each packet of the control input, the last by tag, whose value is the index of the input to read.
-
-    What the chosen input has at that timestamp comes with it, once that is decided; earlier packets of all inputs are
-    dropped as the control input goes on.  The node ends with its control input.
+    A run waits until the selected input is settled at that timestamp. Older packets of all inputs are dropped. The end
+    of the control input closes the node.
     """
 
     def __init__(self, streams: Sequence[InputStream]) -> None:
@@ -439,11 +380,6 @@ class MuxPolicy(InputPolicy):
         *self._data, self._control = streams
 
     def next(self) -> Step:
-        """Take the next control packet and what it chooses, once that is decided.
-
-        Raises:
-            NodeFailure: it chooses no input.
-        """
         control = self._control
         if not control.queue:
             return CLOSE if control.is_done else None
@@ -457,11 +393,12 @@ class MuxPolicy(InputPolicy):
         inputs = {control.port: head.value}
         if chosen.queue and chosen.queue[0].timestamp == head.timestamp:
             inputs = {chosen.port: chosen.queue.popleft().value, **inputs}
-        self._drop(head.timestamp)
+        for stream in self._data:
+            while stream.queue and stream.queue[0].timestamp <= head.timestamp:
+                stream.queue.popleft()
         return NodeStep(head.timestamp, inputs)
 
     def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have."""
         return self._control.earliest
 
     def _choose(self, value: Any) -> InputStream:
@@ -471,46 +408,39 @@ class MuxPolicy(InputPolicy):
             )
         return self._data[value]
 
-    def _drop(self, timestamp: int) -> None:
-        for stream in self._data:
-            while stream.queue and stream.queue[0].timestamp <= timestamp:
-                stream.queue.popleft()
 
-
-# ----------------------------------------------------------------------
-# Input policies: when a node may run, and on which packets
-# ----------------------------------------------------------------------
+# Registry
 
 _SUFFIX: Final = "InputStreamHandler"
 
 _POLICIES: Final[Mapping[str, Callable[[Sequence[InputStream], PolicyConfig], InputPolicy]]] = {
-    f"Default{_SUFFIX}": lambda streams, _: DefaultPolicy(streams),
-    f"Immediate{_SUFFIX}": lambda streams, _: ImmediatePolicy(streams),
-    f"EarlyClose{_SUFFIX}": lambda streams, _: EarlyClosePolicy(streams),
-    f"Barrier{_SUFFIX}": lambda streams, _: BarrierPolicy(streams),
-    f"Mux{_SUFFIX}": lambda streams, _: MuxPolicy(streams),
-    f"SyncSet{_SUFFIX}": SyncSetPolicy.configured,
-    f"FixedSize{_SUFFIX}": FixedSizePolicy.configured,
-    f"TimestampAlign{_SUFFIX}": TimestampAlignPolicy.configured,
+    f"Default{_SUFFIX}": lambda streams, _: _DefaultPolicy(streams),
+    f"Immediate{_SUFFIX}": lambda streams, _: _ImmediatePolicy(streams),
+    f"EarlyClose{_SUFFIX}": lambda streams, _: _EarlyClosePolicy(streams),
+    f"Barrier{_SUFFIX}": lambda streams, _: _BarrierPolicy(streams),
+    f"Mux{_SUFFIX}": lambda streams, _: _MuxPolicy(streams),
+    f"SyncSet{_SUFFIX}": _SyncSetPolicy.from_config,
+    f"FixedSize{_SUFFIX}": _FixedSizePolicy.from_config,
+    f"TimestampAlign{_SUFFIX}": _TimestampAlignPolicy.from_config,
 }
 
 
 def policy_names() -> tuple[str, ...]:
-    """List the input stream handlers that graph files may name."""
+    """Return the input stream handlers that graph files can name."""
     return tuple(_POLICIES)
 
 
 _SETTLED: Final[Mapping[str, Callable[[Sequence[InputStream]], InputPolicy]]] = {
-    f"Default{_SUFFIX}": SettledPolicy.together,
-    f"Immediate{_SUFFIX}": SettledPolicy.apart,
+    f"Default{_SUFFIX}": _SettledPolicy.synchronized,
+    f"Immediate{_SUFFIX}": _SettledPolicy.unsynchronized,
 }
 
 
 def make_policy(config: PolicyConfig, streams: Sequence[InputStream], *, processes_bounds: bool = False) -> InputPolicy:
-    """Make the policy of one node of one instance, over its input streams in the order of tags.
+    """Create the policy of one node of one instance, over its input streams in tag order.
 
-    The configuration has been checked (``graphs.config.wiring``).  With ``processes_bounds`` the node runs without
-    packets, too, where its policy can tell when (``NodeContract``).
+    ``config`` must be validated. With ``processes_bounds`` the Default and Immediate policies also run without packets
+    (see ``NodeContract``).
     """
     if processes_bounds and streams and config.handler in _SETTLED:
         return _SETTLED[config.handler](streams)

@@ -1,6 +1,6 @@
-"""From requests to packets: the values of a graph's inputs, the timestamp, and the side packets.
+"""Conversion of requests to packets, timestamps and side packets, and of node failures to errors.
 
-Fixed parts of the texts are OVMS's, for clients match on them.
+Clients match on the fixed parts of the messages, which are OVMS's.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ __all__ = [
     "timestamp_of",
 ]
 
-# ----------------------------------------------------------------------
-# From requests to packets: the values of a graph's inputs, the timestamp, and the side packets
-# ----------------------------------------------------------------------
-
 TIMESTAMP_PARAMETER: Final = "OVMS_MP_TIMESTAMP"
 
 _BAD_TIMESTAMP: Final = "Malformed packet timestamp"
@@ -61,45 +57,43 @@ _READERS: Final[dict[type, Callable[[InferInput, Buffer | None], Any]]] = {
 
 
 class RequestReader:
-    """Reads the requests of one graph; knows the type of each of its inputs."""
+    """Parser of the requests of one graph, by the types of its inputs."""
 
-    __slots__ = ("_readers", "_whole")
+    __slots__ = ("_readers", "_request_inputs")
 
     def __init__(self, inputs: Sequence[StreamRef]) -> None:
         types = {ref.name: stream_type(ref.port.tag) for ref in inputs}
         self._readers = {name: _READERS[kind] for name, kind in types.items() if kind in _READERS}
-        self._whole = frozenset(name for name, kind in types.items() if kind is InferRequest)
+        self._request_inputs = frozenset(name for name, kind in types.items() if kind is InferRequest)
 
     def packets(self, request: InferRequest) -> Iterator[tuple[str, Any]]:
-        """Give name and value of each input, one by one in the order of the request.
-
-        What comes before an input that cannot be read has already been given then.
+        """Yield name and value of each input, in the order of the request.
 
         Raises:
-            InvalidRequest: the request is not made as it should be, or inputs are unknown or do not fit their types,
-                all of which are told.
+            InvalidRequest: the request is malformed, or inputs are unknown or do not fit their types. Lists all bad
+                inputs; valid inputs before the first bad one have already been yielded.
         """
         inputs, raws = request.inputs, request.raw_inputs
         if raws:
             check_style(inputs, raws, _COUNTS)
         wrong = Gathered()
-        for position, given in enumerate(inputs):
+        for position, source in enumerate(inputs):
             try:
-                value = self._value(request, given, raws[position] if raws else None)
+                value = self._value(request, source, raws[position] if raws else None)
             except InvalidRequest as error:
                 wrong.add(error.with_traceback(None))
                 continue
             if not wrong:
-                yield given.name, value
+                yield source.name, value
         wrong.tell()
 
-    def _value(self, request: InferRequest, given: InferInput, raw: Buffer | None) -> Any:
-        read = self._readers.get(given.name)
+    def _value(self, request: InferRequest, source: InferInput, raw: Buffer | None) -> Any:
+        read = self._readers.get(source.name)
         if read is not None:
-            return read(given, raw)
-        if given.name in self._whole:
+            return read(source, raw)
+        if source.name in self._request_inputs:
             return request
-        raise refused("Unexpected input", f"{given.name} is unexpected")
+        raise refused("Unexpected input", f"{source.name} is unexpected")
 
 
 def _is_int64(value: ParameterValue) -> bool:
@@ -107,11 +101,7 @@ def _is_int64(value: ParameterValue) -> bool:
 
 
 def timestamp_of(request: InferRequest) -> int | None:
-    """Give the timestamp that the caller chose, None where it left that to the server.
-
-    Raises:
-        InvalidRequest: it is no integer, or one with a meaning of its own.
-    """
+    """Return the timestamp of a request; None if the client set none."""
     value = request.parameters.get(TIMESTAMP_PARAMETER)
     if value is None:
         return None
@@ -125,11 +115,11 @@ def timestamp_of(request: InferRequest) -> int | None:
 
 
 def side_packets(request: InferRequest) -> dict[str, str | int]:
-    """Give the request's parameters as side packets, by name; those that only the server may set are left out.
+    """Return the request's parameters as side packets by name, without names reserved for the server.
 
     Raises:
-        InvalidRequest: parameters are neither text, nor truth value, nor an integer of 64 bits.
-        FailedPrecondition: one has the name of the Python nodes' own side packet.
+        InvalidRequest: a parameter is not a string, a boolean or a 64-bit integer.
+        FailedPrecondition: a parameter has the name of the Python nodes' side packet.
     """
     packets: dict[str, str | int] = {}
     if not request.parameters:
@@ -158,9 +148,7 @@ def _side_packet(name: str, value: ParameterValue) -> str | int:
     raise InvalidRequest(f"{fixed} - {rule}; parameter {name!r} is {value!r}")
 
 
-# ----------------------------------------------------------------------
-# What a client is told when a graph fails: OVMS's text, with the node and the cause
-# ----------------------------------------------------------------------
+# Failures
 
 _EXECUTION: Final = "Mediapipe execution failed. MP status"
 _RUN_FAILED: Final = "CalculatorGraph::Run() failed: \n"
@@ -172,12 +160,12 @@ DEADLOCK: Final = (
 
 
 def graph_failure(detail: str, code: str = "INTERNAL") -> GraphFailure:
-    """Make the failure of a run, ``code`` being the absl status that MediaPipe would give."""
+    """Create the error of a failed run; ``code`` is the absl status that MediaPipe would return."""
     return GraphFailure(f"{_EXECUTION} - {code}: {_RUN_FAILED}{detail}")
 
 
 def node_failure(node: str, phase: str, error: Exception) -> ServerError:
-    """Make the failure of a run out of what a calculator raised in ``Open``, ``Process`` or ``Close``."""
+    """Convert an exception raised by a calculator in ``Open``, ``Process`` or ``Close`` to the error of the run."""
     match error:
         case ServerError():
             return error

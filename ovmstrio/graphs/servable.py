@@ -1,4 +1,4 @@
-"""A loaded graph as a servable: an instance for each call, and one for each stream."""
+"""A loaded graph as a servable: one instance per call and per stream."""
 
 from __future__ import annotations
 
@@ -52,16 +52,14 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.plan import LoadedGraph
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["REPLIES_BUFFERED", "GraphServable", "GraphStream", "document_of", "open_documents"]
+__all__ = ["GraphServable", "GraphStream"]
 
-# ----------------------------------------------------------------------
-# The requests of one stream: their checks, their timestamps, and their way into the instance
-# ----------------------------------------------------------------------
+# Streams
 
 _T = TypeVar("_T")
 
-REPLIES_BUFFERED: Final = 32
-"""Replies that may wait for the front end before the nodes that make them do."""
+_MAX_BUFFERED_REPLIES: Final = 32
+"""Capacity of a stream's reply channel; nodes wait when it is full."""
 
 _VERSIONS: Final = frozenset({"1", "0", ""})
 _WRONG_NAME: Final = "Subsequent request with incorrect servable name"
@@ -69,7 +67,7 @@ _WRONG_VERSION: Final = "Subsequent request with incorrect servable version"
 
 
 class GraphStream(Generic[_T]):
-    """One open stream of a graph; the ``InferStream`` that front ends use, where its replies are responses."""
+    """An open stream of a graph; an ``InferStream`` if its replies are responses."""
 
     def __init__(
         self,
@@ -87,13 +85,11 @@ class GraphStream(Generic[_T]):
         self._timestamps = timestamps
 
     async def receive(self) -> _T | None:
-        """Give the next reply; None behind the last one.
+        """Return the next reply; None at the end.
 
         Raises:
-            InvalidRequest: a request of the stream cannot be read.
-            ServerError: the graph has failed; leaving the block that opened the stream raises it again.
-
-        Cancellation: while there is none; nothing is lost.
+            InvalidRequest: a request of the stream is invalid.
+            ServerError: the graph failed; leaving the stream's block raises it again.
         """
         try:
             reply = await self.replies.receive()
@@ -106,12 +102,12 @@ class GraphStream(Generic[_T]):
         return reply
 
     async def send(self, request: InferRequest) -> None:
-        """Take in one more request; what is wrong with it alone becomes a problem among the replies.
+        """Process another request; an error of the request becomes a ``StreamProblem`` reply.
+
+        Waits while queues or replies are full. A cancelled request may have been accepted in part.
 
         Raises:
             trio.BrokenResourceError: the graph has ended.
-
-        Cancellation: while queues or the replies are full; the request may have been taken in part.
         """
         if request.model_name != self._instance.context.graph:
             await self._refuse(f"{_WRONG_NAME}; validate subsequent requests")
@@ -123,29 +119,24 @@ class GraphStream(Generic[_T]):
                 raise trio.BrokenResourceError("the graph has ended")
 
     def end(self) -> None:
-        """Say that no request will follow; what is under way goes on to its end."""
+        """Mark the end of requests; running nodes finish."""
         self._instance.close_inputs()
         self._instance.dispatch()
 
     async def take(self, request: InferRequest, context: str, packets: Iterable[tuple[str, Any]] | None = None) -> None:
-        """Take in a request of this graph; ``context`` ends what is told of one that is wrong.
-
-        With ``packets`` these come in, by the names of inputs, in the place of the request's own.
-
-        Cancellation: as :meth:`send`.
-        """
+        """Push a request's inputs, or ``packets`` by input name; errors become replies that end with ``context``."""
         instance = self._instance
         instance.context.request_id = request.id
         try:
-            given = timestamp_of(request)
-            timestamp = self._timestamps.next() if given is None else given
+            requested = timestamp_of(request)
+            timestamp = self._timestamps.next() if requested is None else requested
             for name, value in self._reader.packets(request) if packets is None else packets:
                 await instance.push(name, value, timestamp)
         except ServerError as error:
             instance.dispatch()
             await self._refuse(f"{error.message}; {context}")
         except trio.BrokenResourceError:
-            # The instance knows why, and the end of the stream tells it.
+            # `receive` raises the instance's failure at the end of the stream.
             return
         instance.dispatch()
 
@@ -154,19 +145,17 @@ class GraphStream(Generic[_T]):
             await self._sink.wait_room()
 
 
-# ----------------------------------------------------------------------
-# A request over HTTP as the only packet of a graph's input, and packets of its output as documents
-# ----------------------------------------------------------------------
+# Raw HTTP requests
 
 if TYPE_CHECKING:
 
     class OpenDocuments(Protocol):
-        """Opens a stream of a graph that gives documents; see ``GraphServable``."""
+        """Function that opens a stream of HTTP documents; see ``GraphServable``."""
 
         def __call__(
             self, first: InferRequest, *, packets: Sequence[tuple[str, Any]], http: HttpRequest
         ) -> AbstractAsyncContextManager[GraphStream[PayloadDocument]]:
-            """Open it with packets in the place of those of a request, which is ``http``."""
+            """Open the stream with ``packets`` in place of the inputs of ``first``."""
             ...
 
 
@@ -174,10 +163,10 @@ _BINARY = "application/octet-stream"
 
 
 @asynccontextmanager
-async def open_documents(
+async def _open_document_stream(
     graph: str, name: str, open_: OpenDocuments, request: HttpRequest, deadline: float
 ) -> AsyncIterator[Documents]:
-    """Have a graph answer a request that comes in by its input ``name``; see ``PayloadService.open_payload``."""
+    """Process an HTTP request with a graph whose input is ``name``; see ``PayloadService.open_payload``."""
     first = InferRequest(graph, id=request.header("x-request-id") or "", deadline=deadline)
     is_left = False
     with trio.CancelScope(deadline=deadline) as scope:
@@ -187,11 +176,11 @@ async def open_documents(
                 yield stream
                 is_left = True
         except ServerError:
-            # The reader has been told, or wants no more.
+            # `receive` has raised the error already, or the reader has stopped.
             if not is_left:
                 raise
     if scope.cancelled_caught:
-        raise DeadlineExceeded("the deadline passed before the graph had answered")
+        raise DeadlineExceeded("deadline exceeded while the graph ran")
 
 
 def _payload(name: str, request: HttpRequest) -> HttpPayload:
@@ -199,31 +188,27 @@ def _payload(name: str, request: HttpRequest) -> HttpPayload:
     for key, value in request.headers:
         headers[key] = f"{headers[key]}, {value}" if key in headers else value
     head = (request.method, request.target, headers, request.client.host)
-    return HttpPayload._received(name, request.body, head, _parse)  # noqa: SLF001 - pyovms's own for the server
+    return HttpPayload._received(name, request.body, head, _parse)  # noqa: SLF001 - pyovms's interface for the server
 
 
 def _parse(body: bytes) -> Any:
-    """Parse JSON in the thread of user code, in slices so that the event loop runs meanwhile."""
+    """Parse JSON in the thread of user code, large bodies in slices so that the event loop can run between them."""
     if len(body) <= AT_ONCE_BYTES:
         return json.loads(body)
     return run_to_end(read_json(body, USER_DOCUMENT, parse=parse_as_python))
 
 
-def document_of(_: int, packet: Packet) -> PayloadDocument:
-    """Make a document of a packet, whose datatype is the type of its content; other tensors are bytes.
+def _document_of_packet(_: int, packet: Packet) -> PayloadDocument:
+    """Convert a packet to an HTTP document; a tensor's datatype is its content type if it contains a slash.
 
     Raises:
-        GraphFailure: it is no tensor of a Python node.
+        GraphFailure: the value is not a tensor of a Python node.
     """
-    made = to_output("payload", packet.value)
-    if not isinstance(made, RawTensor):
-        raise graph_failure(f"expected a dict, str, bytes or pyovms.Tensor as an answer, got {type(made).__name__}")
-    return PayloadDocument(bytes(made.data), made.datatype if "/" in made.datatype else _BINARY)
+    output = to_output("payload", packet.value)
+    if not isinstance(output, RawTensor):
+        raise graph_failure(f"response: expected dict, str, bytes or pyovms.Tensor, got {type(output).__name__}")
+    return PayloadDocument(bytes(output.data), output.datatype if "/" in output.datatype else _BINARY)
 
-
-# ----------------------------------------------------------------------
-# A loaded graph as a servable: an instance for each call, and one for each stream
-# ----------------------------------------------------------------------
 
 _PLATFORM: Final = "OpenVINO"
 _NOT_ALL_INPUTS: Final = "Invalid number of inputs - Not all input packets created"
@@ -232,12 +217,12 @@ _NO_OUTPUT: Final = "Mediapipe execution failed. MP status - Unknown error durin
 
 
 class GraphServable:
-    """One loaded graph.
+    """A loaded graph.
 
     Args:
-        name: under which it is served.
-        loaded: the plan and everything that its instances share; owned from now on.
-        hooks: are told of instances.
+        name: the served name.
+        loaded: plan and shared state; owned by the servable.
+        hooks: observers of instances.
     """
 
     def __init__(self, name: str, loaded: LoadedGraph, hooks: GraphHooks) -> None:
@@ -256,7 +241,7 @@ class GraphServable:
 
     @cached_property
     def inside(self) -> Inside:
-        """Its nodes and streams, with what they count in all calls."""
+        """Nodes and streams of the graph with their counters."""
         keys = {id(node): f"n{number}" for number, node in enumerate(self._plan.config.nodes)}
         routes = {route.stream: route for route in self._plan.inputs.values()}
         routes |= {route.stream: route for node in self._plan.nodes for route in node.routes.values()}
@@ -271,33 +256,32 @@ class GraphServable:
     # Calls
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with the first packet of each output, or with all of them where the request wants them.
+        """Run the graph once and return the first packet of each output, or all packets if the request wants them.
 
-        The caller owns the request, whose buffers must stay unchanged until this returns.
+        The request's buffers must stay unchanged until this returns.
 
         Raises:
             InvalidRequest: the request does not fit the graph's inputs.
             FailedPrecondition: the run cannot start.
-            GraphFailure: a node failed, or an output got nothing.
-            PayloadTooLarge: all packets are larger than an answer may be.
-            ServerError: what user code raised of its own.
-
-        Cancellation: at any checkpoint; everything that runs for the call is stopped before this returns.
+            GraphFailure: a node failed, or an output received nothing.
+            PayloadTooLarge: all packets together exceed the response limit.
+            ServerError: raised by user code.
         """
         first = FirstPackets(len(self._plan.outputs))
         every = AllPackets(self._plan.outputs, request.most_bytes) if request.wants_all_packets else None
         instance = self._make_instance(request, every or first)
         with _Observed(self._hooks, "ModelInfer", instance):
             if self._plan.is_chain:
-                await self._run_alone(instance, request)
+                await self._run_chain(instance, request)
             else:
                 async with running(instance):
                     await self._feed(instance, request)
                     await instance.finish()
-        return self._answer(request, every.packets if every else [[each] if each else [] for each in first.packets])
+        return self._build_response(
+            request, every.packets if every else [[each] if each else [] for each in first.packets]
+        )
 
-    async def _run_alone(self, instance: GraphInstance, request: InferRequest) -> None:
-        """Run a call in this task."""
+    async def _run_chain(self, instance: GraphInstance, request: InferRequest) -> None:
         try:
             await instance.start(None)
             await self._feed(instance, request)
@@ -309,8 +293,8 @@ class GraphServable:
             await instance.aclose()
 
     async def _feed(self, instance: GraphInstance, request: InferRequest) -> None:
-        given = timestamp_of(request)
-        timestamp = self._timestamps.next() if given is None else given
+        requested = timestamp_of(request)
+        timestamp = self._timestamps.next() if requested is None else requested
         pushed, wrong = 0, Gathered()
         with wrong:
             for name, value in self._reader.packets(request):
@@ -322,24 +306,24 @@ class GraphServable:
                 wrong.add(InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}"))
         wrong.tell()
 
-    def _answer(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
-        """Make an answer of the packets of each output; its timestamp is that of the last output's first."""
+    def _build_response(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
+        """Build the response; its timestamp is that of the last output's first packet."""
         response = InferResponse(self.name, GRAPH_VERSION, [], request.id)
-        wanted = {output.name for output in request.outputs}
-        for name, given in zip(self._plan.outputs, packets, strict=True):
-            is_left_out = not given and request.wants_all_packets and any(packets)
-            if is_left_out or (wanted and name not in wanted):
+        wanted = {requested.name for requested in request.outputs}
+        for name, output_packets in zip(self._plan.outputs, packets, strict=True):
+            is_omitted = not output_packets and request.wants_all_packets and any(packets)
+            if is_omitted or (wanted and name not in wanted):
                 continue
-            if not given:
+            if not output_packets:
                 raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
-            for packet in given:
-                made = to_output(name, packet.value)
-                if isinstance(made, InferResponse):
-                    response.outputs += made.outputs
-                    response.parameters |= made.parameters
+            for packet in output_packets:
+                output = to_output(name, packet.value)
+                if isinstance(output, InferResponse):
+                    response.outputs += output.outputs
+                    response.parameters |= output.parameters
                 else:
-                    response.outputs.append(made)
-            response.parameters["OVMS_MP_TIMESTAMP"] = given[0].timestamp
+                    response.outputs.append(output)
+            response.parameters["OVMS_MP_TIMESTAMP"] = output_packets[0].timestamp
         return response
 
     # Streams
@@ -350,11 +334,7 @@ class GraphServable:
         Raises:
             FailedPrecondition: on entering, when the run cannot start.
             GraphFailure: on leaving, when a node has failed.
-            ServerError: what user code raised of its own.
-
-        Ownership: everything that runs for the stream, until the block is left.
-
-        Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
+            ServerError: raised by user code.
         """
         return self._open(first, ResponseMaker(self.name, self._plan.outputs))
 
@@ -362,18 +342,17 @@ class GraphServable:
     async def _open(
         self,
         first: InferRequest,
-        make: Callable[[int, Packet], _T],
+        convert: Callable[[int, Packet], _T],
         parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
         packets: Iterable[tuple[str, Any]] | None = None,
         http: HttpRequest | None = None,
     ) -> AsyncIterator[GraphStream[_T]]:
-        """Open a stream whose replies are made by ``make``.
+        """Open a stream whose replies ``convert`` creates.
 
-        User code sees ``parameters`` beside those of the first request; ``packets`` take the place of its inputs, where
-        it came whole over HTTP.
+        ``parameters`` extend those of the first request for user code; ``packets`` replace its inputs.
         """
-        send, receive = trio.open_memory_channel[_T | StreamProblem](REPLIES_BUFFERED)
-        sink: Replies[_T] = Replies(make, send)
+        send, receive = trio.open_memory_channel[_T | StreamProblem](_MAX_BUFFERED_REPLIES)
+        sink: Replies[_T] = Replies(convert, send)
         problem: Exception | None = None
         instance = self._make_instance(first, sink, parameters, http)
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
@@ -386,42 +365,40 @@ class GraphServable:
                     if instance.failure is None:
                         await stream.take(first, "partial deserialization of first request", packets)
                         yield stream
-                except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
+                except Exception as error:  # noqa: BLE001 - raised below, outside the nursery, so that it is not grouped
                     problem = error
                 nursery.cancel_scope.cancel()
             if problem is not None and instance.failure is None:
                 raise problem
 
-    # Texts
+    # Text generation
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """Making text, if the graph answers chats."""
+        """Text generation, if the graph has chat streams."""
         return frozenset() if self._plan.config.chat is None else frozenset({Task.TEXT_GENERATION})
 
     @property
     def limits(self) -> GenerationLimits:
-        """None: what user code takes is its own to say."""
+        """No limits: the server does not know those of user code."""
         return GenerationLimits()
 
     def generate(self, asked: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
-        """Make text as the node's generator gives it; see :class:`ovmstrio.core.generation.TextGenerator`.
+        """Generate text with the graph's chat streams; see :class:`ovmstrio.core.generation.TextGenerator`.
 
         Raises:
-            NotSupported: the graph answers no chats.
-            InvalidRequest: on entering, what graphs cannot do was asked for.
+            NotSupported: the graph has no chat streams.
+            InvalidRequest: on entering: the request has unsupported options.
             DeadlineExceeded: the deadline has passed.
-            ServerError: on entering or from the iteration, as :meth:`open_stream`.
-
-        Cancellation: anywhere; the generator is closed.
+            ServerError: on entering or from the iteration, like :meth:`open_stream`.
         """
         roles = self._plan.config.chat
         if roles is None:
             raise NotSupported(no_chat(self.name))
-        open_said = partial(self._open, make=SaidMaker(self.name, self._plan.outputs))
-        return generate_text(self.name, roles, open_said, asked)
+        open_texts = partial(self._open, convert=SaidMaker(self.name, self._plan.outputs))
+        return generate_text(self.name, roles, open_texts, asked)
 
-    # Requests over HTTP
+    # Raw HTTP requests
 
     @property
     def takes_payloads(self) -> bool:
@@ -429,22 +406,20 @@ class GraphServable:
         return bool(self._plan.config.payload)
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
-        """Answer a request over HTTP; see :class:`ovmstrio.core.service.PayloadService`.
+        """Process a raw HTTP request; see :class:`ovmstrio.core.service.PayloadService`.
 
         Raises:
-            NotSupported: the graph takes none.
-            ServerError: on entering, or where documents are received, as :meth:`open_stream`.
-
-        Cancellation: anywhere; everything that runs for the request is stopped before this returns.
+            NotSupported: the graph has no input for HTTP requests.
+            ServerError: on entering or while receiving documents, like :meth:`open_stream`.
         """
         name = self._plan.config.payload
         if not name:
             raise NotSupported(
-                f'the graph "{self.name}" takes no requests over HTTP; expected input_stream: "{REQUEST_PAYLOAD}:name"'
+                f'graph "{self.name}" accepts no raw HTTP requests; expected input_stream: "{REQUEST_PAYLOAD}:name"'
             )
-        return open_documents(self.name, name, partial(self._open, make=document_of), request, deadline)
-
-    # All
+        return _open_document_stream(
+            self.name, name, partial(self._open, convert=_document_of_packet), request, deadline
+        )
 
     def _make_instance(
         self,
@@ -462,20 +437,17 @@ class GraphServable:
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot answer now, such as the engine of a node that ended; empty if it can."""
+        """Reason why the graph is not ready, such as a node's failed engine; empty if it is ready."""
         return next(filter(None, (getattr(node.resources, "obstacle", "") for node in self._plan.nodes)), "")
 
     async def aclose(self) -> None:
-        """Finalize the nodes.  Called once, when no call is in flight.
-
-        Cancellation: shielded, with the bounds of the user's ``finalize``.
-        """
+        """Finalize the nodes, shielded from cancellation. Called once, after the last call."""
         with trio.CancelScope(shield=True):
             await self._loaded.aclose()
 
 
 class _Observed:
-    """Tells the hooks of an instance, and raises at the end why it failed."""
+    """Context of an instance that reports to the hooks and raises the instance's failure on exit."""
 
     __slots__ = ("_hooks", "_instance", "_method", "_started")
 
@@ -504,7 +476,7 @@ async def _run(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a stream's instance until it has finished, and end the replies after the last."""
+    """Run a stream's instance until it has finished, then close the reply channel."""
     started = False
     async with send:
         try:
@@ -518,5 +490,4 @@ async def _run(
 
 
 def _describe(refs: Sequence[StreamRef]) -> tuple[TensorSpec, ...]:
-    """Tell the names of streams; a graph says nothing about types and shapes."""
     return tuple(TensorSpec(name, INVALID, (), None) for name in sorted(ref.name for ref in refs))

@@ -1,4 +1,4 @@
-"""One input stream of a node: the packets that wait, and the smallest timestamp that may still come."""
+"""Input streams of nodes: queued packets and the timestamp bound."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["InputStream", "TimestampMismatch", "check_timestamp"]
 
 
 class TimestampMismatch(Exception):
-    """A packet came too early for what its stream has already promised."""
+    """A packet's timestamp is below the bound of its stream, or invalid."""
 
 
 def check_timestamp(name: str, timestamp: int, bound: int) -> None:
-    """Check a packet's timestamp against the bound of the stream ``name`` that it goes to.
+    """Check a packet's timestamp against the bound of the stream ``name``.
 
     Raises:
-        TimestampMismatch: it is below the bound, or no packet may have it; the text is MediaPipe's.
+        TimestampMismatch: the timestamp is below the bound, or invalid; the text is MediaPipe's.
     """
     if not is_range_value(timestamp):
         illegal = f"timestamp not specified or set to illegal value: {show(timestamp)}"
@@ -35,11 +35,11 @@ def check_timestamp(name: str, timestamp: int, bound: int) -> None:
 
 
 class InputStream:
-    """The queue of one input.
+    """Queue of one input.
 
     Attributes:
-        bound: the smallest timestamp that a packet to come may have; ``DONE`` when nothing will come.
-        limit: packets that may wait before whoever feeds the stream has to; -1 is no limit.
+        bound: the smallest timestamp of a future packet; ``DONE`` if the stream is closed.
+        limit: queue length at which producers wait; -1 is no limit.
     """
 
     __slots__ = ("bound", "is_back_edge", "limit", "name", "port", "queue")
@@ -53,11 +53,7 @@ class InputStream:
         self.queue: deque[Packet] = deque()
 
     def push(self, packet: Packet) -> None:
-        """Add a packet.
-
-        Raises:
-            TimestampMismatch: its timestamp is below the bound.
-        """
+        """Add a packet."""
         timestamp = packet.timestamp
         if timestamp < self.bound or timestamp > MAX:
             check_timestamp(self.name, timestamp, self.bound)
@@ -65,27 +61,27 @@ class InputStream:
         self.queue.append(packet)
 
     def advance(self, bound: int) -> bool:
-        """Promise that nothing below ``bound`` will come; True if that is news."""
+        """Raise the bound; False if it was not below ``bound``."""
         if bound <= self.bound:
             return False
         self.bound = bound
         return True
 
     def close(self) -> None:
-        """Promise that nothing more will come."""
+        """Close the stream; queued packets stay."""
         self.bound = DONE
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing waits and nothing will come."""
+        """Whether the stream is closed and its queue empty."""
         return not self.queue and self.bound == DONE
 
     @property
     def is_full(self) -> bool:
-        """Whether whoever feeds the stream has to wait."""
+        """Whether producers must wait."""
         return 0 <= self.limit <= len(self.queue)
 
     @property
     def earliest(self) -> int:
-        """The timestamp of the first packet that waits, or else the bound."""
+        """The timestamp of the first queued packet, else the bound."""
         return self.queue[0].timestamp if self.queue else self.bound

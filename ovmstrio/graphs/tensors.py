@@ -1,4 +1,7 @@
-"""Tensors of OpenVINO, MediaPipe and TensorFlow: arrays over the request's bytes, of whatever shape it names."""
+"""Conversion of request inputs to tensor packets (OpenVINO, MediaPipe, TensorFlow, images, Python).
+
+Arrays are views of the request's bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,132 +19,103 @@ from ovmstrio.models.tensor_contents import elements_of, to_array
 from pyovms import Tensor
 
 __all__ = [
-    "CONTENT_SIZE",
-    "INPUT_FORMAT",
-    "MAX_BYTES",
     "MEDIAPIPE_DATATYPES",
-    "PRECISION",
-    "ArrayReader",
     "contents_of",
     "described",
-    "negative_dimension",
-    "no_contents",
     "python_tensor",
     "read_image",
     "read_mediapipe_tensor",
     "read_ov_tensor",
     "read_python_tensor",
     "read_tf_tensor",
-    "too_large",
-    "zero_dimension",
 ]
 
-# ----------------------------------------------------------------------
-# The words in which inputs of graphs are refused; fixed parts are OVMS's
-# ----------------------------------------------------------------------
+# Errors of inputs; the fixed parts of the messages are OVMS's
 
-MAX_BYTES: Final = 2**63 - 1
-"""The most bytes that a shape may declare."""
+_MAX_BYTES: Final = 2**63 - 1
+"""The largest size in bytes that a shape may declare."""
 
-CONTENT_SIZE: Final = "Invalid content size of tensor proto"
-INPUT_FORMAT: Final = "Inputs inside buffer does not match expected format."
-PRECISION: Final = "Invalid input precision"
+_CONTENT_SIZE_INVALID: Final = "Invalid content size of tensor proto"
+_INPUT_FORMAT_INVALID: Final = "Inputs inside buffer does not match expected format."
+_PRECISION_INVALID: Final = "Invalid input precision"
 _SHAPE: Final = "Invalid input shape"
 
 
-def described(given: InferInput, datatype: Datatype) -> TensorSpec:
-    """Describe an input of a graph, about which only the request says anything."""
-    return TensorSpec(given.name, datatype, (), None)
+def described(source: InferInput, datatype: Datatype) -> TensorSpec:
+    """Return the spec of a graph input, taken from the request."""
+    return TensorSpec(source.name, datatype, (), None)
 
 
-def negative_dimension(given: InferInput) -> InvalidRequest:
-    """Make the error for a shape with a size below 0."""
-    shape = show_shape(given.shape)
-    return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {given.name}")
+def _negative_dimension_error(source: InferInput) -> InvalidRequest:
+    shape = show_shape(source.shape)
+    return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
-def zero_dimension(given: InferInput) -> InvalidRequest:
-    """Make the error for a shape with a size below 1 where there must be at least one element."""
-    shape = show_shape(given.shape)
-    return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {given.name}")
+def _zero_dimension_error(source: InferInput) -> InvalidRequest:
+    shape = show_shape(source.shape)
+    return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
-def too_large(given: InferInput) -> InvalidRequest:
-    """Make the error for a shape whose bytes cannot be counted in 64 bits."""
+def _too_large_error(source: InferInput) -> InvalidRequest:
+    """Return the error for a shape whose size in bytes exceeds 64 bits."""
     detail = "Provided shape and datatype declare too large buffer."
-    return refused(CONTENT_SIZE, f"{detail} Shape: {show_shape(given.shape)}; input name: {given.name}")
+    return refused(_CONTENT_SIZE_INVALID, f"{detail} Shape: {show_shape(source.shape)}; input name: {source.name}")
 
 
-def no_contents(given: InferInput) -> InvalidRequest:
-    """Make the error for an input that came without any values."""
-    return refused(CONTENT_SIZE, f"Input does not have input tensor contents field; input name: {given.name}")
+def _missing_contents_error(source: InferInput) -> InvalidRequest:
+    return refused(_CONTENT_SIZE_INVALID, f"Input does not have input tensor contents field; input name: {source.name}")
 
 
-# ----------------------------------------------------------------------
-# Tensors of OpenVINO, MediaPipe and TensorFlow: arrays over the request's bytes, of whatever shape it names
-# ----------------------------------------------------------------------
+# OpenVINO, MediaPipe and TensorFlow tensors
 
 NUMERIC_DATATYPES: Final = frozenset(BY_NAME) - {BYTES.name}
 MEDIAPIPE_DATATYPES: Final = frozenset({"FP32", "FP16", "INT32", "INT8", "UINT8", "BOOL"})
-"""What a tensor of MediaPipe's own can hold."""
+"""Datatypes of a ``MediaPipeTensor``."""
 
 _Value = TypeVar("_Value", bound=TensorValue)
 
 
-class ArrayReader(Generic[_Value]):
-    """Reads inputs into tensors of one class.
+class _ArrayReader(Generic[_Value]):
+    __slots__ = ("_datatypes", "_min_size", "_tensor_class")
 
-    Args:
-        made: the class of tensors.
-        datatypes: the names of the element types that it can hold.
-        smallest: the smallest size of a dimension.
-    """
-
-    __slots__ = ("_datatypes", "_made", "_smallest")
-
-    def __init__(self, made: type[_Value], datatypes: Collection[str], smallest: int) -> None:
-        self._made = made
+    def __init__(self, tensor_class: type[_Value], datatypes: Collection[str], min_size: int) -> None:
+        self._tensor_class = tensor_class
         self._datatypes = {name: BY_NAME[name] for name in datatypes}
-        self._smallest = smallest
+        self._min_size = min_size
 
-    def __call__(self, given: InferInput, raw: Buffer | None) -> _Value:
-        """Make a tensor of one input of a request.
-
-        Raises:
-            InvalidRequest: the shape or element type cannot be held, or the values do not fit them.
-        """
-        shape = given.shape
-        if any(size < self._smallest for size in shape):
-            raise zero_dimension(given) if self._smallest else negative_dimension(given)
-        datatype = self._datatypes.get(given.datatype)
+    def __call__(self, source: InferInput, raw: Buffer | None) -> _Value:
+        shape = source.shape
+        if any(size < self._min_size for size in shape):
+            raise _zero_dimension_error(source) if self._min_size else _negative_dimension_error(source)
+        datatype = self._datatypes.get(source.datatype)
         if datatype is None:
             wanted = ", ".join(sorted(self._datatypes))
-            raise refused(PRECISION, f"Expected: {wanted}; Actual: {given.datatype}; input name: {given.name}")
+            raise refused(
+                _PRECISION_INVALID, f"Expected: {wanted}; Actual: {source.datatype}; input name: {source.name}"
+            )
         count = prod(shape)
         expected = count * datatype.itemsize
-        if expected > MAX_BYTES:
-            raise too_large(given)
+        if expected > _MAX_BYTES:
+            raise _too_large_error(source)
         if raw is None:
-            return self._made(datatype, to_array(given.contents, shape, count, described(given, datatype)))
+            return self._tensor_class(datatype, to_array(source.contents, shape, count, described(source, datatype)))
         if len(raw) != expected:
-            raise mismatch(CONTENT_SIZE, f"{expected} bytes", f"{len(raw)} bytes", described(given, datatype))
-        return self._made(datatype, wrapped(raw, shape, datatype.numpy))
+            raise mismatch(_CONTENT_SIZE_INVALID, f"{expected} bytes", f"{len(raw)} bytes", described(source, datatype))
+        return self._tensor_class(datatype, wrapped(raw, shape, datatype.numpy))
 
 
-read_ov_tensor: Final = ArrayReader(OvTensor, NUMERIC_DATATYPES, 0)
-read_mediapipe_tensor: Final = ArrayReader(MediaPipeTensor, MEDIAPIPE_DATATYPES, 1)
-read_tf_tensor: Final = ArrayReader(TfTensor, NUMERIC_DATATYPES, 0)
+read_ov_tensor: Final = _ArrayReader(OvTensor, NUMERIC_DATATYPES, 0)
+read_mediapipe_tensor: Final = _ArrayReader(MediaPipeTensor, MEDIAPIPE_DATATYPES, 1)
+read_tf_tensor: Final = _ArrayReader(TfTensor, NUMERIC_DATATYPES, 0)
 
 
-# ----------------------------------------------------------------------
-# Pictures: height, width and channels of a pixel format that MediaPipe knows
-# ----------------------------------------------------------------------
+# Images
 
 _RANK: Final = 3
 _INTEGER_CHANNELS: Final = frozenset({1, 3, 4})
 _FLOAT_CHANNELS: Final = frozenset({1, 2, 4})
 
-# FP16 and signed pixels keep their bits and are called what MediaPipe calls the format.
+# FP16 and signed pixels keep their bits; the datatype is that of MediaPipe's image format.
 _FORMATS: Final = {
     "UINT8": (BY_NAME["UINT8"], _INTEGER_CHANNELS),
     "INT8": (BY_NAME["UINT8"], _INTEGER_CHANNELS),
@@ -152,108 +126,95 @@ _FORMATS: Final = {
 }
 
 
-def read_image(given: InferInput, raw: Buffer | None) -> ImageFrame:
-    """Make a picture of one input of a request.
-
-    Raises:
-        InvalidRequest: it is not three dimensions of a known pixel format, or did not come in raw contents.
-    """
+def read_image(source: InferInput, raw: Buffer | None) -> ImageFrame:
+    """Return one request input as an image."""
     if raw is None:
         fixed = "Mediapipe execution failed. MP status"
-        raise refused(fixed, f"images must be in raw_input_contents; input name: {given.name}")
-    shape = given.shape
+        raise refused(fixed, f"images must be in raw_input_contents; input name: {source.name}")
+    shape = source.shape
     if len(shape) != _RANK:
-        detail = f"Expected: (height,width,channels); Actual: {show_shape(shape)}; input name: {given.name}"
+        detail = f"Expected: (height,width,channels); Actual: {show_shape(shape)}; input name: {source.name}"
         raise refused("Invalid input shape", detail)
     if any(size < 1 for size in shape):
-        raise zero_dimension(given)
-    datatype = _pixels(given)
+        raise _zero_dimension_error(source)
+    datatype = _pixels(source)
     expected = prod(shape) * datatype.itemsize
-    if expected > MAX_BYTES:
-        raise too_large(given)
+    if expected > _MAX_BYTES:
+        raise _too_large_error(source)
     if len(raw) != expected:
         sizes = f"Actual: {len(raw)}; Expected: {expected}"
-        raise refused(CONTENT_SIZE, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {given.name}")
+        raise refused(
+            _CONTENT_SIZE_INVALID, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {source.name}"
+        )
     return ImageFrame(datatype, wrapped(raw, shape, datatype.numpy))
 
 
-def _pixels(given: InferInput) -> Datatype:
-    """Give the element type of the pixel format that datatype and channels make."""
-    channels = given.shape[-1]
-    known = _FORMATS.get(given.datatype)
+def _pixels(source: InferInput) -> Datatype:
+    channels = source.shape[-1]
+    known = _FORMATS.get(source.datatype)
     if known is None:
-        detail = f"Expected: {', '.join(_FORMATS)}; Actual: {given.datatype}; input name: {given.name}"
-        raise refused(INPUT_FORMAT, detail)
+        detail = f"Expected: {', '.join(_FORMATS)}; Actual: {source.datatype}; input name: {source.name}"
+        raise refused(_INPUT_FORMAT_INVALID, detail)
     datatype, allowed = known
     if channels not in allowed:
         wanted = ", ".join(map(str, sorted(allowed)))
-        detail = f"Expected channels of {given.datatype}: {wanted}; Actual: {channels}; input name: {given.name}"
-        raise refused(INPUT_FORMAT, detail)
+        detail = f"Expected channels of {source.datatype}: {wanted}; Actual: {channels}; input name: {source.name}"
+        raise refused(_INPUT_FORMAT_INVALID, detail)
     return datatype
 
 
-# ----------------------------------------------------------------------
-# Python tensors: made from a request or an array, and turned back into bytes
-# ----------------------------------------------------------------------
+# Python tensors
 
 _KNOWN: Final = {name: row for name, row in BY_NAME.items() if name not in {"BYTES", "BF16"}}
 _ITEMSIZES: Final = {name: row.itemsize for name, row in _KNOWN.items()}
 
 python_tensor: Final = Tensor._from_request  # noqa: SLF001 - pyovms's constructor for the server
-"""Make a tensor of ``(name, raw, shape, datatype)``, whose buffer is ``raw`` itself."""
+"""Create a tensor of ``(name, raw, shape, datatype)`` whose buffer is ``raw`` itself."""
 
 
-def read_python_tensor(given: InferInput, raw: Buffer | None) -> Tensor:
-    """Make a tensor of one input of a request; raw bytes are not copied.
-
-    Raises:
-        InvalidRequest: a negative dimension, or values that do not fit the shape.
-    """
+def read_python_tensor(source: InferInput, raw: Buffer | None) -> Tensor:
+    """Return one request input as a Python tensor; raw bytes are not copied."""
     if raw is None:
-        return _from_contents(given)
+        return _from_contents(source)
     count = 1
-    for size in given.shape:
+    for size in source.shape:
         if size < 0:
-            raise negative_dimension(given)
+            raise _negative_dimension_error(source)
         count *= size
-    itemsize = _ITEMSIZES.get(given.datatype)
+    itemsize = _ITEMSIZES.get(source.datatype)
     if itemsize is not None and count * itemsize != len(raw):
-        raise _wrong_size(given, count * itemsize, len(raw))
-    return python_tensor(given.name, raw, given.shape, given.datatype)
+        raise _wrong_size(source, count * itemsize, len(raw))
+    return python_tensor(source.name, raw, source.shape, source.datatype)
 
 
-def _wrong_size(given: InferInput, expected: int, actual: int) -> Exception:
-    if expected > MAX_BYTES:
-        return too_large(given)
+def _wrong_size(source: InferInput, expected: int, actual: int) -> Exception:
+    if expected > _MAX_BYTES:
+        return _too_large_error(source)
     sizes = f"Actual: {actual}; Expected: {expected}"
-    return refused(CONTENT_SIZE, f"Invalid Python tensor buffer size. {sizes}; input name: {given.name}")
+    return refused(_CONTENT_SIZE_INVALID, f"Invalid Python tensor buffer size. {sizes}; input name: {source.name}")
 
 
-def _from_contents(given: InferInput) -> Tensor:
-    if any(size < 0 for size in given.shape):
-        raise negative_dimension(given)
-    if given.datatype == BYTES.name:
-        elements = elements_of(given, None, described(given, BYTES))
+def _from_contents(source: InferInput) -> Tensor:
+    if any(size < 0 for size in source.shape):
+        raise _negative_dimension_error(source)
+    if source.datatype == BYTES.name:
+        elements = elements_of(source, None, described(source, BYTES))
         if not elements:
-            raise no_contents(given)
-        return python_tensor(given.name, framed(elements), given.shape, BYTES.name)
-    datatype = _KNOWN.get(given.datatype)
+            raise _missing_contents_error(source)
+        return python_tensor(source.name, framed(elements), source.shape, BYTES.name)
+    datatype = _KNOWN.get(source.datatype)
     if datatype is None:
         rule = "custom datatypes are allowed only when raw_input_contents is used."
-        raise refused(PRECISION, f"Provided datatype is invalid, {rule} Datatype: {given.datatype!r}")
-    count = prod(given.shape)
-    if count * datatype.itemsize > MAX_BYTES:
-        raise too_large(given)
+        raise refused(_PRECISION_INVALID, f"Provided datatype is invalid, {rule} Datatype: {source.datatype!r}")
+    count = prod(source.shape)
+    if count * datatype.itemsize > _MAX_BYTES:
+        raise _too_large_error(source)
     if not count:
-        raise no_contents(given)
-    array = to_array(given.contents, given.shape, count, described(given, datatype))
-    return python_tensor(given.name, buffer_of(array), given.shape, given.datatype)
+        raise _missing_contents_error(source)
+    array = to_array(source.contents, source.shape, count, described(source, datatype))
+    return python_tensor(source.name, buffer_of(array), source.shape, source.datatype)
 
 
 def contents_of(tensor: Tensor) -> Buffer:
-    """Give a tensor's bytes in C order, as they are now.
-
-    They are copied unless nobody can write to them: user code may well fill the same array again before the bytes
-    have left.
-    """
-    return tensor._frozen()._wire_bytes()  # noqa: SLF001 - pyovms's way out for the server
+    """Return a tensor's bytes in C order; writable buffers are copied, because user code may refill them."""
+    return tensor._frozen()._wire_bytes()  # noqa: SLF001 - pyovms's interface for the server

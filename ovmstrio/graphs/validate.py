@@ -1,4 +1,4 @@
-"""Examine a graph file: everything that can be known without running user code."""
+"""Validation of a graph file without running user code."""
 
 from __future__ import annotations
 
@@ -49,28 +49,17 @@ from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = [
     "Examination",
-    "Producer",
-    "Producers",
-    "check_borders",
-    "check_cycles",
-    "check_generators",
-    "check_handlers",
     "check_wiring",
     "examine_graph",
-    "find_producers",
-    "handler_file",
 ]
 
-# ----------------------------------------------------------------------
-# Checks of a whole graph: what it takes from requests and gives to responses, and cycles that no back edge allows
-# ----------------------------------------------------------------------
+# Graph inputs, outputs and cycles
 
 _REQUEST: Final = "REQUEST"
 _RESPONSE: Final = "RESPONSE"
 
 
-def check_borders(graph: GraphConfig, findings: Findings) -> None:
-    """Check the graph's own streams by number and tag."""
+def _check_graph_streams(graph: GraphConfig, findings: Findings) -> None:
     for kind, refs in (("input_stream", graph.inputs), ("output_stream", graph.outputs)):
         if not refs:
             findings.refuse(
@@ -87,28 +76,26 @@ def check_borders(graph: GraphConfig, findings: Findings) -> None:
 
 
 def _check_messages(graph: GraphConfig, findings: Findings) -> None:
-    """Check a graph that takes the whole request: it has nothing but that, and gives the whole response."""
     request, response = _tagged(graph.inputs, _REQUEST), _tagged(graph.outputs, _RESPONSE)
-    only_input, only_output = _alone("input", _REQUEST), _alone("output", _RESPONSE)
+    only_input, only_output = _only_stream_hint("input", _REQUEST), _only_stream_hint("output", _RESPONSE)
     if request and not response:
         at = Located(None, request.line, "output_stream")
-        findings.refuse(at, f"{RESPONSE_MISSING} - it takes REQUEST", suggestion=only_output)
+        findings.refuse(at, f"{RESPONSE_MISSING} - the graph has a REQUEST input", suggestion=only_output)
     if response and not request:
         at = Located(None, response.line, "input_stream")
-        findings.refuse(at, f"{REQUEST_MISSING} - it gives RESPONSE", suggestion=only_input)
+        findings.refuse(at, f"{REQUEST_MISSING} - the graph has a RESPONSE output", suggestion=only_input)
     if request is None:
         return
     if len(graph.outputs) > 1:
-        found, message = str(len(graph.outputs)), f"{REQUEST_OUTPUTS} - a graph that takes REQUEST has one output"
+        found, message = str(len(graph.outputs)), f"{REQUEST_OUTPUTS} - a graph with a REQUEST input has one output"
         findings.refuse(graph.outputs[1].at, message, expected="1", found=found, suggestion=only_output)
     if len(graph.inputs) > 1:
-        found, message = str(len(graph.inputs)), f"{REQUEST_INPUTS} - a graph that takes REQUEST has one input"
+        found, message = str(len(graph.inputs)), f"{REQUEST_INPUTS} - a graph with a REQUEST input has one input"
         other = next(ref for ref in graph.inputs if ref is not request)
         findings.refuse(other.at, message, expected="1", found=found, suggestion=only_input)
 
 
 def _check_payloads(graph: GraphConfig, findings: Findings) -> None:
-    """Check a graph that takes requests over HTTP: it takes nothing else, and gives documents, and nothing else."""
     request, response = _tagged(graph.inputs, REQUEST_PAYLOAD), _tagged(graph.outputs, RESPONSE_PAYLOAD)
     if request is None and response is None:
         return
@@ -119,24 +106,25 @@ def _check_payloads(graph: GraphConfig, findings: Findings) -> None:
         if found is None or len(refs) > 1:
             other = next((ref for ref in refs if ref is not found), None)
             line = other.line if other is not None else (request or response or graph.inputs[0]).line
-            message = f"{FILE_INVALID} - a graph of requests over HTTP has one {kind}, tagged {tag}"
+            message = f"{FILE_INVALID} - a graph for raw HTTP requests has one {kind}, tagged {tag}"
             found_text = ", ".join(f"{ref.port}:{ref.name}" for ref in refs)
             at = Located(None, line, f"{kind}_stream")
-            findings.refuse(at, message, expected=f"{tag}:name", found=found_text, suggestion=_alone(kind, tag))
+            findings.refuse(
+                at, message, expected=f"{tag}:name", found=found_text, suggestion=_only_stream_hint(kind, tag)
+            )
 
 
 def _tagged(refs: tuple[StreamRef, ...], prefix: str) -> StreamRef | None:
-    payload = f"{prefix}_PAYLOAD"  # a document of HTTP, which is no message of inference
+    payload = f"{prefix}_PAYLOAD"  # an HTTP document, not an inference message
     found = (ref for ref in refs if ref.port.tag.startswith(prefix) and not ref.port.tag.startswith(payload))
     return next(found, None)
 
 
-def _alone(direction: str, tag: str) -> str:
-    return f'let the only {direction}_stream of the graph be "{tag}:name"'
+def _only_stream_hint(direction: str, tag: str) -> str:
+    return f'use "{tag}:name" as the only {direction}_stream of the graph'
 
 
-def check_cycles(graph: GraphConfig, findings: Findings) -> None:
-    """Note each cycle of nodes once, at the input by which it was found."""
+def _check_cycles(graph: GraphConfig, findings: Findings) -> None:
     edges = _edges(graph)
     settled: set[int] = set()
     for start in range(len(graph.nodes)):
@@ -145,7 +133,7 @@ def check_cycles(graph: GraphConfig, findings: Findings) -> None:
 
 
 def _edges(graph: GraphConfig) -> list[list[tuple[int, StreamRef]]]:
-    """Give, for each node, whom it feeds and by which of their inputs; back edges are left out."""
+    """Return, for each node, the nodes it feeds and their inputs, without back edges."""
     made = {ref.name: number for number, node in enumerate(graph.nodes) for ref in node.outputs}
     made_side = {ref.name: number for number, node in enumerate(graph.nodes) for ref in node.side_outputs}
     edges: list[list[tuple[int, StreamRef]]] = [[] for _ in graph.nodes]
@@ -162,7 +150,7 @@ def _edges(graph: GraphConfig) -> list[list[tuple[int, StreamRef]]]:
 def _visit(
     start: int, edges: list[list[tuple[int, StreamRef]]], settled: set[int], graph: GraphConfig, findings: Findings
 ) -> None:
-    """Go through everything that a node feeds, without recursion, for graphs may be long."""
+    """Visit all nodes that a node feeds, without recursion because graphs can be long."""
     path = [start]
     ahead: list[Iterator[tuple[int, StreamRef]]] = [iter(edges[start])]
     while path:
@@ -173,13 +161,13 @@ def _visit(
             continue
         number, ref = step
         if number in path:
-            _refuse(graph, path[path.index(number) :], ref, findings)
+            _report_cycle(graph, path[path.index(number) :], ref, findings)
         elif number not in settled:
             path.append(number)
             ahead.append(iter(edges[number]))
 
 
-def _refuse(graph: GraphConfig, cycle: list[int], ref: StreamRef, findings: Findings) -> None:
+def _report_cycle(graph: GraphConfig, cycle: list[int], ref: StreamRef, findings: Findings) -> None:
     names = " -> ".join(graph.nodes[number].canonical_name for number in [*cycle, cycle[0]])
     tag_index = f"{ref.port.tag}:{ref.port.index}"
     findings.refuse(
@@ -189,45 +177,44 @@ def _refuse(graph: GraphConfig, cycle: list[int], ref: StreamRef, findings: Find
     )
 
 
-# ----------------------------------------------------------------------
-# Generators in a graph: which of them feed each other, or are waited for together, with what comes of that
-# ----------------------------------------------------------------------
+# Generators
 
-_LOOPBACK_PORT: Final = Port("LOOPBACK", 0)
-_WAITING: Final = frozenset({"DefaultInputStreamHandler", "EarlyCloseInputStreamHandler", "SyncSetInputStreamHandler"})
+_SYNCHRONIZING: Final = frozenset(
+    {"DefaultInputStreamHandler", "EarlyCloseInputStreamHandler", "SyncSetInputStreamHandler"}
+)
 
 
-def check_generators(graph: GraphConfig, findings: Findings) -> None:
-    """Tell of each node that generators feed in a way that does not go well."""
+def _check_generators(graph: GraphConfig, findings: Findings) -> None:
+    """Report LOOPBACKs that cannot work; warn about generators that block each other or differ in length."""
     origins = _origins(graph)
     for node in graph.nodes:
         _check_own_loop(node, findings)
-        fed = [(ref, origins.get(ref.name, frozenset())) for ref in _data(node)]
+        fed = [(ref, origins.get(ref.name, frozenset())) for ref in _data_inputs(node)]
         above = sorted({name for _, names in fed for name in names})
         if above and _has_loop(node):
             ref = next(ref for ref, names in fed if names)
-            _warn_of_row(node, ref, above, findings)
-        elif len({names for _, names in fed}) > 1 and node.policy.handler in _WAITING:
+            _warn_of_nested_generators(node, ref, above, findings)
+        elif len({names for _, names in fed}) > 1 and node.policy.handler in _SYNCHRONIZING:
             ref = next(ref for ref, names in fed if names)
-            _warn_of_lengths(node, ref, above, findings)
+            _warn_of_different_lengths(node, ref, above, findings)
 
 
 def _has_loop(node: NodeConfig) -> bool:
-    return any(ref.port == _LOOPBACK_PORT for ref in node.inputs)
+    return any(ref.port == LOOPBACK for ref in node.inputs)
 
 
-def _data(node: NodeConfig) -> list[StreamRef]:
-    return [ref for ref in node.sorted_inputs if ref.port != _LOOPBACK_PORT and ref.port not in node.back_edges]
+def _data_inputs(node: NodeConfig) -> list[StreamRef]:
+    return [ref for ref in node.sorted_inputs if ref.port != LOOPBACK and ref.port not in node.back_edges]
 
 
 def _origins(graph: GraphConfig) -> Mapping[str, frozenset[str]]:
-    """Give, for each stream, the nodes with a loopback that its packets come from; there may be circles."""
+    """Return, for each stream, the nodes with a LOOPBACK that its packets come from; the graph may have cycles."""
     found: dict[str, frozenset[str]] = {}
     is_settled = False
     while not is_settled:
         is_settled = True
         for node in graph.nodes:
-            above = frozenset[str]().union(*(found.get(ref.name, frozenset()) for ref in _data(node)))
+            above = frozenset[str]().union(*(found.get(ref.name, frozenset()) for ref in _data_inputs(node)))
             own = frozenset({node.canonical_name}) if _has_loop(node) else frozenset[str]()
             for ref in node.outputs:
                 if found.get(ref.name, frozenset()) != above | own:
@@ -237,59 +224,55 @@ def _origins(graph: GraphConfig) -> Mapping[str, frozenset[str]]:
 
 
 def _check_own_loop(node: NodeConfig, findings: Findings) -> None:
-    read = [ref for ref in node.inputs if ref.port == _LOOPBACK_PORT]
-    made = {ref.name for ref in node.outputs if ref.port == _LOOPBACK_PORT}
+    read = [ref for ref in node.inputs if ref.port == LOOPBACK]
+    made = {ref.name for ref in node.outputs if ref.port == LOOPBACK}
     for ref in read:
         if made and ref.name not in made:
             findings.refuse(
                 ref.at,
                 f'{INITIALIZATION} - INVALID_ARGUMENT: the generator of node "{node.canonical_name}" would stop after '
-                "its first value: LOOPBACK comes in as another stream than it goes out",
+                "its first value: its LOOPBACK input and output are different streams",
                 expected=f"LOOPBACK:{min(made)}",
                 found=f"LOOPBACK:{ref.name}",
-                suggestion="give LOOPBACK the same name on both sides of the node",
+                suggestion="use the same stream name for LOOPBACK input and output",
             )
 
 
-def _warn_of_row(node: NodeConfig, ref: StreamRef, above: list[str], findings: Findings) -> None:
+def _warn_of_nested_generators(node: NodeConfig, ref: StreamRef, above: list[str], findings: Findings) -> None:
     findings.warn(
         ref.at,
-        f'node "{node.canonical_name}" has a LOOPBACK and is fed by {_named(above)}, which has one, too: where both '
-        "yield several values, the second value of the first comes while the generator of the second runs, and the "
-        "call fails with RESOURCE_EXHAUSTED",
-        "let one of them yield a single value, or return lists",
+        f'node "{node.canonical_name}" has a LOOPBACK and is fed by {_quoted(above)}, which also has one: if both '
+        "yield several values, the second generator still runs when its next input arrives, and the call fails with "
+        "RESOURCE_EXHAUSTED",
+        "yield a single value in one of them, or return lists",
     )
 
 
-def _warn_of_lengths(node: NodeConfig, ref: StreamRef, above: list[str], findings: Findings) -> None:
+def _warn_of_different_lengths(node: NodeConfig, ref: StreamRef, above: list[str], findings: Findings) -> None:
     findings.warn(
         ref.at,
-        f'node "{node.canonical_name}" waits for inputs that {_named(above)} may make more of than others: values '
-        "without a partner at their timestamp wait for the next request, or for the end of the stream",
-        'use input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }, and look at names of inputs',
+        f'node "{node.canonical_name}" synchronizes inputs, and {_quoted(above)} may yield more values on some of '
+        "them: values without a partner at their timestamp wait for the next request or the end of the stream",
+        'use input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }, and check input names',
     )
 
 
-def _named(names: list[str]) -> str:
+def _quoted(names: list[str]) -> str:
     return " and ".join(f'"{name}"' for name in names)
 
 
-# ----------------------------------------------------------------------
-# Input stream handlers: what would be unknown, hang or crash at the first request is found before
-# ----------------------------------------------------------------------
+# Input stream handlers
 
 _SYNC_SET: Final = "SyncSetInputStreamHandler"
-_ALONE: Final = frozenset({"ImmediateInputStreamHandler", "MuxInputStreamHandler"})
-_LOOPBACK_TAG: Final = "LOOPBACK"
+_UNSYNCHRONIZED: Final = frozenset({"ImmediateInputStreamHandler", "MuxInputStreamHandler"})
 _INVALID: Final = f"{INITIALIZATION} - INVALID_ARGUMENT"
 
 
-def check_handlers(node: NodeConfig, policies: Collection[str], findings: Findings) -> None:
-    """Check the input stream handler of a node; a source has none to speak of."""
+def _check_handlers(node: NodeConfig, policies: Collection[str], findings: Findings) -> None:
     policy = node.policy
     check = _HandlerCheck(node, findings)
     if policy.handler not in policies:
-        fix = did_you_mean(policy.handler, policies, otherwise=f"there are: {', '.join(sorted(policies))}")
+        fix = did_you_mean(policy.handler, policies, otherwise=f"known: {', '.join(sorted(policies))}")
         details = f'{INITIALIZATION} - NOT_FOUND: "{policy.handler}" is not a registered input stream handler.'
         check.refuse(details, policy.line, found=policy.handler, fix=fix)
         return
@@ -314,12 +297,10 @@ class _HandlerCheck:
         self.sets: list[set[Port]] = []
 
     def refuse(self, message: str, line: int, *, expected: str = "", found: str = "", fix: str = "") -> None:
-        """Note that the graph cannot be built."""
         at = Located(None, line or self.node.line, f"{self.node.at.path}.input_stream_handler")
         self.findings.refuse(at, message, expected=expected, found=found, suggestion=fix)
 
     def sync_sets(self) -> None:
-        """See that sets name inputs of the node, each once."""
         options, lines = self.node.policy.options, iter(self.node.policy.tag_lines)
         for declared in options.sync_set if options is not None else ():
             members: set[Port] = set()
@@ -327,14 +308,13 @@ class _HandlerCheck:
                 line = next(lines, self.node.policy.line)
                 port = self._port(text, "sync_set", line)
                 if port is not None and port in chain(members, *self.sets):
-                    details = f'{_INVALID}: sync_set names "{text}" again; an input is in one set only'
+                    details = f'{_INVALID}: input "{text}" is in two sync sets'
                     self.refuse(details, line, found=text, fix="remove it from one of them")
                 elif port is not None:
                     members.add(port)
             self.sets.append(members)
 
     def align(self) -> None:
-        """See that the base is an input of the node."""
         options, line, lines = self.node.policy.options, self.node.policy.line, iter(self.node.policy.tag_lines)
         if options is None or not options.HasField("timestamp_base_tag_index"):
             extension = "[mediapipe.TimestampAlignInputStreamHandlerOptions.ext]"
@@ -344,31 +324,28 @@ class _HandlerCheck:
             self._port(options.timestamp_base_tag_index, "timestamp_base_tag_index", next(lines, line))
 
     def fixed_size(self) -> None:
-        """See that queues can be shortened as asked."""
         options = self.node.policy.options
         if options is not None and not 1 <= options.target_queue_size <= options.trigger_queue_size:
             self.refuse(
-                f"{_INVALID}: queues cannot be shortened to what is asked", self.node.policy.line,
+                f"{_INVALID}: invalid queue sizes", self.node.policy.line,
                 expected="1 <= target_queue_size <= trigger_queue_size",
                 found=f"target_queue_size {options.target_queue_size}, trigger_queue_size {options.trigger_queue_size}",
             )  # fmt: skip
 
     def loopback(self) -> None:
-        """See that a node does not wait for its own output before it makes the first."""
-        loop = Port(_LOOPBACK_TAG, 0)
-        if loop not in self.ports or len(self.ports) == 1 or self.node.policy.handler in _ALONE:
+        if LOOPBACK not in self.ports or len(self.ports) == 1 or self.node.policy.handler in _UNSYNCHRONIZED:
             return
-        own_set = next((members for members in self.sets if loop in members), None)
+        own_set = next((members for members in self.sets if LOOPBACK in members), None)
         if own_set is None:
             own_set = self.ports - set(chain(*self.sets))
-        if own_set == {loop}:
+        if own_set == {LOOPBACK}:
             return
-        line = self.node.policy.line or next(ref.line for ref in self.node.inputs if ref.port == loop)
+        line = self.node.policy.line or next(ref.line for ref in self.node.inputs if ref.port == LOOPBACK)
         option = '[mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } }'
         self.refuse(
-            f"{_INVALID}: every request would hang: LOOPBACK is awaited together with "
-            f"{', '.join(str(port) for port in sorted(own_set - {loop}))}",
-            line, expected="LOOPBACK in a sync set of its own", found=self.node.policy.handler,
+            f"{_INVALID}: every request would hang: LOOPBACK is synchronized with "
+            f"{', '.join(str(port) for port in sorted(own_set - {LOOPBACK}))}",
+            line, expected="LOOPBACK alone in a sync set", found=self.node.policy.handler,
             fix=f'use input_stream_handler {{ input_stream_handler: "{_SYNC_SET}" options {{ {option} }} }}',
         )  # fmt: skip
 
@@ -382,16 +359,14 @@ class _HandlerCheck:
             return port
         names = [str(known) for known in sorted(self.ports)]
         self.refuse(
-            f'{_INVALID}: {option} names "{text}", which is no input of the node', line,
+            f'{_INVALID}: {option} "{text}" is not an input of the node', line,
             expected=f"one of its inputs: {', '.join(names) or 'none'}", found=text or "nothing",
             fix=did_you_mean(str(port), names),
         )  # fmt: skip
         return None
 
 
-# ----------------------------------------------------------------------
-# Whether the nodes of a graph fit together: what the file alone cannot say, for it takes the nodes' contracts
-# ----------------------------------------------------------------------
+# Streams between nodes
 
 _SERVER_SIDE = "py"
 
@@ -401,30 +376,30 @@ _NO_OUTPUT = "Failed to add mediapipe graph output stream"
 def check_wiring(
     graph: GraphConfig, contracts: Mapping[str, NodeContract | ContractError], policies: Collection[str]
 ) -> list[Problem]:
-    """Give every problem of a graph as a whole.
+    """Return all problems of the connections between nodes.
 
     Args:
-        graph: as read.
-        contracts: by canonical name; of a node that is not in it nothing is assumed.
-        policies: the names of input stream handlers that there are.
+        graph: the parsed graph file.
+        contracts: contracts by canonical node name; nodes without one are not checked.
+        policies: the known input stream handlers.
     """
     findings = Findings(graph.file)
-    check_borders(graph, findings)
-    _tell_contracts(graph, contracts, findings)
+    _check_graph_streams(graph, findings)
+    _report_contracts(graph, contracts, findings)
     known = {name: contract for name, contract in contracts.items() if isinstance(contract, NodeContract)}
-    producers = find_producers(graph, known, findings)
+    producers = _find_producers(graph, known, findings)
     for node in graph.nodes:
         check = _NodeCheck(node, known.get(node.canonical_name, NodeContract()), producers, findings)
         check.inputs()
         check.side_inputs(graph)
-        check_handlers(node, policies, findings)
+        _check_handlers(node, policies, findings)
     _check_outputs(graph, producers, findings)
-    check_cycles(graph, findings)
-    check_generators(graph, findings)
+    _check_cycles(graph, findings)
+    _check_generators(graph, findings)
     return list(findings.all)
 
 
-def _tell_contracts(
+def _report_contracts(
     graph: GraphConfig, contracts: Mapping[str, NodeContract | ContractError], findings: Findings
 ) -> None:
     for node in graph.nodes:
@@ -438,11 +413,10 @@ def _tell_contracts(
 class _NodeCheck:
     node: NodeConfig
     contract: NodeContract
-    producers: Producers
+    producers: _Producers
     findings: Findings
 
     def inputs(self) -> None:
-        """See that each input has a producer, of the right type where another node is."""
         for ref in self.node.inputs:
             producer = self.producers.streams.get(ref.name)
             wanted = self.contract.inputs.get(ref.port, object)
@@ -454,11 +428,11 @@ class _NodeCheck:
     def _refuse_missing(self, ref: StreamRef) -> None:
         where = f'Input Stream "{ref.name}" for node "{self.node.canonical_name}"'
         details = f"{where} does not have a corresponding output stream."
-        hint = "let a node or the graph's input_stream give it"
+        hint = "add it to a node's output_stream or the graph's input_stream"
         fix = did_you_mean(ref.name, self.producers.streams, otherwise=hint)
         self.findings.refuse(ref.at, f"{INITIALIZATION} - {details}", suggestion=fix)
 
-    def _refuse_type(self, ref: StreamRef, wanted: type, producer: Producer) -> None:
+    def _refuse_type(self, ref: StreamRef, wanted: type, producer: _Producer) -> None:
         given = type_name(producer.kind)
         self.findings.refuse(
             ref.at,
@@ -469,70 +443,65 @@ class _NodeCheck:
             suggestion=_conversion(wanted, producer.kind),
         )
 
-    def _warn_input(self, ref: StreamRef, wanted: type, producer: Producer) -> None:
-        """Tell what only requests will show: the graph's own tag does not take part in the check of types."""
+    def _warn_input(self, ref: StreamRef, wanted: type, producer: _Producer) -> None:
         tag = tag_for(wanted)
         self.findings.warn(
             replace(ref.at, line=producer.ref.line),
             f'every request will fail: input stream "{ref.name}" of the graph carries {type_name(producer.kind)}, '
-            f'and node "{self.node.canonical_name}" takes {type_name(wanted)}',
+            f'node "{self.node.canonical_name}" accepts {type_name(wanted)}',
             f'write input_stream: "{tag}:{ref.name}"' if tag else "",
         )
 
     def side_inputs(self, graph: GraphConfig) -> None:
-        """See that side packets have the right type, and tell of those that nothing but a request can give."""
         given = {ref.name for ref in graph.side_inputs}
         for ref in self.node.side_inputs:
             producer = self.producers.side.get(ref.name)
             if producer is not None and producer.node is not None:
                 self._check_side_type(ref, producer)
             elif ref.port.tag == "PYTHON_NODE_RESOURCES":
-                self._check_resources(ref)
+                if ref.name != _SERVER_SIDE:
+                    text = f'every request will fail: side packet "{ref.name}" is required, the server has only "py"'
+                    self.findings.warn(ref.at, text, f'write "PYTHON_NODE_RESOURCES:{_SERVER_SIDE}"')
             elif ref.name not in given and ref.port not in self.contract.optional_side:
                 text = f'requests without a parameter "{ref.name}" will fail: no node produces that side packet'
                 hint = f'add a node with output_side_packet: "TAG:{ref.name}"'
                 fix = did_you_mean(ref.name, self.producers.side, otherwise=hint)
                 self.findings.warn(ref.at, text, fix)
 
-    def _check_side_type(self, ref: StreamRef, producer: Producer) -> None:
+    def _check_side_type(self, ref: StreamRef, producer: _Producer) -> None:
         wanted = self.contract.side_inputs.get(ref.port, object)
         if _differ(wanted, producer.kind):
             self.findings.refuse(
                 ref.at,
-                f'{_INVALID}: side packet "{ref.name}" is not what node "{self.node.canonical_name}" takes',
+                f'{_INVALID}: side packet "{ref.name}" of node "{self.node.canonical_name}" has the wrong type',
                 expected=type_name(wanted),
                 found=f"{type_name(producer.kind)} of {producer.node}",
             )
 
-    def _check_resources(self, ref: StreamRef) -> None:
-        if ref.name != _SERVER_SIDE:
-            text = f'every request will fail: side packet "{ref.name}" is required, and the server provides "py"'
-            self.findings.warn(ref.at, text, f'write "PYTHON_NODE_RESOURCES:{_SERVER_SIDE}"')
-
 
 def _conversion(wanted: type, found: type) -> str:
     if {tag_for(wanted), tag_for(found)} == {PYTHON_TENSOR, "OVTENSOR"}:
-        return "put a PyTensorOvTensorConverterCalculator between the two"
+        return "add a PyTensorOvTensorConverterCalculator between the two nodes"
     return ""
 
 
-def _check_outputs(graph: GraphConfig, producers: Producers, findings: Findings) -> None:
+def _check_outputs(graph: GraphConfig, producers: _Producers, findings: Findings) -> None:
     for ref in graph.outputs:
         producer = producers.streams.get(ref.name)
         kind = stream_type(ref.port.tag)
         if producer is None:
             details = f'NOT_FOUND: Unable to attach observer to output stream "{ref.name}" because it doesn\'t exist.'
-            fix = did_you_mean(ref.name, producers.streams, otherwise="let a node have it as output_stream")
+            fix = did_you_mean(ref.name, producers.streams, otherwise="add it to a node's output_stream")
             findings.refuse(ref.at, f"{_NO_OUTPUT} - {details}", suggestion=fix)
         elif _differ(kind, producer.kind):
             tag = tag_for(producer.kind)
             findings.refuse(
                 ref.at,
-                f'{_INVALID}: output stream "{ref.name}" of the graph is tagged as {type_name(kind)} and carries '
+                f'{_INVALID}: output stream "{ref.name}" of the graph is tagged as {type_name(kind)}, but carries '
                 f"{type_name(producer.kind)}",
                 expected=f"{tag}:{ref.name}" if tag else "an output of another type",
                 found=f"{ref.port.tag}:{ref.name}" if ref.port.tag else ref.name,
-                suggestion=f'write output_stream: "{tag}:{ref.name}"' if tag else "let a node convert it",
+                suggestion=f'write output_stream: "{tag}:{ref.name}"' if tag else "add a node that converts it",
             )
 
 
@@ -541,8 +510,8 @@ def _differ(wanted: type, found: type) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
-    """Who gives a stream: a node by canonical name, or the graph (None); ``kind`` is what it carries."""
+class _Producer:
+    """Producer of a stream: a node by canonical name, or the graph (None); ``kind`` is the packet type."""
 
     node: str | None
     ref: StreamRef
@@ -550,20 +519,17 @@ class Producer:
 
 
 @dataclass(frozen=True, slots=True)
-class Producers:
-    """The producers of streams and side packets by name."""
-
-    streams: dict[str, Producer] = field(default_factory=dict)
-    side: dict[str, Producer] = field(default_factory=dict)
+class _Producers:
+    streams: dict[str, _Producer] = field(default_factory=dict)
+    side: dict[str, _Producer] = field(default_factory=dict)
 
 
-def find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: Findings) -> Producers:
-    """Find them all; a second producer of a stream is a problem."""
-    found = Producers()
+def _find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: Findings) -> _Producers:
+    found = _Producers()
     for ref in graph.inputs:
-        found.streams.setdefault(ref.name, Producer(None, ref, stream_type(ref.port.tag)))
+        found.streams.setdefault(ref.name, _Producer(None, ref, stream_type(ref.port.tag)))
     for ref in graph.side_inputs:
-        found.side.setdefault(ref.name, Producer(None, ref, object))
+        found.side.setdefault(ref.name, _Producer(None, ref, object))
     for node in graph.nodes:
         contract = contracts.get(node.canonical_name, NodeContract())
         for made, refs, types, what in (
@@ -571,42 +537,40 @@ def find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], fi
             (found.side, node.side_outputs, contract.side_outputs, "Output Side Packet"),
         ):
             for ref in refs:
-                producer = Producer(node.canonical_name, ref, types.get(ref.port, object))
+                producer = _Producer(node.canonical_name, ref, types.get(ref.port, object))
                 other = made.setdefault(ref.name, producer)
                 if other is not producer:
                     message = f'{INITIALIZATION} - UNKNOWN: {what} "{ref.name}" defined twice.'
-                    fix = f"use another name; line {other.ref.line} has this one"
+                    fix = f"use another name; line {other.ref.line} defines this one"
                     findings.refuse(ref.at, message, suggestion=fix)
     return found
 
 
-# ----------------------------------------------------------------------
-# Examine a graph file: everything that can be known without running user code
-# ----------------------------------------------------------------------
+# Graph files
 
 _PYTHON: Final = "PythonExecutorCalculator"
 _PYTHON_OPTIONS: Final = "mediapipe.PythonExecutorCalculatorOptions"
-_TOLD_OTHERWISE: Final = (NODE_NAME_MISSING, NODE_NAME_TAKEN, NODE_OPTIONS_MISSING)
+_REPORTED_BY_PYTHON_CHECKS: Final = (NODE_NAME_MISSING, NODE_NAME_TAKEN, NODE_OPTIONS_MISSING)
 _CANNOT_OPEN: Final = "File not found or cannot open"
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What a graph file says, None where it cannot be read, and all that is wrong with it, by line."""
+    """Parsed graph file (None if it cannot be parsed) and its problems by line."""
 
     config: GraphConfig | None
     problems: tuple[Problem, ...]
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems because of which the graph does not load."""
+        """The problems that prevent the graph from loading."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
 def examine_graph(graph_path: Path, directory: Path | None = None) -> Examination:
-    """Read a graph file, and check the contracts of its nodes and how they fit together.  Blocks on the disk.
+    """Parse a graph file and check its nodes and their connections. Reads the disk.
 
-    Relative paths in it lead on from ``directory``, by default its own.
+    Relative paths in the file start at ``directory``, by default the file's folder.
     """
     file = str(graph_path)
     try:
@@ -614,26 +578,25 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
     except OSError as error:
         return Examination(None, (Problem(f"{_CANNOT_OPEN} - {error.strerror or error}", file),))
     except UnicodeDecodeError as error:
-        return Examination(None, (Problem(f"{_CANNOT_OPEN} - it is no UTF-8 text: {error.reason}", file),))
+        return Examination(None, (Problem(f"{_CANNOT_OPEN} - not UTF-8: {error.reason}", file),))
     reading = examine_text(content, file)
     problems = list(reading.problems)
     if reading.config is not None:
         certain = [node for node in reading.config.nodes if node.canonical_name not in reading.doubtful]
-        asked = ((node, _contract(node) if node in certain else _unknown(node)) for node in reading.config.nodes)
-        contracts = {node.canonical_name: contract for node, contract in asked if contract is not None}
+        results = ((node, _contract(node) if node in certain else _unknown(node)) for node in reading.config.nodes)
+        contracts = {node.canonical_name: contract for node, contract in results if contract is not None}
         problems += check_wiring(reading.config, contracts, policy_names())
         problems += _check_text_models(reading.config, contracts, directory or graph_path.parent)
         problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
     return Examination(reading.config, by_line(problems))
 
 
-def handler_file(handler_path: str, directory: Path) -> Path:
-    """Give the file that a Python node's ``handler_path`` stands for in a graph of this directory."""
+def _handler_file(handler_path: str, directory: Path) -> Path:
     return directory / handler_path.replace("\\", "/")
 
 
 def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
-    """Ask the node's calculator; None where what it says is told by the checks of Python nodes, with all the rest."""
+    """Return the node's contract; None for errors that ``_check_python_nodes`` reports."""
     try:
         kind = find_kind(node.calculator)
     except ConfigError as error:
@@ -643,22 +606,21 @@ def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
     try:
         return kind.contract(node)
     except ContractError as error:
-        return None if error.message.startswith(_TOLD_OTHERWISE) else error
+        return None if error.message.startswith(_REPORTED_BY_PYTHON_CHECKS) else error
 
 
 def _unknown(node: NodeConfig) -> ContractError | None:
-    """Say that there is no calculator of a node's name; None if there is, whatever else is wrong with the node."""
+    """Return the error for an unknown calculator; None if the calculator exists."""
     names = known_names()
     if node.calculator in names:
         return None
-    fix = did_you_mean(node.calculator, names, otherwise=f"there are: {', '.join(names)}")
+    fix = did_you_mean(node.calculator, names, otherwise=f"known: {', '.join(names)}")
     return ContractError(f'Unable to find Calculator "{node.calculator}"', fix=fix, code="NOT_FOUND")
 
 
 def _check_text_models(
     graph: GraphConfig, contracts: Mapping[str, NodeContract | ContractError], directory: Path
 ) -> list[Problem]:
-    """Check nodes that are whole models of text and stand among others, which those that make text may."""
     findings = Findings(graph.file)
     options: list[Problem] = []
     for node in graph.nodes if len(graph.nodes) > 1 else ():
@@ -668,10 +630,10 @@ def _check_text_models(
         if calculator.task is not Task.TEXT_GENERATION:
             findings.refuse(
                 node.at,
-                f'node "{node.canonical_name}": a {node.calculator} is served as the only node of its graph',
+                f'node "{node.canonical_name}": a {node.calculator} must be the only node of its graph',
                 expected="1 node",
                 found=f"{len(graph.nodes)} nodes",
-                suggestion="give it a graph of its own, and let the other nodes' clients call that",
+                suggestion="move it to a separate graph",
             )
             continue
         _check_text_node(graph, node, findings)
@@ -680,20 +642,19 @@ def _check_text_models(
 
 
 def _check_text_node(graph: GraphConfig, node: NodeConfig, findings: Findings) -> None:
-    """See that a node that makes text can be asked for it, and for more than its first piece."""
     who = f'node "{node.canonical_name}": a {node.calculator} among other nodes'
     if not graph.payload:
         findings.refuse(
             node.at,
-            f"{who} answers requests over HTTP, and the graph takes none",
-            suggestion='let the only input_stream of the graph be "HTTP_REQUEST_PAYLOAD:name"',
+            f"{who} needs a graph for raw HTTP requests",
+            suggestion=_only_stream_hint("input", REQUEST_PAYLOAD),
         )
     if not {LOOPBACK} <= {ref.port for ref in node.inputs} & {ref.port for ref in node.outputs}:
         findings.refuse(
             node.at,
-            f"{who} gives its answer piece by piece, and has no LOOPBACK that calls for the next one",
-            suggestion='add input_stream and output_stream: "LOOPBACK:name", with the back edge and the '
-            "SyncSetInputStreamHandler that graphs of this calculator have",
+            f"{who} streams its response, and has no LOOPBACK",
+            suggestion='add input_stream and output_stream "LOOPBACK:name", a back edge and a '
+            "SyncSetInputStreamHandler",
         )
 
 
@@ -704,11 +665,11 @@ def _check_python_nodes(graph: GraphConfig, certain: Sequence[NodeConfig], direc
         if node.calculator != _PYTHON or node not in certain:
             continue
         if not node.name:
-            findings.refuse(node.at, f"{NODE_NAME_MISSING} - a Python node needs one", suggestion='add name: "..."')
+            findings.refuse(node.at, f"{NODE_NAME_MISSING} - a Python node needs a name", suggestion='add name: "..."')
         elif node.name in first:
             fix = f"use another name; the node of line {first[node.name]} has this one"
             at = Located(None, node.line, f"{node.at.path}.name")
-            findings.refuse(at, f'{NODE_NAME_TAKEN} - "{node.name}" is given twice', suggestion=fix)
+            findings.refuse(at, f'{NODE_NAME_TAKEN} - duplicate name "{node.name}"', suggestion=fix)
         first.setdefault(node.name, node.line)
         _check_options(node, directory, findings)
     return list(findings.all)
@@ -718,10 +679,10 @@ def _check_options(node: NodeConfig, directory: Path, findings: Findings) -> Non
     options = next((each for each in node.node_options if each.DESCRIPTOR.full_name == _PYTHON_OPTIONS), None)
     if options is None:
         fix = f'add node_options {{ [type.googleapis.com/{_PYTHON_OPTIONS}]: {{ handler_path: "model.py" }} }}'
-        where = f'node "{node.canonical_name}" has no node_options that name its handler_path'
+        where = f'node "{node.canonical_name}" has no node_options with a handler_path'
         findings.refuse(node.at, f"{NODE_OPTIONS_MISSING} - {where}", suggestion=fix)
         return
-    file = handler_file(options.handler_path, directory)
+    file = _handler_file(options.handler_path, directory)
     if not file.is_file():
         nearby = sorted(each.name for each in file.parent.glob("*.py")) if file.parent.is_dir() else []
         findings.refuse(

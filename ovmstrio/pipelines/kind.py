@@ -1,4 +1,4 @@
-"""Pipelines of models and custom nodes as the server knows them."""
+"""The pipeline kind: loading, validation, introspection and fingerprints."""
 
 from __future__ import annotations
 
@@ -47,15 +47,13 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.plan import NodePlan
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["PipelineKind", "examine_pipeline", "load_pipeline", "look_inside", "pipeline_mark"]
+__all__ = ["PipelineKind", "examine_pipeline", "load_pipeline", "look_inside"]
 
-# ----------------------------------------------------------------------
-# What a loaded pipeline shows of itself: its picture, and what was counted at each part of it
-# ----------------------------------------------------------------------
+# Introspection
 
 
 def look_inside(spec: PipelineSpec, entry: NodePlan, tallies: Mapping[str, NodeTally]) -> Inside:
-    """Join the picture of a pipeline with what its nodes, by their names, and the connections from its entry count."""
+    """Return the drawing of a pipeline with the counters of its nodes (by name) and connections."""
     drawing = draw(spec)
     keys = {node.name: f"n{number}" for number, node in enumerate(spec.nodes)}
     targets = {key: name for name, key in keys.items()}
@@ -71,7 +69,6 @@ def look_inside(spec: PipelineSpec, entry: NodePlan, tallies: Mapping[str, NodeT
 
 
 def _links(entry: NodePlan) -> dict[tuple[str, str], StreamTally]:
-    """Give what counts at each connection, by where it ends."""
     found: dict[tuple[str, str], StreamTally] = {}
     seen, waiting = {entry.name}, [entry]
     while waiting:
@@ -84,11 +81,9 @@ def _links(entry: NodePlan) -> dict[tuple[str, str], StreamTally]:
     return found
 
 
-# ----------------------------------------------------------------------
-# Load a pipeline: open its custom nodes, look at what it calls, and see that everything fits together
-# ----------------------------------------------------------------------
+# Loading
 
-OpenNode = Callable[[Path, str, Mapping[str, str]], Awaitable[CustomNode]]
+_OpenNode = Callable[[Path, str, Mapping[str, str]], Awaitable[CustomNode]]
 
 log = structlog.get_logger(__name__)
 
@@ -105,19 +100,19 @@ async def load_pipeline(
 ) -> DagServable:
     """Load a pipeline; the caller owns the servable and closes it.
 
+    After an error, the custom nodes opened so far are closed.
+
     Args:
-        spec: how it was configured.
-        lease: how nodes call what else is served; what they call must be there by now.
-        tasks: hosts threads and processes of custom nodes; must outlive the servable.
-        meters: tell of runs of the nodes.
-        configured: names of what is served, one of which a node may mean that calls something else.
-        hide_errors: tell clients only the type of what user code raises.
-        is_isolated: whether shared libraries run in processes of their own.
+        spec: the pipeline's configuration.
+        lease: gives nodes access to other servables, which must be loaded.
+        tasks: runs threads and processes of custom nodes; must outlive the servable.
+        meters: observers of node runs.
+        configured: names of all services, for hints.
+        hide_errors: send clients only the type of user exceptions.
+        is_isolated: run shared libraries in worker processes.
 
     Raises:
-        ConfigError: the nodes do not fit together, or one of them cannot be used; lists everything that is wrong.
-
-    Cancellation: while custom nodes are opened and models waited for; nodes that were opened are closed.
+        ConfigError: the nodes do not fit together, or a node cannot be used; lists all problems.
     """
     structure, problems = examine_structure(spec)
     problems = [*spec.errors, *problems]
@@ -125,7 +120,7 @@ async def load_pipeline(
         raise ConfigError(problems)
     async with AsyncExitStack() as opened:
         open_node = partial(open_custom_node, tasks=tasks, hide_errors=hide_errors, is_isolated=is_isolated)
-        nodes = _Nodes(spec, lease, open_node, opened, configured)
+        nodes = _NodeCollector(spec, lease, open_node, opened, configured)
         for node in structure.nodes.values():
             await nodes.add(node)
         problems += nodes.problems + check_nodes(structure, nodes.signatures)
@@ -146,17 +141,17 @@ def _raise_errors(name: str, problems: list[Problem]) -> None:
     if errors:
         raise ConfigError(errors)
     for problem in problems:
-        log.warning("pipeline", pipeline=name, problem=str(problem))
+        log.warning("pipeline problem found", pipeline=name, problem=str(problem))
 
 
-class _Nodes:
-    """What is found out of one node after the other."""
+class _NodeCollector:
+    """Signatures, calls and problems of the nodes, collected one by one."""
 
     def __init__(
         self,
         spec: PipelineSpec,
         lease: LeaseServable,
-        open_node: OpenNode,
+        open_node: _OpenNode,
         opened: AsyncExitStack,
         configured: Collection[str],
     ) -> None:
@@ -168,10 +163,9 @@ class _Nodes:
         self._lease = lease
         self._open = open_node
         self._opened = opened
-        self._others = [name for name in configured if name != spec.name]
+        self._other_names = [name for name in configured if name != spec.name]
 
     async def add(self, node: PipelineNode) -> None:
-        """Note signature and call of a node, or what is wrong with it."""
         if node.model_name:
             await self._add_servable(node)
         elif node.library in self._spec.libraries:
@@ -183,15 +177,15 @@ class _Nodes:
             return
         try:
             with await self._lease(node.model_name, str(node.version) if node.version else "") as lease:
-                self.problems += _refuse(node, lease.servable)
+                self.problems += _check_servable(node, lease.servable)
                 self.signatures[node.name] = signature_of_servable(lease.servable.metadata)
         except (NotFound, NotReady) as error:
             version = f" version {node.version}" if node.version else ""
             message = f"{node.model_name!r}{version} cannot be called: {error.message}"
-            fix = "see why it is not loaded"
-            if node.model_name not in self._others:
-                known = f"configure it; known are {', '.join(self._others) or 'none'}"
-                fix = did_you_mean(node.model_name, self._others, otherwise=known)
+            fix = "check why it is not loaded"
+            if node.model_name not in self._other_names:
+                known = f"configure it; known: {', '.join(self._other_names) or 'none'}"
+                fix = did_you_mean(node.model_name, self._other_names, otherwise=known)
             self.problems.append(problem_of(node, Code.MODEL_MISSING, message, fix))
 
     async def _add_custom(self, node: PipelineNode, library: Path) -> None:
@@ -203,7 +197,7 @@ class _Nodes:
         self._opened.push_async_callback(_close, opened)
         self.custom.append(opened)
         self.signatures[node.name] = signature_of_custom_node(opened)
-        self.problems += _untyped(node, opened)
+        self.problems += _check_precisions(node, opened)
         wanted = {output.data_item: None for output in node.outputs}
         self.calls[node.name] = CustomNodeCall(node.name, opened, wanted)
 
@@ -213,56 +207,50 @@ async def _close(node: CustomNode) -> None:
         await node.aclose()
 
 
-def _refuse(node: PipelineNode, servable: Servable) -> list[Problem]:
-    """Tell why a servable must not be part of a pipeline, if that is so."""
+def _check_servable(node: PipelineNode, servable: Servable) -> list[Problem]:
     if isinstance(servable, SequenceServable):
-        message = f"{node.model_name!r} is stateful, and a pipeline has no sequences"
-        return [problem_of(node, Code.MODEL_STATEFUL, message, "call it by itself, or serve it without state")]
+        message = f"{node.model_name!r} is stateful, but pipelines have no sequences"
+        return [problem_of(node, Code.MODEL_STATEFUL, message, "call it directly, or serve it without state")]
     if isinstance(servable, ModelServable) and servable.follows_requests:
         message = f'the batch size or a shape of {node.model_name!r} is "auto"'
         return [problem_of(node, Code.MODEL_CHANGES, message, 'give it a range, such as "1:8", or "-1"')]
     return []
 
 
-def _untyped(node: PipelineNode, opened: CustomNode) -> list[Problem]:
-    """Find what a custom node says no known type of."""
+def _check_precisions(node: PipelineNode, opened: CustomNode) -> list[Problem]:
     return [
-        problem_of(node, Code.PRECISION, f"its {kind} {info.name!r} has no known precision", "mend the library")
+        problem_of(node, Code.PRECISION, f"its {kind} {info.name!r} has no known precision", "fix the library")
         for kind, infos in (("input", opened.inputs), ("output", opened.outputs))
         for info in infos.values()
         if info.datatype is None
     ]
 
 
-# ----------------------------------------------------------------------
-# What can be said of a pipeline without anything that it calls
-# ----------------------------------------------------------------------
+# Validation
 
 
 def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
-    """Find what is wrong with a pipeline's settings, its structure, and the names of the models that it calls."""
+    """Return the problems of a pipeline's settings, structure and model names."""
     _, problems = examine_structure(spec)
     others = [name for name in configured if name != spec.name]
     for node in spec.nodes:
         if node.model_name and node.model_name not in configured:
             message = f"no model {node.model_name!r} is configured"
-            hint = did_you_mean(node.model_name, others, otherwise=f"known are {', '.join(others) or 'none'}")
+            hint = did_you_mean(node.model_name, others, otherwise=f"known: {', '.join(others) or 'none'}")
             problems.append(problem_of(node, Code.MODEL_MISSING, message, hint))
     return [*spec.problems, *problems]
 
 
-# ----------------------------------------------------------------------
-# Marks by which a change of what a pipeline is loaded from is seen: the libraries of its custom nodes
-# ----------------------------------------------------------------------
+# Fingerprints
 
 _PYTHON: Final = ".py"
 
 
-def pipeline_mark(spec: PipelineSpec) -> str:
-    """Give a mark of the libraries' files that changes when one is written, appears or goes.
+def _pipeline_fingerprint(spec: PipelineSpec) -> str:
+    """Return the fingerprint of the custom-node libraries; changes when a file is written, added or removed.
 
-    With a Python file, the others of its directory count as well.  Libraries that are built in have no files.  What
-    cannot be read is a state like any other.
+    For a Python library, the other Python files of its folder count too. Built-in libraries have no files. Unreadable
+    files count as a state.
     """
     return paths_mark(file for library in spec.libraries.values() for file in _files(library))
 
@@ -273,13 +261,11 @@ def _files(library: Path) -> set[Path]:
     return {library, *python_files(library.parent)} if library.suffix == _PYTHON else {library}
 
 
-# ----------------------------------------------------------------------
-# Pipelines of models and custom nodes as the server knows them
-# ----------------------------------------------------------------------
+# Kind
 
 
 class PipelineKind(Kind[PipelineSpec]):
-    """DAGs, which look at what they call when they are loaded."""
+    """DAG pipelines; the models they call must be loaded first."""
 
     name = PipelineSpec.kind
     spec = PipelineSpec
@@ -290,11 +276,11 @@ class PipelineKind(Kind[PipelineSpec]):
     occupied = "Pipeline has the same name as model"
 
     def read(self, file: ConfigFile) -> list[PipelineSpec]:
-        """Read the pipelines of the file."""
+        """Parse the pipelines of a configuration file."""
         return read_pipelines(file)
 
     def depends_on(self, spec: PipelineSpec) -> Sequence[Dependency]:
-        """Give what the nodes call."""
+        """Return the servables that the nodes call."""
         called = sorted({(node.model_name, node.version) for node in spec.nodes if node.model_name})
         return [
             Dependency(name, str(version) if version else "", reloads=True)
@@ -303,24 +289,20 @@ class PipelineKind(Kind[PipelineSpec]):
         ]
 
     def list_versions(self, spec: PipelineSpec) -> Listing:
-        """Give the one version there is."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=pipeline_mark(spec))
+        """Return the only version."""
+        return Listing({ONLY_VERSION: spec.base_path}, mark=_pipeline_fingerprint(spec))
 
     def files_mark(self, spec: PipelineSpec, directory: Path) -> str:
-        """Look at the libraries of custom nodes."""
+        """Return the fingerprint of the custom-node libraries."""
         del directory
-        return pipeline_mark(spec)
+        return _pipeline_fingerprint(spec)
 
     def examine(self, spec: PipelineSpec) -> Sequence[Problem]:
-        """Tell everything about how the nodes are joined; errors are told again when they keep it from being loaded."""
-        from ovmstrio.pipelines.structure import examine_structure  # noqa: PLC0415 - as in `load`
-
+        """Return all problems of the pipeline's structure."""
         return examine_structure(spec)[1]
 
     async def load(self, spec: PipelineSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Open the custom nodes, and see that everything fits together."""
-        # What only pipelines need is left alone by those who have none.
-
+        """Load the pipeline."""
         del version, directory
         return await load_pipeline(
             spec,
@@ -333,8 +315,6 @@ class PipelineKind(Kind[PipelineSpec]):
         )
 
     def look_inside(self, spec: PipelineSpec, service: Service) -> Inside:
-        """Tell of the pipeline's nodes and connections."""
-        from ovmstrio.pipelines.servable import DagServable  # noqa: PLC0415 - as in `load`
-
+        """Return the pipeline's nodes and connections."""
         del spec
         return service.inside if isinstance(service, DagServable) else NOTHING_INSIDE

@@ -1,4 +1,4 @@
-"""Open the library of a custom node, whatever it is written in."""
+"""Opening of custom nodes: built-in nodes, Python files and shared libraries."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ async def open_custom_node(
     """Open a library for one node of a pipeline; the caller owns the node and closes it.
 
     Args:
-        library: a shared library, a Python file, or the short name of a node that is built in.
-        name: of the node in its pipeline.
-        params: its parameters as they are configured.
-        tasks: hosts the node's threads or processes; must outlive the node.
-        hide_errors: tell clients only the type of what a Python file raises.
-        is_isolated: whether a shared library runs in a process of its own.
+        library: a shared library, a Python file, or the name of a built-in node.
+        name: the node's name in its pipeline.
+        params: the configured parameters.
+        tasks: runs the node's threads or processes; must outlive the node.
+        hide_errors: send clients only the type of exceptions of a Python file.
+        is_isolated: run a shared library in a worker process.
 
     Raises:
-        ConfigError: there is no such library, it cannot be used, or not with these parameters.
-
-    Cancellation: at once; what was initialized is given back.
+        ConfigError: the library does not exist, cannot be used, or rejects the parameters.
     """
     builtin = builtin_name(library)
     if builtin is not None:
@@ -58,12 +56,11 @@ async def open_custom_node(
 
 
 def _find_problem(library: Path, name: str) -> Problem | None:
-    """Tell why a library is none, if that is so."""
     if library.is_file():
         return None
     found = "it is a folder" if library.is_dir() else "there is no such file"
     return Problem(
         f"the library of custom node {name!r} cannot be opened: {found}",
         file=str(library),
-        suggestion=f"give a shared library, a .py file, or one that is built in: {', '.join(BUILTIN_NAMES)}",
+        suggestion=f"use a shared library, a .py file, or a built-in node: {', '.join(BUILTIN_NAMES)}",
     )

@@ -1,4 +1,4 @@
-"""A pipeline made ready to be run: what each node calls, and where what it gives goes."""
+"""Execution plan of a pipeline: calls and links of its nodes, and the drawing."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "NodePlan", "draw", "make_plan"]
 
-# ----------------------------------------------------------------------
-# A pipeline made ready to be run: what each node calls, and where what it gives goes
-# ----------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """One connection: ``item`` of the node that holds it becomes the input ``name`` of ``target``.
+    """A connection: output ``item`` of the holding node becomes input ``name`` of ``target``.
 
-    ``gathers`` are the demultiplexers gathered on the way, innermost first; ``is_shared`` tells whether the same item
-    goes anywhere else; ``tally`` counts what went along it.
+    ``gathers`` are the demultiplexers gathered on the connection, innermost first. ``is_shared``: the output has other
+    consumers. ``tally`` counts the tensors.
     """
 
     item: str
@@ -44,9 +40,9 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class NodePlan:
-    """One node: ``needs`` is the number of its inputs, ``splits`` its ``demultiply_count``, 0 if it has none.
+    """A node. ``needs`` is its number of inputs, ``splits`` its ``demultiply_count`` (0 if it has none).
 
-    ``follower`` is the node that needs what this one gives and nothing else, unsplit and ungathered, if there is one.
+    ``follower`` is the only consumer, if it needs no other input and nothing is split or gathered.
     """
 
     name: str
@@ -58,8 +54,8 @@ class NodePlan:
 
 
 def make_plan(structure: Structure, calls: Mapping[str, NodeCall]) -> NodePlan:
-    """Link the nodes of a sound structure and give its entry; ``calls`` has what each but entry and exit does."""
-    calls = {ENTRY: _nothing, EXIT: _nothing, **calls}
+    """Create the plan of a valid structure and return its entry; ``calls`` has the calls of all other nodes."""
+    calls = {ENTRY: _pass_through, EXIT: _pass_through, **calls}
     nodes = {
         name: NodePlan(name, calls[name], len(structure.into(name)), node.demultiply_count or 0)
         for name, node in structure.nodes.items()
@@ -82,22 +78,20 @@ def _find_follower(node: NodePlan) -> NodePlan | None:
     return target if target.needs == len(node.links) else None
 
 
-async def _nothing(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-    """Stand for entry and exit, which are not called.  Never waits."""
+async def _pass_through(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+    """Return the inputs: entry and exit call nothing."""
     del request
     return dict(inputs)
 
 
-# ----------------------------------------------------------------------
-# Pipelines as pictures: a box for each node, and for each input and output of the pipeline
-# ----------------------------------------------------------------------
+# Drawing
 
 _Sources = dict[tuple[str, str], tuple[str, str]]
-"""By node and alias: the key of the box, and the output's own name where that is another."""
+"""Box key and output name (if it differs from the alias) by node and alias."""
 
 
 def draw(spec: PipelineSpec) -> Drawing:
-    """Arrange a pipeline, which may be wrong: what leads nowhere is left out, cycles are cut somewhere."""
+    """Draw a pipeline, valid or not: unresolved connections are left out, cycles are cut."""
     structure, _ = examine_structure(spec)
     splits = () if spec.demultiply_count is None else (_splits(spec.demultiply_count),)
     inputs = [DrawnBox(f"i{number}", "input", name, notes=splits) for number, name in enumerate(spec.inputs)]
@@ -113,16 +107,15 @@ def _node(node: PipelineNode, key: str, spec: PipelineSpec, structure: Structure
     notes = []
     level = () if structure is None else structure.levels.get(node.name, ())
     if level:
-        notes.append(f"once for each shard of {_shown(level[::-1])}")
+        notes.append(f"once for each shard of {_nesting(level[::-1])}")
     if node.gather_from_node is not None:
-        notes.append(f"gathers {_shown((node.gather_from_node,))}")
+        notes.append(f"gathers {_nesting((node.gather_from_node,))}")
     if node.demultiply_count is not None:
         notes.append(_splits(node.demultiply_count))
-    return DrawnBox(key, "node", node.name, _runs(node, spec), tuple(notes))
+    return DrawnBox(key, "node", node.name, _callee(node, spec), tuple(notes))
 
 
-def _runs(node: PipelineNode, spec: PipelineSpec) -> str:
-    """Say what a node calls."""
+def _callee(node: PipelineNode, spec: PipelineSpec) -> str:
     if node.model_name:
         return f"model {node.model_name}{f' version {node.version}' if node.version else ''}"
     library = spec.libraries.get(node.library)
@@ -136,16 +129,16 @@ def _splits(count: int) -> str:
 def _gathers_at_exit(given: NodeInput, structure: Structure | None) -> tuple[str, ...]:
     for edge in [] if structure is None else structure.into(EXIT):
         if edge.name == given.name and edge.gathers:
-            return (f"gathers {_shown(edge.gathers)}",)
+            return (f"gathers {_nesting(edge.gathers)}",)
     return ()
 
 
-def _shown(innermost_first: Level) -> str:
+def _nesting(innermost_first: Level) -> str:
     return " in ".join("the request" if name == ENTRY else name for name in innermost_first)
 
 
 def _edges(spec: PipelineSpec) -> list[DrawnEdge]:
-    """Draw each connection from where it comes, if there is such a place; tags are the names that nodes have for it."""
+    """Return the drawn connections; tags are the input and output names of the nodes."""
     sources: _Sources = {(ENTRY, name): (f"i{number}", "") for number, name in enumerate(spec.inputs)}
     for number, node in enumerate(spec.nodes):
         for output in node.outputs:

@@ -1,15 +1,14 @@
-"""One request going through a pipeline.
+"""Execution of one request by a pipeline.
 
-A *session* is one call of a node for one shard: its ``path`` holds an index for each demultiplexer around it, outermost
-first.  A session is ready once all its inputs have come.  What a node gives goes to whoever is connected to it, split
-or gathered on the way::
+A *session* is one call of a node for one shard: its ``path`` has an index for each enclosing demultiplexer, outermost
+first. A session is ready once it has all inputs. Outputs go to the connected nodes, split or gathered on the way::
 
-    session ends ─> outputs ─> shards ─┬─> inputs of a session behind it ─> ready
+    session ends ─> outputs ─> shards ─┬─> inputs of a following session ─> ready
                                        └─> gathering, until all shards are there ─> inputs ─> ready
 
-A run of which only one session is ready at a time, as in a chain, stays in the caller's task; from where it branches on
-it is a nursery with a task for each further session, up to ``MAX_TASKS``.  Sessions beyond that wait for a task to be
-free, so that ten thousand shards leave the event loop to other requests in between.
+While only one session is ready at a time, as in a chain, the run stays in the caller's task. After a branch it is a
+nursery with a task per session, up to ``MAX_TASKS``; further sessions wait, so that ten thousand shards do not block
+the event loop.
 """
 
 from __future__ import annotations
@@ -50,23 +49,29 @@ if TYPE_CHECKING:
 
 __all__ = ["CustomNodeCall", "NodeCall", "PipelineRun", "ServableCall", "TimedNodeCall"]
 
-# ----------------------------------------------------------------------
-# One request going through a pipeline
-# ----------------------------------------------------------------------
-
 Path = tuple[int, ...]
 Session = tuple["NodePlan", Path, dict[str, Tensor]]
 
 MAX_SHARDS = 10_000
 
 MAX_TASKS = 64
-"""How many sessions of one request may be under way."""
+"""Limit of concurrent sessions per request."""
 
 
 class PipelineRun:
-    """Takes one request through a plan; used once."""
+    """Execution of one request; used once."""
 
-    __slots__ = ("_answer", "_backlog", "_counts", "_entry", "_failure", "_gathering", "_request", "_tasks", "_waiting")
+    __slots__ = (
+        "_backlog",
+        "_counts",
+        "_entry",
+        "_failure",
+        "_gathering",
+        "_outputs",
+        "_request",
+        "_tasks",
+        "_waiting",
+    )
 
     def __init__(self, entry: NodePlan, request: InferRequest) -> None:
         self._entry = entry
@@ -77,18 +82,15 @@ class PipelineRun:
         self._tasks = 0
         self._backlog: list[Session] = []
         self._failure: Exception | None = None
-        self._answer: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
 
     async def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give the pipeline's outputs by name.
+        """Return the pipeline's outputs by name. On cancellation, all sessions are cancelled first.
 
         Raises:
             ServerError: the first failure of a node; the others have been cancelled.
             NothingToGather: a demultiplexer had nothing to split.
-            PipelineFailure: what a node gave cannot be split or gathered.
-
-        Ownership: the tasks of the sessions, at most ``MAX_TASKS``, until this returns.
-        Cancellation: at any checkpoint; every session is cancelled first.
+            PipelineFailure: an output cannot be split or gathered.
         """
         ready = self._deliver(self._entry, (), inputs)
         while len(ready) == 1:
@@ -99,7 +101,7 @@ class PipelineRun:
         return await self._branch(ready)
 
     async def _branch(self, ready: Sequence[Session]) -> dict[str, Tensor]:
-        # Nothing here may come to refer to itself: tensors would be kept until the garbage collector looks.
+        # Avoid reference cycles, which would keep tensors until the next garbage collection.
         async with trio.open_nursery() as nursery:
             self._tasks = 1
             nursery.start_soon(self._work, nursery, self._start(nursery, ready))
@@ -109,22 +111,22 @@ class PipelineRun:
                 raise failure
             finally:
                 del failure
-        return self._answer
+        return self._outputs
 
     async def _work(self, nursery: trio.Nursery, session: Session | None) -> None:
         try:
             while session is not None:
                 session = self._start(nursery, await self._call(session)) or await self._next()
-        except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised by _branch
+        except Exception as error:  # noqa: BLE001 - raised by _branch, so that it is not grouped
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
         finally:
             self._tasks -= 1
 
     def _start(self, nursery: trio.Nursery, sessions: Sequence[Session]) -> Session | None:
-        """Start a task for each session but the last, which is the caller's to go on with; some may have to wait."""
+        """Start a task for each session except the last one, which is returned; queue those above the limit."""
         if sessions and sessions[0][0].name == EXIT:
-            self._answer = sessions[0][2]
+            self._outputs = sessions[0][2]
             return None
         for session in sessions[:-1]:
             if self._tasks < MAX_TASKS:
@@ -135,39 +137,36 @@ class PipelineRun:
         return sessions[-1] if sessions else None
 
     async def _next(self) -> Session | None:
-        """Take a session that waits for a task, if there is one: the latest, which brings what is deepest to its end.
-
-        Cancellation: at once; the session goes on waiting.
-        """
+        """Return the newest waiting session, which is the deepest, or None."""
         if not self._backlog:
             return None
-        await trio.lowlevel.checkpoint()  # other requests get their turn, even if no node ever waits
+        await trio.lowlevel.checkpoint()  # let other requests run, even if no node waits
         return self._backlog.pop() if self._backlog else None
 
     async def _call(self, session: Session) -> list[Session]:
-        """PipelineRun one session and give those that are ready now."""
+        """Run one session and return the sessions that became ready."""
         node, path, inputs = session
         return self._deliver(node, path, await node.call(inputs, self._request))
 
     def _deliver(self, node: NodePlan, path: Path, outputs: Mapping[str, Tensor]) -> list[Session]:
-        """Pass on what a node gave, and give the sessions that are ready by that."""
+        """Send the outputs of a node and return the sessions that became ready."""
         if node.follower is not None:
-            return [(node.follower, path, {link.name: _shared(outputs[link.item], link) for link in node.links})]
+            return [(node.follower, path, {link.name: _shareable(outputs[link.item], link) for link in node.links})]
         ready: list[Session] = []
         if not node.splits:
             for link in node.links:
-                self._pass(link, path, _shared(outputs[link.item], link), ready)
+                self._send(link, path, _shareable(outputs[link.item], link), ready)
             return ready
         count = self._counts[node.name, path] = _count_shards(node, outputs)
         for link in node.links:
-            tensor = _shared(outputs[link.item], link)
+            tensor = _shareable(outputs[link.item], link)
             link.tally.passed += count - 1
             for shard in range(count):
-                self._pass(link, (*path, shard), Tensor(tensor.name, tensor.datatype, tensor.array[shard]), ready)
+                self._send(link, (*path, shard), Tensor(tensor.name, tensor.datatype, tensor.array[shard]), ready)
         return ready
 
-    def _pass(self, link: Link, path: Path, tensor: Tensor, ready: list[Session]) -> None:
-        """Bring a tensor to where a connection leads, if it need not wait for other shards."""
+    def _send(self, link: Link, path: Path, tensor: Tensor, ready: list[Session]) -> None:
+        """Send a tensor along a link, unless it must wait for other shards."""
         for depth, demultiplexer in enumerate(link.gathers):
             key = (link, depth, path[:-1])
             shards = self._gathering.setdefault(key, {})
@@ -184,8 +183,8 @@ class PipelineRun:
             ready.append((link.target, path, inputs))
 
 
-def _shared(tensor: Tensor, link: Link) -> Tensor:
-    """Count a tensor that goes along a connection, and keep one that others get as well from being written to."""
+def _shareable(tensor: Tensor, link: Link) -> Tensor:
+    """Count a tensor on a link; return a read-only view if the output has other consumers."""
     link.tally.passed += 1
     if not link.is_shared or not tensor.array.flags.writeable:
         return tensor
@@ -195,37 +194,28 @@ def _shared(tensor: Tensor, link: Link) -> Tensor:
 
 
 def _count_shards(node: NodePlan, outputs: Mapping[str, Tensor]) -> int:
-    """Find out into how many shards a node's outputs are split.
-
-    Raises:
-        PipelineFailure: they cannot be split, or not all alike.
-        NothingToGather: into none.
-    """
+    """Return the number of shards of a node's outputs."""
     shapes = {link.item: outputs[link.item].shape for link in node.links}
-    whose = "the pipeline" if node.name == ENTRY else f"node {node.name!r}"
+    owner = "the pipeline" if node.name == ENTRY else f"node {node.name!r}"
     for item, shape in shapes.items():
         if len(shape) < MIN_RANK_TO_SPLIT:
-            raise _failed("Wrong number of dimensions in a blob!", f"{whose} splits {item!r} of shape {_show(shape)}")
+            raise _failed("Wrong number of dimensions in a blob!", f"{owner} splits {item!r} of shape {_show(shape)}")
         if shape[0] > MAX_SHARDS:
             raise _failed(
-                "Too large dimension size to demultiply", f"{whose}: {item!r} is {_show(shape)}, at most {MAX_SHARDS}"
+                "Too large dimension size to demultiply", f"{owner}: {item!r} is {_show(shape)}, at most {MAX_SHARDS}"
             )
     counts = {shape[0] for shape in shapes.values()}
     expected = node.splits if node.splits != DYNAMIC else next(iter(counts))
     if counts != {expected}:
         shown = ", ".join(f"{item!r} of shape {_show(shape)}" for item, shape in shapes.items())
-        raise _failed("Wrong dimension size to demultiply", f"{whose} is to be split into {expected}: {shown}")
+        raise _failed("Wrong dimension size to demultiply", f"{owner} splits into {expected}: {shown}")
     if not expected:
-        raise NothingToGather(f"Demultiplexer had no results: {whose} gave nothing to split")
+        raise NothingToGather(f"Demultiplexer had no results: {owner} returned nothing to split")
     return expected
 
 
 def _gather(link: Link, shards: Mapping[int, Tensor]) -> Tensor:
-    """Put shards together along a new first dimension, in their order.
-
-    Raises:
-        PipelineFailure: they are not all alike.
-    """
+    """Stack shards along a new first dimension."""
     first = shards[0]
     for index, shard in shards.items():
         if shard.shape != first.shape or shard.datatype is not first.datatype:
@@ -244,38 +234,35 @@ def _show(shape: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-# ----------------------------------------------------------------------
-# How one node of a pipeline is called: what a servable or a custom node makes of a set of tensors
-# ----------------------------------------------------------------------
+# Node calls
 
-_TOLD_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
+_ERRORS_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
 
 
 class NodeCall(Protocol):
-    """What a node does with its inputs."""
+    """The call of a node."""
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-        """Give the outputs by name; ``request`` is the pipeline's, for its id and deadline.
+        """Return the outputs by name; ``request`` is the pipeline's, for its id and deadline.
+
+        Read-only input arrays are shared with other nodes.
 
         Raises:
-            ServerError: the node failed, or the inputs do not fit it.
-
-        Ownership: inputs whose arrays are not writeable are shared with other nodes.
-        Cancellation: at any checkpoint; nothing is held.
+            ServerError: the node failed, or the inputs do not fit.
         """
         ...
 
 
 class TimedNodeCall:
-    """Calls a node, and counts that with the time that it took.
+    """Wrapper that counts and times the calls of a node.
 
     Args:
-        node: its name.
-        call: what the node does.
-        hooks: are told of runs.
+        node: the node's name.
+        call: the wrapped call.
+        hooks: observers of runs.
 
     Attributes:
-        tally: what was counted.
+        tally: the counters.
     """
 
     __slots__ = ("_call", "_node", "tally")
@@ -286,7 +273,7 @@ class TimedNodeCall:
         self.tally = NodeTally(hooks)
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-        """See :class:`NodeCall`."""
+        """Call the node; see :class:`NodeCall`."""
         tally = self.tally
         begun = tally.begin()
         try:
@@ -305,7 +292,7 @@ class TimedNodeCall:
 
 
 class ServableCall:
-    """Calls what is served under a name at that moment, under a lease that ends with the call."""
+    """Call of a servable, which is looked up and leased for each call."""
 
     __slots__ = ("_lease", "_node", "_servable", "_version")
 
@@ -316,14 +303,7 @@ class ServableCall:
         self._version = str(version) if version else ""
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-        """See :class:`NodeCall`.
-
-        Raises:
-            NotFound: nothing is served under the name or version any more.
-            NotReady: nor will it be in time.
-            InvalidRequest: the inputs do not fit.
-            ServerError: as the servable's own ``infer``.
-        """
+        """Call the servable; see :class:`NodeCall`."""
         call = InferRequest(
             self._servable,
             self._version,
@@ -341,29 +321,29 @@ class ServableCall:
                 response = await lease.servable.infer(call)
         except (NotFound, NotReady) as error:
             raise type(error)(f"{error.message}; node: {self._node}, which calls {self._servable!r}") from error
-        except _TOLD_WITH_NODE as error:
-            kind = next(each for each in _TOLD_WITH_NODE if isinstance(error, each))
+        except _ERRORS_WITH_NODE as error:
+            kind = next(each for each in _ERRORS_WITH_NODE if isinstance(error, each))
             raise kind(f"{error.message}; node: {self._node}") from error
         return {
-            output.name: output if isinstance(output, Tensor) else self._typed(output) for output in response.outputs
+            output.name: output if isinstance(output, Tensor) else self._checked(output) for output in response.outputs
         }
 
-    def _typed(self, output: RawTensor) -> Tensor:
-        """Make sure that what user code in a graph calls a tensor is one."""
+    def _checked(self, output: RawTensor) -> Tensor:
+        """Check an output that user code of a graph has created."""
         datatype = BY_NAME.get(output.datatype)
         if datatype is None:
-            raise PipelineFailure(f"node {self._node!r} gave {output.name!r} of the unknown type {output.datatype!r}")
+            raise PipelineFailure(f"node {self._node!r}: output {output.name!r} has unknown type {output.datatype!r}")
         dims = tuple(map(Dim.fixed, output.shape))
         check = InputValidator(TensorSpec(output.name, datatype, dims, batch_axis=None))
         try:
             array = check(InferInput(output.name, output.datatype, output.shape), output.data)
         except InvalidRequest as error:
-            raise PipelineFailure(f"node {self._node!r} gave what is no tensor: {error.message}") from error
+            raise PipelineFailure(f"node {self._node!r} returned an invalid tensor: {error.message}") from error
         return Tensor(output.name, datatype, array)
 
 
 class CustomNodeCall:
-    """Calls a custom node."""
+    """Call of a custom node."""
 
     __slots__ = ("_library", "_node", "_wanted")
 
@@ -373,11 +353,7 @@ class CustomNodeCall:
         self._wanted = tuple(wanted)
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
-        """See :class:`NodeCall`.
-
-        Raises:
-            CustomNodeFailure: the node failed, or did not give what is connected to other nodes.
-        """
+        """Call the custom node; see :class:`NodeCall`."""
         del request
         results = await self._library.execute(
             {name: np.asarray(tensor.array, order="C") for name, tensor in inputs.items()}
@@ -385,7 +361,7 @@ class CustomNodeCall:
         missing = [name for name in self._wanted if name not in results]
         if missing:
             given = ", ".join(map(repr, results)) or "nothing"
-            raise CustomNodeFailure(f"custom node {self._node!r} gave no {missing[0]!r}; it gave {given}")
+            raise CustomNodeFailure(f"custom node {self._node!r} did not return {missing[0]!r}; it returned {given}")
         return {name: Tensor(name, _DATATYPES[results[name].dtype.str], results[name]) for name in self._wanted}
 
 

@@ -1,4 +1,4 @@
-"""A pipeline as a servable, and what clients send to it as tensors."""
+"""A pipeline as a servable, and the parser of its requests."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.custom_node import CustomNode
     from ovmstrio.pipelines.plan import NodePlan
 
-__all__ = ["DagServable", "EntryReader"]
+__all__ = ["DagServable"]
 
 _PLATFORM = "OpenVINO"
 _VERSION = "1"
 
 
 class DagServable:
-    """Validates requests, takes them through the pipeline, and names the outputs.
+    """A loaded pipeline.
 
-    ``entry`` is the node from which all that is called is linked; ``custom_nodes`` are closed with the pipeline,
-    and ``inside`` is what it shows of itself.
+    ``entry`` links to all other nodes; ``custom_nodes`` are closed with the pipeline; ``inside`` is its introspection.
     """
 
     def __init__(
@@ -50,24 +49,21 @@ class DagServable:
         self.name = name
         self.metadata = ServableMetadata(name, _PLATFORM, inputs, outputs)
         self._entry = entry
-        self._read = EntryReader(inputs)
+        self._read = _RequestParser(inputs)
         self._custom_nodes = custom_nodes
         self.inside = inside
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with all outputs of the pipeline, in the order of their names.
+        """Run the pipeline and return all outputs in name order.
 
-        The caller owns the request, whose buffers must stay unchanged until this returns.
+        The request's buffers must stay unchanged until this returns.
 
         Raises:
-            InvalidRequest: the request does not fit the inputs, or what a node gave does not fit the next one.
+            InvalidRequest: the request does not fit the inputs, or a node's output does not fit the next node.
             CustomNodeFailure: a custom node failed.
-            PipelineFailure: what a node gave cannot be split or gathered.
+            PipelineFailure: an output cannot be split or gathered.
             NothingToGather: a demultiplexer had nothing to split.
-            ServerError: as the servables that the nodes call.
-
-        Ownership: a nursery with all that runs for the call.
-        Cancellation: at any checkpoint; everything that runs for the call is cancelled before this returns.
+            ServerError: raised by a servable that a node calls.
         """
         inputs = self._read(request)
         outputs = await PipelineRun(self._entry, request)(inputs)
@@ -77,25 +73,22 @@ class DagServable:
         return InferResponse(self.name, _VERSION, named, request.id)
 
     async def aclose(self) -> None:
-        """Close the custom nodes.  Called once, when no call is in flight.
-
-        Cancellation: shielded; each node bounds its own time.
-        """
+        """Close the custom nodes, shielded from cancellation. Called once, after the last call."""
         with trio.CancelScope(shield=True):
             for node in reversed(self._custom_nodes):
                 await node.aclose()
 
 
 def _named(name: str, output: Tensor, *, keeps_rows: bool) -> Tensor:
-    """Name an output; rows of bytes become strings if its name asks for it, be it the pipeline's or the node's own."""
+    """Rename an output; rows of bytes become strings if the pipeline's or the node's output name requires it."""
     if keeps_rows:
         return Tensor(name, output.datatype, output.array)
     tensor = strings_of_rows(output)
     return strings_of_rows(Tensor(name, tensor.datatype, tensor.array))
 
 
-class EntryReader:
-    """Reads the requests of one pipeline, whose inputs may be open: whatever a graph behind them takes."""
+class _RequestParser:
+    """Parser of one pipeline's requests; inputs of graphs are open: any datatype and shape."""
 
     __slots__ = ("_specs", "_validate")
 
@@ -104,12 +97,10 @@ class EntryReader:
         self._validate = None if any(map(is_open, inputs)) else Validator(inputs)
 
     def __call__(self, request: InferRequest) -> dict[str, Tensor]:
-        """Give the inputs by name.
-
-        Arrays are read-only views of the request's raw buffers where these are aligned.
+        """Return the inputs by name. Arrays are read-only views of the request's raw buffers if these are aligned.
 
         Raises:
-            InvalidRequest: the request does not fit.
+            InvalidRequest: the request does not fit the inputs.
         """
         if self._validate is not None:
             return {
@@ -126,7 +117,6 @@ class EntryReader:
         return {name: Tensor(name, specs[name].datatype, array) for name, array in arrays.items()}
 
     def _settle(self, spec: TensorSpec, given: InferInput | None) -> TensorSpec:
-        """Take an open input for what the client says it is."""
         if given is None or not is_open(spec):
             return spec
         datatype: Datatype | None = BY_NAME.get(given.datatype)

@@ -1,4 +1,4 @@
-"""What the nodes of a pipeline take and give, whether they are models, graphs, or custom nodes."""
+"""Signatures of pipeline nodes, their compatibility, and the resulting signature of the pipeline."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ __all__ = [
     "NodeSignature",
     "check_entry",
     "check_nodes",
-    "common_shape",
     "describe_inputs",
     "describe_outputs",
     "is_open",
-    "shown_dims",
     "signature_of_custom_node",
     "signature_of_servable",
 ]
-
-# ----------------------------------------------------------------------
-# What the nodes of a pipeline take and give, whether they are models, graphs, or custom nodes
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +40,12 @@ class NodeSignature:
 
 
 def is_open(spec: TensorSpec) -> bool:
-    """Tell whether nothing is known of a tensor beforehand: an input or output of a graph."""
+    """Return whether datatype and shape are unknown before a request, as for graphs."""
     return spec.datatype is INVALID
 
 
 def signature_of_servable(metadata: ServableMetadata) -> NodeSignature:
-    """Give the signature of a node that calls a servable."""
+    """Return the signature of a node that calls a servable."""
     return NodeSignature(
         {spec.name: spec for spec in metadata.inputs},
         {spec.name: spec for spec in metadata.outputs},
@@ -59,7 +53,7 @@ def signature_of_servable(metadata: ServableMetadata) -> NodeSignature:
 
 
 def signature_of_custom_node(node: CustomNode) -> NodeSignature:
-    """Give the signature of a custom node; what it says no known type of is open."""
+    """Return the signature of a custom node; items without a known datatype are open."""
     return NodeSignature(
         {name: _spec_of(info) for name, info in node.inputs.items()},
         {name: _spec_of(info) for name, info in node.outputs.items()},
@@ -71,37 +65,32 @@ def _spec_of(info: ItemInfo) -> TensorSpec:
     return TensorSpec(info.name, info.datatype or INVALID, dims, batch_axis=None)
 
 
-def common_dim(one: Dim, other: Dim) -> Dim | None:
-    """Give the sizes that both have; None if there are none."""
+def _common_dim(one: Dim, other: Dim) -> Dim | None:
     highs = [dim.high for dim in (one, other) if dim.high != -1]
     common = Dim(max(one.low, other.low), min(highs, default=-1))
     return common if common.high == -1 or common.low <= common.high else None
 
 
-def common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """Give the shapes that fit both; None if there are none."""
+def _common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] | None:
     if len(one) != len(other):
         return None
-    dims = [common_dim(a, b) for a, b in zip(one, other, strict=True)]
+    dims = [_common_dim(a, b) for a, b in zip(one, other, strict=True)]
     found = tuple(dim for dim in dims if dim is not None)
     return found if len(found) == len(dims) else None
 
 
-def shown_dims(dims: Sequence[Dim]) -> str:
-    """Print a shape."""
+def _format_dims(dims: Sequence[Dim]) -> str:
     return f"[{','.join(map(str, dims))}]"
 
 
-# ----------------------------------------------------------------------
-# Whether the nodes of a pipeline fit together, now that it is known what each takes and gives
-# ----------------------------------------------------------------------
+# Checks of nodes and connections
 
 MIN_RANK_TO_SPLIT = 3
-"""What is split needs a dimension to split, and must be a batch of something behind it."""
+"""A split tensor needs the split dimension, a batch dimension, and at least one more."""
 
 
 def check_nodes(structure: Structure, signatures: Mapping[str, NodeSignature]) -> list[Problem]:
-    """Check every node with a signature, and every connection between two of them."""
+    """Return the problems of all nodes with a signature, and of the connections between them."""
     problems: list[Problem] = []
     for name, signature in signatures.items():
         node = structure.nodes[name]
@@ -114,7 +103,7 @@ def check_nodes(structure: Structure, signatures: Mapping[str, NodeSignature]) -
 
 
 def check_entry(structure: Structure, inputs: Iterable[TensorSpec]) -> list[Problem]:
-    """Check whether the pipeline's inputs, as clients see them, can be split if they are to be."""
+    """Return the problems of splitting the pipeline's inputs."""
     entry = structure.nodes[ENTRY]
     if entry.demultiply_count is None:
         return []
@@ -137,18 +126,18 @@ def _check_outputs(node: PipelineNode, signature: NodeSignature) -> list[Problem
 def _check_split(node: PipelineNode, spec: TensorSpec) -> list[Problem]:
     what = f"{'the input' if node.name == ENTRY else 'its output'} {spec.name!r}"
     if spec.datatype is BYTES:
-        message = f"{what} is of strings, which are not split"
+        message = f"{what} has strings, which cannot be split"
         return [problem_of(node, Code.STRINGS_SPLIT, message, "remove demultiply_count")]
     if len(spec.shape) < MIN_RANK_TO_SPLIT:
-        message = f"{what} of shape {shown_dims(spec.shape)} has too few dimensions to be split"
-        fix = f"give it at least {MIN_RANK_TO_SPLIT}: the one to split, a batch, and what that is of"
+        message = f"{what} of shape {_format_dims(spec.shape)} has too few dimensions to be split"
+        fix = f"use at least {MIN_RANK_TO_SPLIT} dimensions: the one to split, a batch, and its elements"
         return [problem_of(node, Code.TOO_FLAT, message, fix)]
     first, count = spec.shape[0], node.demultiply_count
     if count in (None, DYNAMIC) or not first.is_fixed:
         return []
     if first.low != count:
-        message = f"its demultiply_count is {count}, and {what} is {shown_dims(spec.shape)}"
-        return [problem_of(node, Code.COUNT, message, f"make both the same, or demultiply_count {DYNAMIC}")]
+        message = f"its demultiply_count is {count}, but {what} is {_format_dims(spec.shape)}"
+        return [problem_of(node, Code.COUNT, message, f"make both equal, or set demultiply_count to {DYNAMIC}")]
     return []
 
 
@@ -177,41 +166,41 @@ def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, NodeS
     problems = []
     if given.datatype is not wanted.datatype:
         message = f"{where}: expected {wanted.datatype.name}, got {given.datatype.name}"
-        problems.append(problem_of(node, Code.PRECISION, message, "convert it with a custom node between the two"))
+        problems.append(problem_of(node, Code.PRECISION, message, "add a custom node that converts it"))
     elif given.datatype is BYTES:
-        message = f"{where}: strings do not go from node to node"
+        message = f"{where}: strings between nodes are not supported"
         problems.append(problem_of(node, Code.NOT_IMPLEMENTED, message, "pass them as rows of UINT8"))
     sent = given.shape if structure.nodes[edge.source].demultiply_count is None else given.shape[1:]
     taken = wanted.shape[1:] if edge.gathers else wanted.shape
-    # What has a shape in common may fit; if not every size does, a request may still fail.
-    if common_shape(sent, taken) is None:
-        message = f"{where}: expected {shown_dims(taken)}, got {shown_dims(sent)}{_why(edge, sent, given)}"
-        problems.append(problem_of(node, Code.SHAPE, message, "reshape the model, or convert it between the two"))
+    # Overlapping shapes may fit; requests with other sizes fail at run time.
+    if _common_shape(sent, taken) is None:
+        message = (
+            f"{where}: expected {_format_dims(taken)}, got {_format_dims(sent)}{_shape_details(edge, sent, given)}"
+        )
+        problems.append(problem_of(node, Code.SHAPE, message, "reshape the model, or add a node that converts it"))
     return problems
 
 
-def _why(edge: Edge, sent: tuple[Dim, ...], given: TensorSpec) -> str:
+def _shape_details(edge: Edge, sent: tuple[Dim, ...], given: TensorSpec) -> str:
     parts = []
     if sent != given.shape:
-        parts.append(f"{edge.source!r} splits {shown_dims(given.shape)}")
+        parts.append(f"{edge.source!r} splits {_format_dims(given.shape)}")
     if edge.gathers:
         parts.append(f"{edge.target!r} gathers one dimension before it")
     return f" ({', '.join(parts)})" if parts else ""
 
 
 def _known(found: str, known: Mapping[str, TensorSpec]) -> str:
-    return did_you_mean(found, known, otherwise=f"known are {', '.join(known) or 'none'}")
+    return did_you_mean(found, known, otherwise=f"known: {', '.join(known) or 'none'}")
 
 
-# ----------------------------------------------------------------------
-# What a pipeline tells of its own inputs and outputs, computed from the nodes behind and before them
-# ----------------------------------------------------------------------
+# Inputs and outputs of the pipeline
 
 
 def describe_inputs(
     structure: Structure, signatures: Mapping[str, NodeSignature]
 ) -> tuple[tuple[TensorSpec, ...], list[Problem]]:
-    """Give the pipeline's inputs by name, and what keeps those that go to several nodes from being one thing."""
+    """Return the pipeline's inputs in name order, and problems of inputs whose consumers disagree."""
     entry = structure.nodes[ENTRY]
     inputs: list[TensorSpec] = []
     problems: list[Problem] = []
@@ -223,7 +212,7 @@ def describe_inputs(
                 continue
             spec = replace(wanted, name=output.data_item)
             if entry.demultiply_count is not None and not edge.gathers and not is_open(spec):
-                spec = _behind_count(spec, entry.demultiply_count)
+                spec = _split_spec(spec, entry.demultiply_count)
             merged = spec if found is None else _common(found, spec)
             if merged is None:
                 problems.append(_ambiguous(entry, found, spec))
@@ -235,7 +224,7 @@ def describe_inputs(
 def describe_outputs(
     structure: Structure, signatures: Mapping[str, NodeSignature], inputs: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...]:
-    """Give the pipeline's outputs by name; one that is taken from an input is what that is."""
+    """Return the pipeline's outputs in name order."""
     given = {spec.name: spec for spec in inputs}
     outputs = []
     for edge in structure.into(EXIT):
@@ -244,18 +233,18 @@ def describe_outputs(
         if edge.source != ENTRY and not is_open(spec):
             levels = structure.levels[edge.source]
             counts = tuple(_count_of(structure, signatures, demultiplexer) for demultiplexer in levels)
-            spec = replace(spec, shape=(*counts, *spec.shape), layout=_deeper(spec.layout, len(counts)))
+            spec = replace(spec, shape=(*counts, *spec.shape), layout=_nested_layout(spec.layout, len(counts)))
         outputs.append(replace(spec, name=edge.name))
     return tuple(sorted(outputs, key=lambda spec: spec.name))
 
 
-def _behind_count(spec: TensorSpec, count: int) -> TensorSpec:
+def _split_spec(spec: TensorSpec, count: int) -> TensorSpec:
     first = ANY_SIZE if count == DYNAMIC else Dim.fixed(count)
-    return replace(spec, shape=(first, *spec.shape), batch_axis=0, layout=_deeper(spec.layout, 1))
+    return replace(spec, shape=(first, *spec.shape), batch_axis=0, layout=_nested_layout(spec.layout, 1))
 
 
-def _deeper(layout: str, levels: int) -> str:
-    """Put the dimensions of demultiplexers before a layout, of which the outermost is its batch."""
+def _nested_layout(layout: str, levels: int) -> str:
+    """Prepend demultiplexer dimensions to a layout; the outermost is its batch."""
     return "N" + "?" * (levels - 1) + layout.replace("N", "?") if layout and levels else layout
 
 
@@ -264,7 +253,7 @@ def _common(one: TensorSpec, other: TensorSpec) -> TensorSpec | None:
         return other
     if is_open(other):
         return one
-    shape = common_shape(one.shape, other.shape)
+    shape = _common_shape(one.shape, other.shape)
     if shape is None or one.datatype is not other.datatype or (one.layout and other.layout not in ("", one.layout)):
         return None
     return replace(one, shape=shape, layout=one.layout or other.layout)
@@ -272,12 +261,12 @@ def _common(one: TensorSpec, other: TensorSpec) -> TensorSpec | None:
 
 def _ambiguous(entry: PipelineNode, one: TensorSpec | None, other: TensorSpec) -> Problem:
     first = "" if one is None else _shown(one)
-    message = f"the input {other.name!r} goes to nodes that want different things: {first} and {_shown(other)}"
-    return problem_of(entry, Code.AMBIGUOUS, message, "give each an input of its own")
+    message = f"the input {other.name!r} goes to nodes with different inputs: {first} and {_shown(other)}"
+    return problem_of(entry, Code.AMBIGUOUS, message, "add a separate input for each")
 
 
 def _shown(spec: TensorSpec) -> str:
-    return f"{spec.datatype.name} {shown_dims(spec.shape)}{f' {spec.layout}' if spec.layout else ''}"
+    return f"{spec.datatype.name} {_format_dims(spec.shape)}{f' {spec.layout}' if spec.layout else ''}"
 
 
 def _count_of(structure: Structure, signatures: Mapping[str, NodeSignature], demultiplexer: str) -> Dim:

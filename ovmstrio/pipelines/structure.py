@@ -1,8 +1,8 @@
-"""What a pipeline's configuration alone says of how its nodes hang together, with everything that is wrong with it.
+"""Structure of a pipeline's configuration, and its problems.
 
-A demultiplexer splits what it gives into *shards*; everything behind it runs once for each shard, until a node gathers
-them.  The demultiplexers around a place, outermost first, are its *level*.  Entry and exit are nodes like the others,
-called ``request`` and ``response``; the exit gathers whatever is still split.
+A demultiplexer splits its outputs into *shards*; the nodes after it run once per shard, until a node gathers them. The
+demultiplexers around a node, outermost first, are its *level*. Entry and exit are nodes named ``request`` and
+``response``; the exit gathers everything that is still split.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ __all__ = [
     "problem_of",
 ]
 
-# ----------------------------------------------------------------------
-# What can be wrong with a pipeline, by the names that OVMS gives to it
-# ----------------------------------------------------------------------
+# Problems, by OVMS's codes
 
 
 class Code(StrEnum):
-    """One kind of problem."""
+    """OVMS's code of a problem."""
 
     CYCLE = "PIPELINE_CYCLE_FOUND"
     UNCONNECTED = "PIPELINE_CONTAINS_UNCONNECTED_NODES"
@@ -72,7 +70,7 @@ class Code(StrEnum):
 
 
 def problem_of(node: PipelineNode, code: Code, message: str, fix: str, *, warning: bool = False) -> Problem:
-    """Say what is wrong with a node, and where it is configured."""
+    """Return a problem of a node with the node's position."""
     problem = Problem(
         f"{code}: node {node.name!r}: {message}",
         suggestion=fix,
@@ -82,30 +80,28 @@ def problem_of(node: PipelineNode, code: Code, message: str, fix: str, *, warnin
 
 
 def placed(node: PipelineNode, problem: Problem) -> Problem:
-    """Say where the node that a problem is of is configured."""
+    """Add a node's position to a problem."""
     file, _, line = node.origin.rpartition(":")
     if not file or not line.isdecimal():
         return replace(problem, file=node.origin)
     return replace(problem, file=file, line=int(line))
 
 
-# ----------------------------------------------------------------------
-# What a pipeline's configuration alone says of how its nodes hang together, with everything that is wrong with it
-# ----------------------------------------------------------------------
+# Structure
 
 ENTRY: Final = "request"
 EXIT: Final = "response"
 DYNAMIC: Final = -1
-"""The ``demultiply_count`` that splits a dimension of whatever size."""
+"""The ``demultiply_count`` that splits a dimension of any size."""
 
 Level = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One connection: what ``source`` calls ``item`` becomes the input ``name`` of ``target``.
+    """A connection: output ``item`` of ``source`` becomes input ``name`` of ``target``.
 
-    ``item`` is the output's real name, not its alias; ``gathers`` are the demultiplexers gathered on the way,
+    ``item`` is the output's real name, not its alias; ``gathers`` are the demultiplexers gathered on the connection,
     innermost first.
     """
 
@@ -118,44 +114,43 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Nodes in an order in which each comes behind all that it needs, entry and exit included, and their connections.
-
-    ``levels`` has each node's own level, which what it demultiplexes itself is one deeper than.
-    """
+    """Nodes in topological order with entry and exit, their connections, and the level of each node."""
 
     nodes: dict[str, PipelineNode]
     edges: tuple[Edge, ...]
     levels: dict[str, Level]
 
     def into(self, node: str) -> list[Edge]:
-        """List the connections to a node, in the order in which they are configured."""
+        """Return the connections to a node, in configuration order."""
         return [edge for edge in self.edges if edge.target == node]
 
     def out_of(self, node: str) -> list[Edge]:
-        """List the connections from a node."""
+        """Return the connections from a node."""
         return [edge for edge in self.edges if edge.source == node]
 
 
 def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Problem]]:
-    """Find out how the nodes hang together; None if that cannot be told, and every problem there is."""
+    """Return the structure of a pipeline (None if it has a cycle) and all problems."""
     nodes, problems = _name_nodes(spec)
-    problems += _find_self_calls(spec) + _check_demultiplexers(nodes)
+    message = f"it calls {spec.name!r}, which is the pipeline itself"
+    self_calls = [node for node in spec.nodes if node.model_name == spec.name]
+    problems += [problem_of(node, Code.SELF, message, "name a model") for node in self_calls]
+    problems += _check_demultiplexers(nodes)
     edges, wrong = _connect(nodes)
     problems += wrong
     order = _order(nodes, edges)
     if isinstance(order, CycleError):
         names = " -> ".join(order.args[1])
-        first, message = nodes[order.args[1][0]], f"the nodes need each other: {names}"
+        first, message = nodes[order.args[1][0]], f"the nodes form a cycle: {names}"
         return None, [*problems, problem_of(first, Code.CYCLE, message, "remove one of these connections")]
-    problems += _find_loose(nodes, edges)
+    problems += _find_unused_nodes(nodes, edges)
     if not wrong:
         problems += _find_unused_inputs(nodes[ENTRY], edges)
-    levels, edges, wrong = _level(order, nodes, edges)
+    levels, edges, wrong = _assign_levels(order, nodes, edges)
     return Structure({name: nodes[name] for name in order}, tuple(edges), levels), problems + wrong
 
 
-def _behind(node: PipelineNode, level: Level) -> Level:
-    """Give the level of what a node of a level gives."""
+def _output_level(node: PipelineNode, level: Level) -> Level:
     return level if node.demultiply_count is None else (*level, node.name)
 
 
@@ -170,23 +165,18 @@ def _name_nodes(spec: PipelineSpec) -> tuple[dict[str, PipelineNode], list[Probl
     problems = []
     for node in spec.nodes:
         if node.name == EXIT:
-            message = f"{EXIT!r} stands for what the pipeline answers"
-            problems.append(problem_of(node, Code.EXITS, message, "give the node another name"))
+            message = f"{EXIT!r} is reserved for the pipeline's outputs"
+            problems.append(problem_of(node, Code.EXITS, message, "rename the node"))
         elif node.name == ENTRY:
-            message = f"{ENTRY!r} stands for what the client sends"
-            problems.append(problem_of(node, Code.ENTRIES, message, "give the node another name"))
+            message = f"{ENTRY!r} is reserved for the pipeline's inputs"
+            problems.append(problem_of(node, Code.ENTRIES, message, "rename the node"))
         elif node.name in nodes:
-            message = f"there is a node {node.name!r} already"
-            problems.append(problem_of(node, Code.NAME_TWICE, message, "give each node a name of its own"))
+            message = f"duplicate node name {node.name!r}"
+            problems.append(problem_of(node, Code.NAME_TWICE, message, "give each node a unique name"))
         else:
             nodes[node.name] = node
     nodes[EXIT] = PipelineNode(name=EXIT, inputs=spec.outputs, origin=spec.origin)
     return nodes, problems
-
-
-def _find_self_calls(spec: PipelineSpec) -> list[Problem]:
-    message = f"it calls {spec.name!r}, which is the pipeline itself"
-    return [problem_of(node, Code.SELF, message, "name a model") for node in spec.nodes if node.model_name == spec.name]
 
 
 def _check_demultiplexers(nodes: Mapping[str, PipelineNode]) -> list[Problem]:
@@ -195,7 +185,7 @@ def _check_demultiplexers(nodes: Mapping[str, PipelineNode]) -> list[Problem]:
     problems = []
     if dynamic and len(found) > 1:
         names = ", ".join(repr(node.name) for node in found)
-        message = f"a demultiplexer of no fixed count must be the only one, and these are: {names}"
+        message = f"a demultiplexer with a dynamic count must be the only demultiplexer, found: {names}"
         problems.append(problem_of(dynamic[0], Code.NOT_IMPLEMENTED, message, "give each a demultiply_count above 0"))
     for node in nodes.values():
         source = node.gather_from_node
@@ -203,9 +193,7 @@ def _check_demultiplexers(nodes: Mapping[str, PipelineNode]) -> list[Problem]:
             continue
         if source not in nodes or source == EXIT:
             hint = did_you_mean(source, [each.name for each in found], otherwise="name a node that demultiplexes")
-            problems.append(
-                problem_of(node, Code.GATHER_MISSING, f"it gathers from {source!r}, which is no node", hint)
-            )
+            problems.append(problem_of(node, Code.GATHER_MISSING, f"it gathers from the unknown node {source!r}", hint))
         elif nodes[source].demultiply_count is None:
             message = f"it gathers from {source!r}, which has no demultiply_count"
             problems.append(problem_of(node, Code.GATHER_NO_DEMULTIPLEXER, message, "remove gather_from_node"))
@@ -213,7 +201,7 @@ def _check_demultiplexers(nodes: Mapping[str, PipelineNode]) -> list[Problem]:
 
 
 def _connect(nodes: Mapping[str, PipelineNode]) -> tuple[list[Edge], list[Problem]]:
-    """Resolve aliases; what cannot be resolved is left out."""
+    """Return the connections with resolved aliases; unresolved ones are reported and left out."""
     edges: list[Edge] = []
     problems: list[Problem] = []
     for node in nodes.values():
@@ -226,25 +214,24 @@ def _connect(nodes: Mapping[str, PipelineNode]) -> tuple[list[Edge], list[Proble
                 problems.append(found)
         for name in [name for name, count in counted.items() if count > 1]:
             message = f"the input {name!r} is connected {counted[name]} times"
-            problems.append(problem_of(node, Code.CONNECTED_TWICE, message, "leave one connection"))
+            problems.append(problem_of(node, Code.CONNECTED_TWICE, message, "keep one connection"))
     return edges, problems
 
 
 def _find_source(node: PipelineNode, given: NodeInput, nodes: Mapping[str, PipelineNode]) -> str | Problem:
-    """Give the real name of the output that an input is connected to, or say why there is none."""
     what = f"the output {given.name!r}" if node.name == EXIT else f"the input {given.name!r}"
     source = nodes.get(given.node)
     if given.node == EXIT:
-        return problem_of(node, Code.EXIT_USED, f"{what} comes from {EXIT!r}, which gives nothing", "name a node")
+        return problem_of(node, Code.EXIT_USED, f"{what} comes from {EXIT!r}, which has no outputs", "name a node")
     if source is None:
         hint = did_you_mean(given.node, [name for name in nodes if name not in (EXIT, node.name)])
-        return problem_of(node, Code.NODE_MISSING, f"{what} comes from {given.node!r}, which is no node", hint)
+        return problem_of(node, Code.NODE_MISSING, f"{what} comes from the unknown node {given.node!r}", hint)
     for output in source.outputs:
         if output.alias == given.data_item:
             return output.data_item
     known = [output.alias for output in source.outputs]
     items = "an input of the pipeline" if given.node == ENTRY else f"an alias among the outputs of {given.node!r}"
-    hint = did_you_mean(given.data_item, known, otherwise=f"known are {', '.join(known) or 'none'}")
+    hint = did_you_mean(given.data_item, known, otherwise=f"known: {', '.join(known) or 'none'}")
     message = f"{what} comes from {given.data_item!r}, which is not {items}"
     return problem_of(node, Code.SOURCE_MISSING, message, hint)
 
@@ -259,8 +246,7 @@ def _order(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> list[str
         return error
 
 
-def _find_loose(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> list[Problem]:
-    """Find the nodes of which nothing comes to be answered."""
+def _find_unused_nodes(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> list[Problem]:
     sources: dict[str, set[str]] = {}
     for edge in edges:
         sources.setdefault(edge.target, set()).add(edge.source)
@@ -271,7 +257,7 @@ def _find_loose(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> lis
         found += new
     hint = "connect one of its outputs to a node, or to an output of the pipeline, or remove it"
     return [
-        problem_of(node, Code.UNCONNECTED, "nothing that it gives is used", hint)
+        problem_of(node, Code.UNCONNECTED, "none of its outputs is used", hint)
         for node in nodes.values()
         if node.name not in needed
     ]
@@ -279,18 +265,18 @@ def _find_loose(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> lis
 
 def _find_unused_inputs(entry: PipelineNode, edges: Iterable[Edge]) -> list[Problem]:
     used = {edge.item for edge in edges if edge.source == ENTRY}
-    hint = "connect it to a node, or remove it: clients must send it all the same"
+    hint = "connect it to a node, or remove it: clients must send it anyway"
     return [
-        problem_of(entry, Code.UNCONNECTED, f"the input {output.alias!r} goes nowhere", hint, warning=True)
+        problem_of(entry, Code.UNCONNECTED, f"the input {output.alias!r} is not used", hint, warning=True)
         for output in entry.outputs
         if output.data_item not in used
     ]
 
 
-def _level(
+def _assign_levels(
     order: Iterable[str], nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]
 ) -> tuple[dict[str, Level], list[Edge], list[Problem]]:
-    """Find the level of each node, and what is gathered on each connection."""
+    """Return the level of each node, and the edges with the demultiplexers they gather."""
     levels: dict[str, Level] = {}
     by_target: dict[str, list[Edge]] = {}
     for edge in edges:
@@ -299,7 +285,7 @@ def _level(
     problems: list[Problem] = []
     for name in order:
         into = by_target.get(name, [])
-        sources = [_behind(nodes[edge.source], levels[edge.source]) for edge in into]
+        sources = [_output_level(nodes[edge.source], levels[edge.source]) for edge in into]
         gathers = [_gathers_of(nodes[name], level) for level in sources]
         remaining = {level[: len(level) - len(given)] for level, given in zip(sources, gathers, strict=True)}
         problems += _check_levels(nodes[name], remaining, any(gathers))
@@ -311,7 +297,7 @@ def _level(
 
 
 def _gathers_of(node: PipelineNode, level: Level) -> Level:
-    """Give the demultiplexers of a level that a node gathers, innermost first."""
+    """Return the demultiplexers of a level that a node gathers, innermost first."""
     if node.name == EXIT:
         return level[::-1]
     return (level[-1],) if level and level[-1] == node.gather_from_node else ()
@@ -322,12 +308,12 @@ def _check_levels(node: PipelineNode, levels: set[Level], gathers: bool) -> list
     if len(levels) > 1:
         shown = " and ".join(sorted(" in ".join(map(repr, level[::-1])) or "nothing" for level in levels))
         message = f"its inputs are split by different demultiplexers: {shown}"
-        problems.append(problem_of(node, Code.ORDER, message, "gather what is split, or connect what is split alike"))
+        problems.append(problem_of(node, Code.ORDER, message, "gather split inputs, or connect equally split inputs"))
     source = node.gather_from_node
     if source is not None and not gathers:
         deeper = any(source in level for level in levels)
         message = f"it gathers from {source!r}, " + (
-            "which is not the innermost demultiplexer before it" if deeper else "from which no connection leads to it"
+            "which is not the innermost demultiplexer before it" if deeper else "which has no connection to it"
         )
         problems.append(problem_of(node, Code.ORDER, message, "gather the innermost demultiplexer first"))
     return problems

@@ -1,15 +1,15 @@
-"""What nodes do, by the names that graph files use.
+"""Registry of calculators by the names that graph files use.
 
-Built-in calculators are imported when a graph first names them.  Packages add their own through the entry-point group
-``ovmstrio.calculators``: an entry point is called like the calculator and loads to a
-:class:`~ovmstrio.graphs.calculator.CalculatorKind`.  A built-in one wins over an entry point of its name.
+Built-in calculators are imported on first use. Packages add calculators through the entry-point group
+``ovmstrio.calculators``: an entry point has the calculator's name and loads a
+:class:`~ovmstrio.graphs.calculator.CalculatorKind`. A built-in calculator takes precedence over an entry point.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.calculator import CalculatorKind
@@ -49,19 +49,19 @@ _BUILT_IN: Final = {
 
 
 def known_names() -> tuple[str, ...]:
-    """Give the names that graph files may use, sorted."""
+    """Return the names that graph files can use, sorted."""
     return tuple(sorted(_BUILT_IN.keys() | entry_points(group=ENTRY_POINT_GROUP).names))
 
 
 def find_kind(name: str) -> CalculatorKind | None:
-    """Give the calculator of this name, None where there is none.
+    """Return the calculator with this name, or None.
 
     Raises:
-        ConfigError: an entry point has this name and does not load, or loads to something else.
+        ConfigError: the entry point does not load, or loads another type of object.
     """
-    place = _BUILT_IN.get(name)
-    if place is not None:
-        module, attribute = place
+    location = _BUILT_IN.get(name)
+    if location is not None:
+        module, attribute = location
         return cast("CalculatorKind", getattr(import_module(module), attribute))
     for found in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return _load(found)
@@ -71,21 +71,18 @@ def find_kind(name: str) -> CalculatorKind | None:
 def _load(found: EntryPoint) -> CalculatorKind:
     try:
         kind = found.load()
-    except Exception as error:  # importing a stranger's module can raise anything
-        raise _broken(found, f"does not load: {type(error).__name__}: {text_of(error)}") from error
+    except Exception as error:  # third-party modules can raise anything
+        raise _entry_point_error(found, f"does not load: {type(error).__name__}: {text_of(error)}") from error
     if isinstance(kind, type):
-        raise _broken(found, f"loads to the class {kind.__name__}; let it name an instance")
+        raise _entry_point_error(found, f"loads the class {kind.__name__}, expected an instance")
     missing = [method for method in ("contract", "load") if not callable(getattr(kind, method, None))]
     if missing:
-        raise _broken(found, f"loads to {_show(kind)}, which has no method {' and no method '.join(missing)}")
+        reason = f"loads an object of type {type(kind).__name__} without method {' and '.join(missing)}"
+        raise _entry_point_error(found, reason)
     return cast("CalculatorKind", kind)
 
 
-def _broken(found: EntryPoint, reason: str) -> ConfigError:
+def _entry_point_error(found: EntryPoint, reason: str) -> ConfigError:
     package = found.dist.name if found.dist is not None else "an unknown package"
     message = f"calculator {found.name!r}: the entry point {found.value!r} of {package} {reason}"
-    return ConfigError([Problem(message, suggestion=f"mend or uninstall {package}")])
-
-
-def _show(kind: Any) -> str:
-    return f"an object of type {type(kind).__name__}"
+    return ConfigError([Problem(message, suggestion=f"fix or uninstall {package}")])

@@ -1,8 +1,4 @@
-"""FlowLimiterCalculator: lets so many packets into a part of the graph at once, and drops what that part cannot take.
-
-``FINISHED`` comes back from the end of that part.  ``ALLOW`` tells from which timestamp on packets are let in (true) or
-dropped (false); further inputs pass where the first one was let in.
-"""
+"""MediaPipe's flow-control calculators: limiter, gate, merge, mux, pass-through, cloner and resampler."""
 
 from __future__ import annotations
 
@@ -28,9 +24,7 @@ from ovmstrio.graphs.policies import BEFORE_ALL
 
 __all__ = ["FLOW_LIMITER", "GATE", "MERGE", "MUX", "PACKET_CLONER", "PACKET_RESAMPLER", "PASS_THROUGH"]
 
-# ----------------------------------------------------------------------
-# FlowLimiterCalculator: lets so many packets into a part of the graph at once, and drops what that part cannot take
-# ----------------------------------------------------------------------
+# FlowLimiterCalculator
 
 _FLOW_LIMITER_NAME: Final = "FlowLimiterCalculator"
 _FLOW_LIMITER_OPTIONS: Final = "mediapipe.FlowLimiterCalculatorOptions"
@@ -41,42 +35,45 @@ _MAIN: Final = Port("", 0)
 
 
 class _Limiter(Stateless):
-    """Holds what waits on each input, the timestamps that are in flight, and since when packets are let in or not."""
+    """Limits the packets in flight between this node and ``FINISHED``; drops packets above the queue limit.
 
-    __slots__ = ("_decisions", "_in_flight", "_limit", "_queue_limit", "_tells", "_timeout", "_waiting")
+    ``ALLOW`` reports from which timestamp on packets are admitted or dropped; further inputs follow that decision.
+    """
 
-    def __init__(self, options: Any, limit: int, inputs: tuple[Port, ...], *, tells: bool) -> None:
+    __slots__ = ("_decisions", "_in_flight", "_limit", "_queue_limit", "_reports_decisions", "_timeout", "_waiting")
+
+    def __init__(self, options: Any, limit: int, inputs: tuple[Port, ...], *, reports_decisions: bool) -> None:
         self._limit = limit
         self._queue_limit = options.max_in_queue
         self._timeout = options.in_flight_timeout
-        self._tells = tells
+        self._reports_decisions = reports_decisions
         self._waiting: dict[Port, deque[Packet]] = {port: deque() for port in inputs}
         self._in_flight: deque[int] = deque()
         self._decisions: list[tuple[int, bool]] = [(BEFORE_ALL, True)]
 
     async def process(self, context: NodeContext) -> None:
-        """Let in what has room, and drop what does not.  Never waits."""
         for port, waiting in self._waiting.items():
             if port in context.inputs:
                 waiting.append(Packet(context.inputs[port], context.timestamp))
-        self._forget_finished(context)
+        self._drop_finished(context)
         main = self._waiting[_MAIN]
         while main and len(self._in_flight) < self._limit:
             packet = main.popleft()
             context.emit(_MAIN, packet.value, packet.timestamp)
             self._in_flight.append(packet.timestamp)
-            self._decide(context, packet.timestamp, lets_in=True)
+            self._record_decision(context, packet.timestamp, is_admitted=True)
         while len(main) > self._queue_limit:
-            self._decide(context, main.popleft().timestamp, lets_in=False)
-        settled = self._tell_bound(context, _MAIN)
-        if self._tells and not main:
+            self._record_decision(context, main.popleft().timestamp, is_admitted=False)
+        settled = self._advance_output(context, _MAIN)
+        if self._reports_decisions and not main:
             context.advance_bound(_ALLOW, settled)
         for port in self._waiting:
             if port != _MAIN:
-                self._release_beside(context, port, settled)
-        self._forget_decisions(context)
+                self._release_secondary(context, port, settled)
+        oldest = min(self._bound(context, port) for port in self._waiting)
+        del self._decisions[: max(0, self._decision_at(oldest))]
 
-    def _forget_finished(self, context: NodeContext) -> None:
+    def _drop_finished(self, context: NodeContext) -> None:
         flying = self._in_flight
         while flying and flying[0] <= context.settled[_FINISHED]:
             flying.popleft()
@@ -85,13 +82,12 @@ class _Limiter(Stateless):
             while flying and newest - flying[0] > self._timeout:
                 flying.popleft()
 
-    def _decide(self, context: NodeContext, timestamp: int, *, lets_in: bool) -> None:
-        if self._tells:
-            context.emit(_ALLOW, lets_in, timestamp)
-        self._decisions.append((timestamp, lets_in))
+    def _record_decision(self, context: NodeContext, timestamp: int, *, is_admitted: bool) -> None:
+        if self._reports_decisions:
+            context.emit(_ALLOW, is_admitted, timestamp)
+        self._decisions.append((timestamp, is_admitted))
 
-    def _tell_bound(self, context: NodeContext, port: Port) -> int:
-        """Pass on how far an input is known and has been dealt with, and give that bound."""
+    def _advance_output(self, context: NodeContext, port: Port) -> int:
         bound = self._bound(context, port)
         context.advance_bound(port, bound)
         return bound
@@ -100,42 +96,35 @@ class _Limiter(Stateless):
         waiting = self._waiting[port]
         return waiting[0].timestamp if waiting else next_allowed(context.settled[port])
 
-    def _release_beside(self, context: NodeContext, port: Port, settled: int) -> None:
+    def _release_secondary(self, context: NodeContext, port: Port, settled: int) -> None:
         waiting = self._waiting[port]
         while waiting and waiting[0].timestamp < settled:
             packet = waiting.popleft()
             if self._decisions[self._decision_at(packet.timestamp)][1]:
                 context.emit(port, packet.value, packet.timestamp)
-        self._tell_bound(context, port)
+        self._advance_output(context, port)
 
     def _decision_at(self, timestamp: int) -> int:
         return bisect_right(self._decisions, timestamp, key=lambda decision: decision[0]) - 1
-
-    def _forget_decisions(self, context: NodeContext) -> None:
-        oldest = min(self._bound(context, port) for port in self._waiting)
-        del self._decisions[: max(0, self._decision_at(oldest))]
 
 
 def _open_flow_limiter(context: NodeContext) -> _Limiter:
     options = given_options(context.node, _FLOW_LIMITER_OPTIONS)
     limit = context.side.get(_MAX_IN_FLIGHT, options.max_in_flight)
-    return _Limiter(options, limit, untagged(context.node.inputs), tells=_ALLOW in ports_of(context.node.outputs))
+    return _Limiter(
+        options, limit, untagged(context.node.inputs), reports_decisions=_ALLOW in ports_of(context.node.outputs)
+    )
 
 
 def _flow_limiter_contract(node: NodeConfig) -> NodeContract:
-    """Accept inputs without tags with an output for each, ``FINISHED``, and perhaps ``ALLOW`` and ``MAX_IN_FLIGHT``.
-
-    Raises:
-        ContractError: the node has other ports, or an input has no output.
-    """
     check_tags(_FLOW_LIMITER_NAME, "input", node.inputs, ["", _FINISHED.tag])
     check_tags(_FLOW_LIMITER_NAME, "output", node.outputs, ["", _ALLOW.tag])
     check_tags(_FLOW_LIMITER_NAME, "side packet", node.side_inputs, [_MAX_IN_FLIGHT.tag])
     data = untagged(node.inputs)
     if not data or data != untagged(node.outputs) or _FINISHED not in ports_of(node.inputs):
         raise ContractError(
-            f"{_FLOW_LIMITER_NAME} needs an output for each of its inputs, at least one, and the input FINISHED",
-            fix='let FINISHED come from the end of what is limited, as input_stream_info { tag_index: "FINISHED" '
+            f"{_FLOW_LIMITER_NAME} needs an output for each input, at least one, and the input FINISHED",
+            fix='connect FINISHED to the last node that is limited, with input_stream_info { tag_index: "FINISHED" '
             "back_edge: true }",
         )
     outputs = {port: bool if port == _ALLOW else object for port in ports_of(node.outputs)}
@@ -154,9 +143,7 @@ FLOW_LIMITER: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# GateCalculator: lets packets through, or drops them, as a stream, a side packet or an option says
-# ----------------------------------------------------------------------
+# GateCalculator
 
 _GATE_NAME: Final = "GateCalculator"
 _GATE_OPTIONS: Final = "mediapipe.GateCalculatorOptions"
@@ -167,34 +154,33 @@ _UNINITIALIZED, _OPEN, _SHUT = 1, 2, 3
 
 
 class _Gate(Stateless):
-    """Knows whether it was open, to tell of changes.
+    """Forwards or drops packets depending on a stream, a side packet or an option.
 
     Args:
-        fixed: whether it is open for the whole run; None where a stream says so.
-        default: whether it is open when the stream says nothing at a timestamp.
-        tells: whether there is an output for changes.
-        state: what the first state is compared with, one of ``GateCalculatorOptions.GateState``.
-        ends: the outputs that end with the first run that finds the gate shut, for it will never open.
+        fixed: whether the gate is open during the run; None if a control stream decides.
+        default: whether the gate is open at timestamps without a control packet.
+        reports_changes: whether there is a ``STATE_CHANGE`` output.
+        state: the initial ``GateCalculatorOptions.GateState``.
+        ends: outputs that close with the first run, because the gate never opens.
     """
 
-    __slots__ = ("_default", "_ends", "_fixed", "_state", "_tells")
+    __slots__ = ("_default", "_ends", "_fixed", "_reports_changes", "_state")
 
     def __init__(
-        self, *, fixed: bool | None, default: bool, tells: bool, state: int, ends: tuple[Port, ...] = ()
+        self, *, fixed: bool | None, default: bool, reports_changes: bool, state: int, ends: tuple[Port, ...] = ()
     ) -> None:
         self._fixed = fixed
         self._default = default
-        self._tells = tells
+        self._reports_changes = reports_changes
         self._state = state
         self._ends = ends
 
     async def process(self, context: NodeContext) -> None:
-        """Send on what has come, if the gate is open.  Never waits."""
-        is_open = _stated(context.inputs) if self._fixed is None else self._fixed
+        is_open = _control_value(context.inputs) if self._fixed is None else self._fixed
         if is_open is None:
             is_open = self._default
         state = _OPEN if is_open else _SHUT
-        if self._tells and self._state not in {_UNINITIALIZED, state}:
+        if self._reports_changes and self._state not in {_UNINITIALIZED, state}:
             context.emit(_STATE_CHANGE, is_open)
         self._state = state
         if is_open:
@@ -205,8 +191,7 @@ class _Gate(Stateless):
             context.close_output(port)
 
 
-def _stated(values: Any) -> bool | None:
-    """Give what a control says, None where there is none."""
+def _control_value(values: Any) -> bool | None:
     if _ALLOW in values:
         return bool(values[_ALLOW])
     return not values[_DISALLOW] if _DISALLOW in values else None
@@ -214,7 +199,7 @@ def _stated(values: Any) -> bool | None:
 
 def _open_gate(context: NodeContext) -> _Gate:
     options = given_options(context.node, _GATE_OPTIONS)
-    by_side_packet = _stated(context.side)
+    by_side_packet = _control_value(context.side)
     fixed = by_side_packet
     if fixed is None and not _CONTROLS & set(ports_of(context.node.inputs)):
         fixed = options.allow
@@ -222,26 +207,20 @@ def _open_gate(context: NodeContext) -> _Gate:
     return _Gate(
         fixed=fixed,
         default=options.empty_packets_as_allow,
-        tells=_STATE_CHANGE in outputs,
+        reports_changes=_STATE_CHANGE in outputs,
         state=options.initial_gate_state,
         ends=tuple(port for port in outputs if port != _STATE_CHANGE) if by_side_packet is False else (),
     )
 
 
 def _gate_contract(node: NodeConfig) -> NodeContract:
-    """Accept any streams, an output for each, and at most one control.
-
-    Raises:
-        ContractError: there are several controls, or a stream has no partner.
-    """
     _check_control(node)
     data = {port for port in ports_of(node.inputs) if port not in _CONTROLS}
     results = {port for port in ports_of(node.outputs) if port != _STATE_CHANGE}
-    lonely = data ^ results
-    if lonely:
+    unmatched = data ^ results
+    if unmatched:
         raise ContractError(
-            f"{_GATE_NAME} needs an output for each data stream; without a partner:"
-            f" {', '.join(sorted(map(str, lonely)))}",
+            f"{_GATE_NAME} needs an output for each data stream; unmatched: {', '.join(sorted(map(str, unmatched)))}",
             fix="give each output the tag of its input",
         )
     return NodeContract(
@@ -258,23 +237,21 @@ def _types(refs: tuple[StreamRef, ...]) -> dict[Port, type]:
 
 
 def _check_control(node: NodeConfig) -> None:
-    strangers = sorted(map(str, set(ports_of(node.side_inputs)) - _CONTROLS))
-    if strangers or node.side_outputs:
-        raise ContractError(f"{_GATE_NAME} has no side packet but ALLOW or DISALLOW: {', '.join(strangers)}")
+    unknown = sorted(map(str, set(ports_of(node.side_inputs)) - _CONTROLS))
+    if unknown or node.side_outputs:
+        raise ContractError(f"{_GATE_NAME} has only the side packets ALLOW or DISALLOW, got: {', '.join(unknown)}")
     controls = [ref.port for ref in (*node.inputs, *node.side_inputs) if ref.port in _CONTROLS]
     if len(controls) > 1:
         raise ContractError(
             f"{_GATE_NAME} has one control, not {len(controls)}",
-            fix="give it one input stream or side packet ALLOW or DISALLOW, or the option allow",
+            fix="use one input stream or side packet ALLOW or DISALLOW, or the option allow",
         )
 
 
 GATE: Final[CalculatorKind] = StatelessKind(_GATE_NAME, _gate_contract, lambda _: _open_gate)
 
 
-# ----------------------------------------------------------------------
-# MergeCalculator: several streams become one; of packets at one timestamp the first input's goes on
-# ----------------------------------------------------------------------
+# MergeCalculator
 
 _MERGE_NAME: Final = "MergeCalculator"
 _OUTPUT: Final = Port("", 0)
@@ -282,7 +259,6 @@ _OUTPUT: Final = Port("", 0)
 
 class _Merge(Stateless):
     async def process(self, context: NodeContext) -> None:
-        """Send on the packet of the input with the smallest index that has one.  Never waits."""
         context.emit(_OUTPUT, next(iter(context.inputs.values())))
 
 
@@ -291,9 +267,7 @@ MERGE: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# MuxCalculator: sends on one of several inputs, the one whose index ``SELECT`` gives
-# ----------------------------------------------------------------------
+# MuxCalculator
 
 _MUX_NAME: Final = "MuxCalculator"
 _SELECT: Final = Port("SELECT", 0)
@@ -303,25 +277,15 @@ _INPUT: Final = "INPUT"
 
 class _Mux(Stateless):
     async def process(self, context: NodeContext) -> None:
-        """Send on the input that is selected, if something has come there.  Never waits.
-
-        Raises:
-            NodeFailure: nothing is selected, or there is no such input.
-        """
         selected = context.side[_SELECT] if _SELECT in context.side else required_input(context, _SELECT)
         port = Port(_INPUT, selected)
         if port not in ports_of(context.node.inputs):
-            raise NodeFailure(f"SELECT is {selected}, and there is no input {port}")
+            raise NodeFailure(f"SELECT is {selected}, but there is no input {port}")
         if port in context.inputs:
             context.emit(_MUX_OUTPUT, context.inputs[port])
 
 
 def _mux_contract(node: NodeConfig) -> NodeContract:
-    """Accept inputs ``INPUT:0``, ``INPUT:1`` ..., one ``SELECT`` as stream or side packet, and ``OUTPUT``.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
     inputs, side = set(ports_of(node.inputs)), set(ports_of(node.side_inputs))
     data = {port for port in inputs if port.tag == _INPUT}
     controls = [port for port in (*inputs, *side) if port == _SELECT]
@@ -338,16 +302,13 @@ def _mux_contract(node: NodeConfig) -> NodeContract:
 MUX: Final[CalculatorKind] = StatelessKind(_MUX_NAME, _mux_contract, lambda _: lambda _: _Mux())
 
 
-# ----------------------------------------------------------------------
-# PassThroughCalculator: every input goes out unchanged where it has the same tag and index
-# ----------------------------------------------------------------------
+# PassThroughCalculator
 
 _FORWARDING_NAME: Final = "PassThroughCalculator"
 
 
 class _PassThrough(Stateless):
     async def process(self, context: NodeContext) -> None:
-        """Send on what has come.  Never waits."""
         for port, value in context.inputs.items():
             context.emit(port, value)
 
@@ -359,11 +320,6 @@ def _open_pass_through(context: NodeContext) -> _PassThrough:
 
 
 def _pass_through_contract(node: NodeConfig) -> NodeContract:
-    """Accept any streams, as long as inputs and outputs have the same tags and indexes.
-
-    Raises:
-        ContractError: an input has no output, or an output no input.
-    """
     inputs, outputs = frozenset(ports_of(node.inputs)), frozenset(ports_of(node.outputs))
     _check_same("Input and output streams", inputs, outputs)
     sides = frozenset(ports_of(node.side_outputs))
@@ -376,9 +332,9 @@ def _pass_through_contract(node: NodeConfig) -> NodeContract:
 
 def _check_same(what: str, inputs: frozenset[Port], outputs: frozenset[Port]) -> None:
     if inputs != outputs:
-        lonely = ", ".join(sorted(map(str, inputs ^ outputs)))
+        unmatched = ", ".join(sorted(map(str, inputs ^ outputs)))
         raise ContractError(
-            f"{what} to {_FORWARDING_NAME} must use matching tags and indexes; without a partner: {lonely}",
+            f"{what} to {_FORWARDING_NAME} must use matching tags and indexes; unmatched: {unmatched}",
             fix="give each output the tag of its input",
         )
 
@@ -388,9 +344,7 @@ PASS_THROUGH: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# PacketClonerCalculator: repeats the newest packet of each input at every tick
-# ----------------------------------------------------------------------
+# PacketClonerCalculator
 
 _PACKET_CLONER_NAME: Final = "PacketClonerCalculator"
 _PACKET_CLONER_OPTIONS: Final = "mediapipe.PacketClonerCalculatorOptions"
@@ -398,60 +352,58 @@ _TICK: Final = Port("TICK", 0)
 
 
 class _Cloner(Stateless):
-    """Holds the newest packet of each input.
+    """Repeats the newest packet of each input at every tick.
 
     Args:
-        cloned: the ports of inputs and outputs that are repeated.
-        tick: when.
-        waits: whether nothing is sent before each input has had a packet.
-        tells: whether bounds are sent before that.
+        cloned: the ports that are repeated.
+        tick: the input that triggers a repetition.
+        waits: send nothing before each input has had a packet.
+        sends_bounds: send timestamp bounds before each input has had a packet.
     """
 
-    __slots__ = ("_cloned", "_newest", "_tells", "_tick", "_waits")
+    __slots__ = ("_cloned", "_newest", "_sends_bounds", "_tick", "_waits")
 
-    def __init__(self, cloned: tuple[Port, ...], tick: Port, *, waits: bool, tells: bool) -> None:
+    def __init__(self, cloned: tuple[Port, ...], tick: Port, *, waits: bool, sends_bounds: bool) -> None:
         self._cloned = cloned
         self._tick = tick
         self._waits = waits
-        self._tells = tells
+        self._sends_bounds = sends_bounds
         self._newest: dict[Port, Any] = {}
 
     async def process(self, context: NodeContext) -> None:
-        """Keep what has come, and send what is kept if there is a tick.  Never waits."""
         self._newest.update((port, context.inputs[port]) for port in self._cloned if port in context.inputs)
         is_complete = len(self._newest) == len(self._cloned)
         if self._tick in context.inputs and (is_complete or not self._waits):
             for port, value in self._newest.items():
                 context.emit(port, value)
-        if is_complete or self._tells or not self._waits:
+        if is_complete or self._sends_bounds or not self._waits:
             for port in self._cloned:
                 context.advance_bound(port, next_allowed(context.timestamp))
 
 
 def _ports(node: NodeConfig) -> tuple[tuple[Port, ...], Port]:
-    """Give the inputs that are repeated and the one that says when."""
     found = untagged(node.inputs)
     return (found, _TICK) if _TICK in ports_of(node.inputs) else (found[:-1], found[-1])
 
 
 def _open_packet_cloner(context: NodeContext) -> _Cloner:
     options = given_options(context.node, _PACKET_CLONER_OPTIONS)
-    tells = options.output_packets_only_when_all_inputs_received
+    sends_bounds = options.output_packets_only_when_all_inputs_received
     cloned, tick = _ports(context.node)
-    return _Cloner(cloned, tick, waits=options.output_only_when_all_inputs_received or tells, tells=tells)
+    return _Cloner(
+        cloned,
+        tick,
+        waits=options.output_only_when_all_inputs_received or sends_bounds,
+        sends_bounds=sends_bounds,
+    )
 
 
 def _packet_cloner_contract(node: NodeConfig) -> NodeContract:
-    """Accept inputs without tags, an output for each, and the tick: tagged ``TICK``, or the last input.
-
-    Raises:
-        ContractError: the node has other ports, or an input has no output.
-    """
     check_tags(_PACKET_CLONER_NAME, "input", node.inputs, ["", _TICK.tag])
     if not node.inputs or set(ports_of(node.outputs)) != set(_ports(node)[0]) or not node.outputs:
         raise ContractError(
-            f"{_PACKET_CLONER_NAME} needs an output for each input but the tick, all without tags",
-            fix="tag the tick as TICK, or let it be the last input",
+            f"{_PACKET_CLONER_NAME} needs an output for each input except the tick, all without tags",
+            fix="tag the tick as TICK, or make it the last input",
         )
     anything: dict[Port, type] = dict.fromkeys(ports_of(node.inputs), object)
     return NodeContract(anything, dict.fromkeys(ports_of(node.outputs), object), processes_bounds=True)
@@ -462,20 +414,18 @@ PACKET_CLONER: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# PacketResamplerCalculator: makes a stream of a fixed rate, by leaving out and repeating packets
-# ----------------------------------------------------------------------
+# PacketResamplerCalculator
 
 _PACKET_RESAMPLER_NAME: Final = "PacketResamplerCalculator"
 _PACKET_RESAMPLER_OPTIONS: Final = "mediapipe.PacketResamplerCalculatorOptions"
 _DATA: Final = (Port("", 0), Port("DATA", 0))
 _SECOND: Final = 1_000_000
-_MOST_PERIODS: Final = 100_000
-"""How many empty periods one packet may end; more is a mistake in its timestamp, and would fill the memory."""
+_MAX_GAP_PERIODS: Final = 100_000
+"""Limit of periods filled at once; a larger gap is a wrong timestamp and would fill the memory."""
 
 
 class _Resampler:
-    """Counts periods; ``rate`` is in packets a second."""
+    """Converts a stream to a fixed rate (packets per second) by dropping and repeating packets."""
 
     __slots__ = ("_end", "_first", "_flushes", "_input", "_last", "_output", "_period", "_rate", "_start")
 
@@ -491,29 +441,25 @@ class _Resampler:
         self._period = 0
 
     async def process(self, context: NodeContext) -> None:
-        """Send what the packet settles.  Never waits.
-
-        Raises:
-            NodeFailure: the packet is later than the one before by more periods than can be filled.
-        """
         now, value = context.timestamp, context.inputs[self._input]
         if self._first is None:
             self._first = self._aligned(context)
         period = self._period_of(now)
-        if period - self._period > _MOST_PERIODS:
+        if period - self._period > _MAX_GAP_PERIODS:
             raise NodeFailure(
-                f"the packet at {now} comes {period - self._period} periods after the one before, and at most "
-                f"{_MOST_PERIODS} can be filled",
+                f"gap of {period - self._period} periods before the packet at {now}; at most {_MAX_GAP_PERIODS} can be "
+                "filled",
                 "INVALID_ARGUMENT",
             )
         if period >= self._period:
-            self._fill(context, period)
+            while self._last is not None and self._period < period:
+                self._send(context, self._last.value)
+                self._period += 1
             self._choose(context, Packet(value, now))
             context.advance_bound(self._output, self._time_of(self._period))
         self._last = Packet(value, now)
 
     async def close(self, context: NodeContext) -> None:
-        """Send the last packet, if nothing has been sent for its period.  Never waits."""
         last = self._last
         if self._flushes and last is not None and self._period_of(last.timestamp) == self._period:
             self._send(context, last.value)
@@ -525,13 +471,8 @@ class _Resampler:
         base: int = options.base_timestamp
         return base + _round(_round((now - base) / _SECOND * self._rate) / self._rate * _SECOND)
 
-    def _fill(self, context: NodeContext, period: int) -> None:
-        while self._last is not None and self._period < period:
-            self._send(context, self._last.value)
-            self._period += 1
-
     def _choose(self, context: NodeContext, packet: Packet) -> None:
-        """Send for the period what is closest to its timestamp, once that has come."""
+        """Send the packet closest to the period's timestamp, once a packet at or after it has arrived."""
         target = self._time_of(self._period)
         if packet.timestamp < target:
             return
@@ -553,7 +494,7 @@ class _Resampler:
 
 
 def _round(number: float) -> int:
-    """Round to the nearest, halves away from 0."""
+    """Round to the nearest integer, halves away from 0."""
     return int(math.copysign(math.floor(abs(number) + 0.5), number))
 
 
@@ -563,24 +504,19 @@ def _rate(options: Any) -> float:
 
 
 def _packet_resampler_contract(node: NodeConfig) -> NodeContract:
-    """Accept one stream, tagged ``DATA`` or without a tag, and one of these as output.
-
-    Raises:
-        ContractError: the node has other ports, no rate, or options for video headers or random sampling.
-    """
     options = given_options(node, _PACKET_RESAMPLER_OPTIONS)
     if len(node.inputs) != 1 or len(node.outputs) != 1 or {*ports_of(node.inputs + node.outputs)} - {*_DATA}:
         raise ContractError(f"{_PACKET_RESAMPLER_NAME} needs one input and one output, tagged DATA or without a tag")
     if not 0 < _rate(options) <= _SECOND:
         raise ContractError(
             f"{_PACKET_RESAMPLER_NAME} needs a frame_rate above 0 and at most {_SECOND}, not {_rate(options):g}",
-            fix="set frame_rate, in packets a second",
+            fix="set frame_rate, in packets per second",
         )
-    refused = ("jitter", "jitter_with_reflection", "reproducible_sampling", "use_input_frame_rate", "output_header")
-    given = [name for name in refused if getattr(options, name)]
+    unsupported = ("jitter", "jitter_with_reflection", "reproducible_sampling", "use_input_frame_rate", "output_header")
+    given = [name for name in unsupported if getattr(options, name)]
     if given:
         raise ContractError(
-            f"{_PACKET_RESAMPLER_NAME}: not supported here: {', '.join(given)}", fix="remove it", code="UNIMPLEMENTED"
+            f"{_PACKET_RESAMPLER_NAME}: not supported: {', '.join(given)}", fix="remove it", code="UNIMPLEMENTED"
         )
     return NodeContract({node.inputs[0].port: object}, {node.outputs[0].port: object})
 

@@ -1,4 +1,4 @@
-"""OpenVINOInferenceCalculator: the inputs of a run become one call of the session's servable."""
+"""OVMS's inference calculators: session, inference and tensor converter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from ovmstrio.graphs.calculator import (
     NodeContract,
     NodeFailure,
 )
-from ovmstrio.graphs.calculator import NodeFailure as Failure
 from ovmstrio.graphs.calculators.nodes import Stateless, StatelessKind, map_entry, options_of, ports_of, required_input
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 from ovmstrio.graphs.graph_file import examine_text
@@ -48,21 +47,15 @@ __all__ = [
     "CONVERTER",
     "INFERENCE",
     "SESSION",
-    "SESSION_PORT",
-    "InferenceOptions",
-    "PortPlan",
     "Session",
     "find_calls",
-    "plan_ports",
     "to_ov",
     "to_python",
 ]
 
-# ----------------------------------------------------------------------
-# Which tensors of a model the streams of an inference node carry, and in which form
-# ----------------------------------------------------------------------
+# Tensor names and types of streams
 
-# The first prefix that fits counts, so longer ones come first.
+# The first matching prefix wins, so longer prefixes come first.
 _PREFIXES: Final[tuple[tuple[str, type[TensorValue], bool], ...]] = (
     ("OVTENSORS", OvTensor, True),
     ("OVTENSOR", OvTensor, False),
@@ -73,9 +66,7 @@ _PREFIXES: Final[tuple[tuple[str, type[TensorValue], bool], ...]] = (
 _UNSUPPORTED: Final = "TFLITE_TENSOR"
 
 
-class InferenceOptions(Protocol):
-    """The options of an inference node."""
-
+class _InferenceOptions(Protocol):
     tag_to_input_tensor_names: Mapping[str, str]
     tag_to_output_tensor_names: Mapping[str, str]
     input_order_list: Sequence[str]
@@ -83,8 +74,8 @@ class InferenceOptions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PortPlan:
-    """One stream: the class of its tensors, their names, and whether it carries a tuple of them."""
+class _PortPlan:
+    """One stream: tensor class, tensor names, and whether it carries a tuple of tensors."""
 
     port: Port
     kind: type[TensorValue]
@@ -92,72 +83,56 @@ class PortPlan:
     is_vector: bool = False
 
     @property
-    def carried(self) -> type:
-        """The type of the stream."""
+    def packet_type(self) -> type:
         return tuple if self.is_vector else self.kind
 
-    def spread(self, value: Any) -> list[tuple[str, TensorValue]]:
-        """Give the tensors of a packet by name.
-
-        Raises:
-            NodeFailure: a tuple does not hold as many as the options list.
-        """
+    def named_tensors(self, value: Any) -> list[tuple[str, TensorValue]]:
         if not self.is_vector:
             return [(self.names[0], value)]
         if len(value) != len(self.names):
             raise NodeFailure(
-                f"input {self.port} carries {len(value)} tensors, and input_order_list names {len(self.names)}"
+                f"input {self.port} carries {len(value)} tensors, expected {len(self.names)} (input_order_list)"
             )
         return list(zip(self.names, value, strict=True))
 
-    def collect(self, given: Mapping[str, Tensor | RawTensor], servable: str) -> Any:
-        """Make a packet of the outputs of a servable.
-
-        Raises:
-            NodeFailure: one is not there, or this stream cannot carry its elements.
-        """
-        made = []
+    def packet_of(self, given: Mapping[str, Tensor | RawTensor], servable: str) -> Any:
+        values = []
         for name in self.names:
             tensor = given.get(name)
             if tensor is None:
                 known = ", ".join(sorted(given)) or "none"
-                raise NodeFailure(f'servable "{servable}" gives no output "{name}" for {self.port}; it gives: {known}')
-            made.append(self._convert(tensor))
-        return tuple(made) if self.is_vector else made[0]
+                raise NodeFailure(f'servable "{servable}" has no output "{name}" for {self.port}; known: {known}')
+            values.append(self._convert(tensor))
+        return tuple(values) if self.is_vector else values[0]
 
     def _convert(self, tensor: Tensor | RawTensor) -> TensorValue:
-        typed = _typed(tensor) if isinstance(tensor, RawTensor) else tensor
+        typed = _array_tensor(tensor) if isinstance(tensor, RawTensor) else tensor
         datatype = typed.datatype
         if self.kind is MediaPipeTensor and datatype.name not in MEDIAPIPE_DATATYPES:
             wanted = ", ".join(sorted(MEDIAPIPE_DATATYPES))
-            raise NodeFailure(f'output "{tensor.name}" is {datatype.name}, and {self.port} can carry {wanted}')
+            raise NodeFailure(f'output "{tensor.name}" is {datatype.name}, but {self.port} carries {wanted}')
         return self.kind(datatype, typed.array)
 
 
-def _typed(tensor: RawTensor) -> Tensor:
-    """Make an array of bytes that user code has described."""
+def _array_tensor(tensor: RawTensor) -> Tensor:
     if tensor.datatype in NUMERIC_DATATYPES:
         datatype, shape, data = BY_NAME[tensor.datatype], tuple(tensor.shape), memoryview(tensor.data)
         if min(shape, default=0) >= 0 and prod(shape) * datatype.itemsize == data.nbytes:
             return Tensor(tensor.name, datatype, wrapped(data, shape, datatype.numpy))
     raise NodeFailure(
-        f'output "{tensor.name}" of {len(tensor.data)} bytes is no tensor of {tensor.datatype} {list(tensor.shape)}'
+        f'output "{tensor.name}" of {len(tensor.data)} bytes is not a {tensor.datatype} {list(tensor.shape)} tensor'
     )
 
 
-def plan_ports(
+def _create_port_plans(
     refs: Sequence[StreamRef], names: Mapping[str, str], order: Sequence[str], side: str
-) -> tuple[PortPlan, ...]:
-    """Find out what each stream carries; ``side`` is ``input`` or ``output``.
-
-    Raises:
-        ContractError: a tag is not supported, or the order list does not go with the tags.
-    """
+) -> tuple[_PortPlan, ...]:
+    """Return the plan of each stream; ``side`` is ``input`` or ``output``."""
     plans = []
     for ref in refs:
         kind, is_vector = _kind_of(ref.port)
         named = tuple(order) if is_vector else (_name_of(ref, names),)
-        plans.append(PortPlan(ref.port, kind, named, is_vector))
+        plans.append(_PortPlan(ref.port, kind, named, is_vector))
     _check_order(plans, names, order, side)
     return tuple(plans)
 
@@ -172,44 +147,42 @@ def _kind_of(port: Port) -> tuple[type[TensorValue], bool]:
 
 
 def _name_of(ref: StreamRef, names: Mapping[str, str]) -> str:
-    """Give the tensor's name: what the options say, else the tag's text, else the name of the stream."""
+    """Return the tensor's name from the options, else the tag, else the stream name."""
     entry = map_entry(names, ref.port)
     if entry:
         return entry
     return str(ref.port) if ref.port.tag else ref.name
 
 
-def _check_order(plans: Sequence[PortPlan], names: Mapping[str, str], order: Sequence[str], side: str) -> None:
+def _check_order(plans: Sequence[_PortPlan], names: Mapping[str, str], order: Sequence[str], side: str) -> None:
     vectors = [plan for plan in plans if plan.is_vector]
     option = f"{side}_order_list"
     if vectors and not order:
         raise ContractError(f"{vectors[0].port} carries several tensors", fix=f"name them in {option}")
     if order and len(vectors) != 1:
-        raise ContractError(f"{option} goes with exactly one OVTENSORS or TENSORS stream, not {len(vectors)}")
+        raise ContractError(f"{option} needs exactly one OVTENSORS or TENSORS stream, got {len(vectors)}")
     if order and names:
         raise ContractError(f"{option} and tag_to_{side}_tensor_names exclude each other", fix="remove one")
 
 
-# ----------------------------------------------------------------------
-# OpenVINOModelServerSessionCalculator: a side packet through which nodes call what else is served
-# ----------------------------------------------------------------------
+# OpenVINOModelServerSessionCalculator
 
 log = structlog.get_logger(__name__)
 
-SESSION_PORT: Final = Port("SESSION", 0)
+_SESSION_PORT: Final = Port("SESSION", 0)
 _SESSION_OPTIONS: Final = "mediapipe.OpenVINOModelServerSessionCalculatorOptions"
 _PRECONDITION: Final = "Mediapipe graph precondition failed - FAILED_PRECONDITION: CalculatorGraph::Run() failed: \n"
 _NOT_LOADED: Final = "OpenVINOModelServerSessionCalculator failed to load the model"
 
 
 class Session:
-    """Calls one servable by name; each call goes to what is served under it at that moment.
+    """Client of one servable. Each call resolves the name, so a reload takes effect at once.
 
     Args:
-        lease: how servables are leased.
-        servable: the name.
+        lease: leases servables.
+        servable: the servable's name.
         version: as in a request; empty for the default version.
-        node: the canonical name of the node whose session this is.
+        node: canonical name of the session's node, for errors.
     """
 
     __slots__ = ("_lease", "_node", "servable", "version")
@@ -221,13 +194,7 @@ class Session:
         self.version = version
 
     async def check(self) -> None:
-        """See that the servable is there.
-
-        Raises:
-            FailedPrecondition: it is not served, or not loaded.
-
-        Cancellation: while the registry waits for the servable to load; nothing is held.
-        """
+        """Check that the servable is loaded; wait while it loads."""
         try:
             with await self._lease(self.servable, self.version):
                 return
@@ -235,14 +202,7 @@ class Session:
             raise self._missing("Open", error) from error
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Have one request answered, under a lease that ends with the answer.
-
-        Raises:
-            FailedPrecondition: the servable is not served any more.
-            ServerError: as the servable's own ``infer``.
-
-        Cancellation: as the servable's own ``infer``; the lease is given back.
-        """
+        """Call the servable under a lease that ends with the response."""
         try:
             lease = await self._lease(self.servable, self.version)
         except (NotFound, NotReady) as error:
@@ -251,7 +211,9 @@ class Session:
             return await held.servable.infer(request)
 
     def _missing(self, phase: str, error: NotFound | NotReady) -> FailedPrecondition:
-        log.warning("session finds no servable", servable=self.servable, version=self.version, reason=error.message)
+        log.warning(
+            "session servable not available", servable=self.servable, version=self.version, reason=error.message
+        )
         where = f'Calculator::{phase}() for node "{self._node}" failed: {_NOT_LOADED}'
         return FailedPrecondition(f'{_PRECONDITION}{where} "{self.servable}": {error.message}')
 
@@ -262,65 +224,48 @@ class _SessionResources:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def open(self, context: NodeContext) -> _Open:
-        """Give the session as side packet.
-
-        Raises:
-            FailedPrecondition: the servable is not there.
-
-        Cancellation: as :meth:`Session.check`.
-        """
+    async def open(self, context: NodeContext) -> _OpenSession:
         await self._session.check()
-        context.emit_side(SESSION_PORT, self._session)
-        return _Open()
+        context.emit_side(_SESSION_PORT, self._session)
+        return _OpenSession()
 
     async def aclose(self) -> None:
-        """Nothing to do; sessions hold leases only while they call.  Never waits."""
+        pass
 
 
-class _Open(Stateless):
+class _OpenSession(Stateless):
     async def process(self, context: NodeContext) -> None:
-        """Nothing to do; the node has no streams.  Never waits."""
+        pass
 
 
 class _SessionKind:
     name: str = "OpenVINOModelServerSessionCalculator"
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        """Accept no streams and the one side output ``SESSION``.
-
-        Raises:
-            ContractError: there are others, or the options name no servable.
-        """
         if node.inputs or node.outputs or node.side_inputs:
-            raise ContractError(f"{self.name} has neither streams nor input side packets", fix="remove them")
-        if [ref.port for ref in node.side_outputs] != [SESSION_PORT]:
+            raise ContractError(f"{self.name} has no streams and no input side packets", fix="remove them")
+        if [ref.port for ref in node.side_outputs] != [_SESSION_PORT]:
             raise ContractError(
                 f"{self.name} has exactly one output side packet, SESSION",
                 fix='write output_side_packet: "SESSION:session"',
             )
-        _address(node)
-        return NodeContract(side_outputs={SESSION_PORT: Session})
+        _servable_of(node)
+        return NodeContract(side_outputs={_SESSION_PORT: Session})
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> _SessionResources:
-        """Share one session.  Never waits; the servable may come later.
-
-        Raises:
-            ConfigError: the graph would call itself.
-        """
-        servable, version = _address(node)
+        servable, version = _servable_of(node)
         if servable == scope.graph:
-            message = f"graph {scope.graph!r} would call itself: servable_name is its own name"
+            message = f"graph {scope.graph!r} would call itself: servable_name is the graph's name"
             raise ConfigError([Problem(message, line=node.line or None, path=node.canonical_name)])
         return _SessionResources(Session(scope.lease, servable, version, node.canonical_name))
 
 
-def _address(node: NodeConfig) -> tuple[str, str]:
-    """Give name and version of the servable; a version that is no number is the default one, as in OVMS."""
+def _servable_of(node: NodeConfig) -> tuple[str, str]:
+    """Return name and version of the servable; a version that is not a number means the default, as in OVMS."""
     options = options_of(node, _SESSION_OPTIONS)
     if options is None or not options.servable_name:
         raise ContractError(
-            "the options name no servable",
+            "servable_name is missing in the options",
             fix=f'add node_options {{ [type.googleapis.com/{_SESSION_OPTIONS}]: {{ servable_name: "..." }} }}',
         )
     version = options.servable_version
@@ -328,11 +273,11 @@ def _address(node: NodeConfig) -> tuple[str, str]:
 
 
 def find_calls(content: str, file: str) -> list[Dependency]:
-    """Find what the sessions of a graph call; those whose options cannot be used call nothing.
+    """Return the servables that the sessions of a graph call; sessions with invalid options are skipped.
 
     Args:
-        content: of the graph's file.
-        file: for messages.
+        content: text of the graph file.
+        file: name of the graph file, for messages.
     """
     config = examine_text(content, file).config
     calls = []
@@ -340,7 +285,7 @@ def find_calls(content: str, file: str) -> list[Dependency]:
         if node.calculator != _SessionKind.name:
             continue
         with suppress(ContractError):
-            name, version = _address(node)
+            name, version = _servable_of(node)
             place = Problem(
                 f"the session {node.canonical_name!r} calls {name!r}", file, node.options_line or node.line or None
             )
@@ -351,87 +296,68 @@ def find_calls(content: str, file: str) -> list[Dependency]:
 SESSION: Final[CalculatorKind] = _SessionKind()
 
 
-# ----------------------------------------------------------------------
-# OpenVINOInferenceCalculator: the inputs of a run become one call of the session's servable
-# ----------------------------------------------------------------------
+# OpenVINOInferenceCalculator
 
 _INFERENCE_NAME: Final = "OpenVINOInferenceCalculator"
 _INFERENCE_OPTIONS: Final = "mediapipe.OpenVINOInferenceCalculatorOptions"
 
 
 class _Inference(Stateless):
-    """Calls the servable once for each set of inputs."""
-
     __slots__ = ("_inputs", "_outputs", "_session")
 
-    def __init__(self, inputs: tuple[PortPlan, ...], outputs: tuple[PortPlan, ...], context: NodeContext) -> None:
+    def __init__(self, inputs: tuple[_PortPlan, ...], outputs: tuple[_PortPlan, ...], context: NodeContext) -> None:
         self._inputs = inputs
         self._outputs = outputs
-        self._session: Session = context.side[SESSION_PORT]
+        self._session: Session = context.side[_SESSION_PORT]
 
     async def process(self, context: NodeContext) -> None:
-        """Call the servable and send what it answers.
-
-        Raises:
-            NodeFailure: an input is missing, the servable refuses it or fails, or it gives no such output.
-            FailedPrecondition: the servable is not there any more.
-            ServerError: it is overloaded, or the deadline has passed.
-
-        Cancellation: as the servable's own ``infer``.
-        """
         request = self._request(context)
         try:
             response = await self._session.infer(request)
         except (InvalidRequest, ModelFailure) as error:
-            raise Failure(f'servable "{self._session.servable}": {error.message}') from error
+            raise NodeFailure(f'servable "{self._session.servable}": {error.message}') from error
         given = {tensor.name: tensor for tensor in response.outputs}
         for plan in self._outputs:
-            context.emit(plan.port, plan.collect(given, self._session.servable))
+            context.emit(plan.port, plan.packet_of(given, self._session.servable))
 
     def _request(self, context: NodeContext) -> InferRequest:
-        """Make a request whose buffers are the arrays themselves."""
         instance, session = context.instance, self._session
         request = InferRequest(session.servable, session.version, instance.request_id, deadline=instance.deadline)
         for plan in self._inputs:
-            for name, tensor in plan.spread(required_input(context, plan.port)):
-                _add(request, name, tensor)
+            for name, tensor in plan.named_tensors(required_input(context, plan.port)):
+                request.inputs.append(InferInput(name, tensor.datatype.name, tensor.array.shape))
+                request.raw_inputs.append(buffer_of(tensor.array))
         return request
 
 
-def _add(request: InferRequest, name: str, tensor: TensorValue) -> None:
-    request.inputs.append(InferInput(name, tensor.datatype.name, tensor.array.shape))
-    request.raw_inputs.append(buffer_of(tensor.array))
-
-
 def _inference_contract(node: NodeConfig) -> NodeContract:
-    """Say which tags carry which tensors.
-
-    Raises:
-        ContractError: there is no session, a tag is not supported, or the options contradict the tags.
-    """
-    if [ref.port for ref in node.side_inputs] != [SESSION_PORT]:
+    if [ref.port for ref in node.side_inputs] != [_SESSION_PORT]:
         raise ContractError(
             f"{_INFERENCE_NAME} needs exactly one input side packet, SESSION",
             fix='write input_side_packet: "SESSION:session" and add an OpenVINOModelServerSessionCalculator',
         )
     inputs, outputs = _plans(node)
     return NodeContract(
-        {plan.port: plan.carried for plan in inputs},
-        {plan.port: plan.carried for plan in outputs},
-        {SESSION_PORT: Session},
+        {plan.port: plan.packet_type for plan in inputs},
+        {plan.port: plan.packet_type for plan in outputs},
+        {_SESSION_PORT: Session},
         propagates_bounds=True,
     )
 
 
-def _plans(node: NodeConfig) -> tuple[tuple[PortPlan, ...], tuple[PortPlan, ...]]:
-    options: InferenceOptions | None = options_of(node, _INFERENCE_OPTIONS)
+def _plans(node: NodeConfig) -> tuple[tuple[_PortPlan, ...], tuple[_PortPlan, ...]]:
+    options: _InferenceOptions | None = options_of(node, _INFERENCE_OPTIONS)
     if not node.inputs or not node.outputs:
         raise ContractError(f"{_INFERENCE_NAME} needs at least one input and one output stream")
     if options is None:
-        return plan_ports(node.sorted_inputs, {}, (), "input"), plan_ports(node.sorted_outputs, {}, (), "output")
+        return _create_port_plans(node.sorted_inputs, {}, (), "input"), _create_port_plans(
+            node.sorted_outputs, {}, (), "output"
+        )
     return (
-        plan_ports(node.sorted_inputs, options.tag_to_input_tensor_names, options.input_order_list, "input"),
-        plan_ports(node.sorted_outputs, options.tag_to_output_tensor_names, options.output_order_list, "output"),
+        _create_port_plans(node.sorted_inputs, options.tag_to_input_tensor_names, options.input_order_list, "input"),
+        _create_port_plans(
+            node.sorted_outputs, options.tag_to_output_tensor_names, options.output_order_list, "output"
+        ),
     )
 
 
@@ -440,9 +366,7 @@ INFERENCE: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# PyTensorOvTensorConverterCalculator: between the tensors of Python nodes and those of OpenVINO nodes
-# ----------------------------------------------------------------------
+# PyTensorOvTensorConverterCalculator
 
 _CONVERTER_NAME: Final = "PyTensorOvTensorConverterCalculator"
 _CONVERTER_OPTIONS: Final = "mediapipe.PyTensorOvTensorConverterCalculatorOptions"
@@ -453,18 +377,14 @@ _OTHER: Final = {_PYTHON: _OPENVINO, _OPENVINO: _PYTHON}
 
 
 class _Target(NamedTuple):
-    """Where a converted tensor goes; ``name`` is the Python tensor's, empty for one of OpenVINO."""
+    """Output of a converted tensor; ``name`` is the Python tensor's name, empty for an OpenVINO tensor."""
 
     port: Port
     name: str
 
 
 def to_ov(tensor: PythonTensor) -> OvTensor:
-    """Make OpenVINO's tensor of a Python one, as its datatype and shape say.
-
-    Raises:
-        NodeFailure: the datatype is no number, a dimension is negative, or the bytes do not fit.
-    """
+    """Convert a Python tensor to an OpenVINO tensor of the same datatype and shape."""
     if tensor.datatype not in NUMERIC_DATATYPES:
         raise NodeFailure(f"Undefined precision in input python tensor: {tensor.datatype}", "INVALID_ARGUMENT")
     datatype, shape = BY_NAME[tensor.datatype], tuple(tensor.shape)
@@ -479,11 +399,7 @@ def to_ov(tensor: PythonTensor) -> OvTensor:
 
 
 def to_python(name: str, tensor: OvTensor) -> PythonTensor:
-    """Make a Python tensor of OpenVINO's.
-
-    Raises:
-        NodeFailure: its elements are no numbers.
-    """
+    """Convert an OpenVINO tensor to a Python tensor."""
     datatype = tensor.datatype.name
     if datatype not in NUMERIC_DATATYPES:
         raise NodeFailure(f"Undefined precision in input tensor: {tensor.datatype.openvino}", "INVALID_ARGUMENT")
@@ -491,8 +407,6 @@ def to_python(name: str, tensor: OvTensor) -> PythonTensor:
 
 
 class _Converter(Stateless):
-    """Converts each input that has come and sends it where it belongs."""
-
     __slots__ = ("_targets",)
 
     def __init__(self, targets: Mapping[Port, _Target], context: NodeContext) -> None:
@@ -500,11 +414,6 @@ class _Converter(Stateless):
         self._targets = targets
 
     async def process(self, context: NodeContext) -> None:
-        """Convert.  Never waits.
-
-        Raises:
-            NodeFailure: a tensor cannot be converted, or nothing has come.
-        """
         if not context.inputs:
             raise NodeFailure(f"no input at timestamp {context.timestamp}")
         for port, value in context.inputs.items():
@@ -514,11 +423,6 @@ class _Converter(Stateless):
 
 
 def _converter_contract(node: NodeConfig) -> NodeContract:
-    """Pair inputs with outputs by what follows ``OVMS_PY_TENSOR`` and ``OVTENSOR`` in their tags.
-
-    Raises:
-        ContractError: a tag is another, a stream has no partner, or a Python tensor is given no name.
-    """
     targets = _targets(node)
     if node.side_inputs or node.side_outputs:
         raise ContractError(f"{_CONVERTER_NAME} has no side packets", fix="remove them")
@@ -532,7 +436,7 @@ def _prefix(port: Port) -> str:
         if port.tag.startswith(prefix):
             return prefix
     raise ContractError(
-        f"{port} is no tag of {_CONVERTER_NAME}", fix=f"use tags that begin with {_PYTHON} or {_OPENVINO}"
+        f"{port} is not a tag of {_CONVERTER_NAME}", fix=f"use tags that begin with {_PYTHON} or {_OPENVINO}"
     )
 
 
@@ -549,15 +453,15 @@ def _targets(node: NodeConfig) -> dict[Port, _Target]:
     for port, partner in partners.items():
         if partner not in outputs:
             raise ContractError(f"input {port} has no output {partner}", fix=f'add output_stream: "{partner}:..."')
-    lonely = outputs - set(partners.values())
-    if lonely:
-        port = min(lonely)
+    unmatched = outputs - set(partners.values())
+    if unmatched:
+        port = min(unmatched)
         raise ContractError(f"output {port} has no input {_partner(port)}", fix="remove it or add the input")
     return {port: _Target(partner, _name_for(node, partner)) for port, partner in partners.items()}
 
 
 def _name_for(node: NodeConfig, output: Port) -> str:
-    """Give the name that a Python tensor gets on this output; empty for OpenVINO's tensors, which have none."""
+    """Return the name of the Python tensor on this output; empty for OpenVINO tensors."""
     if _prefix(output) == _OPENVINO:
         return ""
     options = options_of(node, _CONVERTER_OPTIONS)
@@ -565,7 +469,7 @@ def _name_for(node: NodeConfig, output: Port) -> str:
     if not name:
         entry = f'tag_to_output_tensor_names {{ key: "{output}" value: "..." }}'
         raise ContractError(
-            f"tag_to_output_tensor_names does not say what the Python tensor of output {output} is called",
+            f"tag_to_output_tensor_names has no name for the Python tensor of output {output}",
             fix=f"add node_options {{ [type.googleapis.com/{_CONVERTER_OPTIONS}]: {{ {entry} }} }}",
         )
     return name

@@ -1,7 +1,7 @@
-"""BeginLoopTensorCalculator: the elements of a vector go into the body of a loop, one after the other.
+"""MediaPipe's loop calculators: begin loop, end loop and previous loopback.
 
-The body has timestamps of its own, which count from 0.  ``EndLoopTensorCalculator`` puts the results together again, at
-the timestamp of the vector, which ``BATCH_END`` tells it beside the last element.
+A loop body has separate timestamps that count from 0. ``BATCH_END`` carries the timestamp of the vector to
+``EndLoopTensorCalculator``, which restores it.
 """
 
 from __future__ import annotations
@@ -16,70 +16,58 @@ from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import next_allowed
 from ovmstrio.graphs.policies import BEFORE_ALL
 
-__all__ = ["BATCH_END", "BEGIN_LOOP", "END_LOOP", "ITEM", "ITERABLE", "PREVIOUS_LOOPBACK", "BatchEnd"]
+__all__ = ["BEGIN_LOOP", "END_LOOP", "PREVIOUS_LOOPBACK", "BatchEnd"]
 
-# ----------------------------------------------------------------------
-# BeginLoopTensorCalculator: the elements of a vector go into the body of a loop, one after the other
-# ----------------------------------------------------------------------
+# BeginLoopTensorCalculator: sends the elements of a vector one by one
 
 _BEGIN_LOOP_NAME: Final = "BeginLoopTensorCalculator"
 _CLONE: Final = "CLONE"
 _TICK: Final = "TICK"
-ITEM: Final = Port("ITEM", 0)
-ITERABLE: Final = Port("ITERABLE", 0)
-BATCH_END: Final = Port("BATCH_END", 0)
+_ITEM: Final = Port("ITEM", 0)
+_ITERABLE: Final = Port("ITERABLE", 0)
+_BATCH_END: Final = Port("BATCH_END", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """The timestamp of the vector whose elements have all been sent."""
+    """Timestamp of a vector whose elements have all been sent."""
 
     timestamp: int
 
 
 class _BeginLoop(Stateless):
-    """Counts the timestamps of the loop's body."""
-
     __slots__ = ("_next",)
 
     def __init__(self) -> None:
         self._next = 0
 
     async def process(self, context: NodeContext) -> None:
-        """Send each element with copies of what is constant in the loop, and tell the end.  Never waits.
-
-        A vector without elements, and a timestamp at which there is none, use up one timestamp of the body.
-        """
         clones = [(port, value) for port, value in context.inputs.items() if port.tag == _CLONE]
-        for element in context.inputs.get(ITERABLE, ()):
-            context.emit(ITEM, element, self._next)
+        for element in context.inputs.get(_ITERABLE, ()):
+            context.emit(_ITEM, element, self._next)
             for port, value in clones:
                 context.emit(port, value, self._next)
             self._next += 1
-        if not context.inputs.get(ITERABLE):
+        if not context.inputs.get(_ITERABLE):
+            # An empty or absent vector also uses one timestamp of the body.
             self._next += 1
         for ref in context.node.outputs:
             context.advance_bound(ref.port, self._next)
-        context.emit(BATCH_END, BatchEnd(context.timestamp), self._next - 1)
+        context.emit(_BATCH_END, BatchEnd(context.timestamp), self._next - 1)
 
 
 def _begin_loop_contract(node: NodeConfig) -> NodeContract:
-    """Accept ``ITERABLE``, any ``CLONE`` and perhaps ``TICK``, and give ``ITEM``, ``BATCH_END`` and the clones.
-
-    Raises:
-        ContractError: the node has other ports, or a clone has no partner.
-    """
     inputs, outputs = set(ports_of(node.inputs)), set(ports_of(node.outputs))
-    check_tags(_BEGIN_LOOP_NAME, "input", node.inputs, [ITERABLE.tag, _CLONE, _TICK])
-    check_tags(_BEGIN_LOOP_NAME, "output", node.outputs, [ITEM.tag, BATCH_END.tag, _CLONE])
+    check_tags(_BEGIN_LOOP_NAME, "input", node.inputs, [_ITERABLE.tag, _CLONE, _TICK])
+    check_tags(_BEGIN_LOOP_NAME, "output", node.outputs, [_ITEM.tag, _BATCH_END.tag, _CLONE])
     clones = {port for port in inputs if port.tag == _CLONE}
-    if ITERABLE not in inputs or outputs != {ITEM, BATCH_END, *clones}:
+    if _ITERABLE not in inputs or outputs != {_ITEM, _BATCH_END, *clones}:
         raise ContractError(
             f"{_BEGIN_LOOP_NAME} needs ITERABLE, ITEM, BATCH_END, and an output CLONE for each input CLONE"
         )
     return NodeContract(
-        {port: tuple if port == ITERABLE else object for port in inputs},
-        {ITEM: object, BATCH_END: BatchEnd} | dict.fromkeys(clones, object),
+        {port: tuple if port == _ITERABLE else object for port in inputs},
+        {_ITEM: object, _BATCH_END: BatchEnd} | dict.fromkeys(clones, object),
         processes_bounds=True,
     )
 
@@ -89,52 +77,40 @@ BEGIN_LOOP: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# EndLoopTensorCalculator: what the body of a loop has made becomes a vector, at the timestamp where the loop began
-# ----------------------------------------------------------------------
+# EndLoopTensorCalculator: collects results into a vector
 
 _END_LOOP_NAME: Final = "EndLoopTensorCalculator"
 
 
 class _EndLoop(Stateless):
-    """Holds the elements that have come since the last end."""
-
     __slots__ = ("_elements",)
 
     def __init__(self) -> None:
         self._elements: list[Any] = []
 
     async def process(self, context: NodeContext) -> None:
-        """Collect an element, and send the vector at the end; where there is none, say so by a bound.  Never waits."""
-        if ITEM in context.inputs:
-            self._elements.append(context.inputs[ITEM])
-        end = context.inputs.get(BATCH_END)
+        if _ITEM in context.inputs:
+            self._elements.append(context.inputs[_ITEM])
+        end = context.inputs.get(_BATCH_END)
         if end is None:
             return
         if self._elements:
-            context.emit(ITERABLE, tuple(self._elements), end.timestamp)
+            context.emit(_ITERABLE, tuple(self._elements), end.timestamp)
             self._elements = []
         else:
-            context.advance_bound(ITERABLE, next_allowed(end.timestamp))
+            context.advance_bound(_ITERABLE, next_allowed(end.timestamp))
 
 
 def _end_loop_contract(node: NodeConfig) -> NodeContract:
-    """Accept ``ITEM`` and ``BATCH_END``, and give ``ITERABLE``.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
-    if set(ports_of(node.inputs)) != {ITEM, BATCH_END} or ports_of(node.outputs) != (ITERABLE,):
+    if set(ports_of(node.inputs)) != {_ITEM, _BATCH_END} or ports_of(node.outputs) != (_ITERABLE,):
         raise ContractError(f"{_END_LOOP_NAME} needs the inputs ITEM and BATCH_END, and the output ITERABLE")
-    return NodeContract({ITEM: object, BATCH_END: BatchEnd}, {ITERABLE: tuple})
+    return NodeContract({_ITEM: object, _BATCH_END: BatchEnd}, {_ITERABLE: tuple})
 
 
 END_LOOP: Final[CalculatorKind] = StatelessKind(_END_LOOP_NAME, _end_loop_contract, lambda _: lambda _: _EndLoop())
 
 
-# ----------------------------------------------------------------------
-# PreviousLoopbackCalculator: brings each packet together with what the one before it has led to
-# ----------------------------------------------------------------------
+# PreviousLoopbackCalculator: pairs each packet with the loop's previous result
 
 _PREVIOUS_LOOPBACK_NAME: Final = "PreviousLoopbackCalculator"
 _MAIN: Final = Port("MAIN", 0)
@@ -144,14 +120,14 @@ _NO_PARTNER: Final = BEFORE_ALL - 1
 
 
 class _Main(NamedTuple):
-    """A timestamp of ``MAIN``, and that of the ``LOOP`` packet that belongs to it."""
+    """A timestamp of ``MAIN``, and the timestamp of its ``LOOP`` packet."""
 
     timestamp: int
     partner: int
 
 
 class _Loop(NamedTuple):
-    """What is known of ``LOOP`` at a timestamp: a packet, or that there is none."""
+    """A settled timestamp of ``LOOP``, with or without a packet."""
 
     timestamp: int
     has_packet: bool
@@ -159,8 +135,6 @@ class _Loop(NamedTuple):
 
 
 class _PreviousLoopback(Stateless):
-    """Holds what waits on either side for the other."""
-
     __slots__ = ("_last_loop", "_last_main", "_last_packet", "_loop", "_main")
 
     def __init__(self) -> None:
@@ -171,7 +145,6 @@ class _PreviousLoopback(Stateless):
         self._last_loop = _NO_PARTNER
 
     async def process(self, context: NodeContext) -> None:
-        """Note what is new on both sides, and send what has found its partner.  Never waits."""
         self._note_main(context)
         self._note_loop(context)
         while self._main and self._loop:
@@ -202,11 +175,6 @@ class _PreviousLoopback(Stateless):
 
 
 def _previous_loopback_contract(node: NodeConfig) -> NodeContract:
-    """Accept ``MAIN``, ``LOOP`` as a back edge, and ``PREV_LOOP``.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
     if set(ports_of(node.inputs)) != {_MAIN, _LOOP} or ports_of(node.outputs) != (_PREVIOUS,):
         raise ContractError(
             f"{_PREVIOUS_LOOPBACK_NAME} needs the inputs MAIN and LOOP, and the output PREV_LOOP",

@@ -1,4 +1,4 @@
-"""What calculators have in common: options, ports, and bases for those that hold or share nothing."""
+"""Shared parts of calculators: options, ports, and bases for calculators without state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def options_of(node: NodeConfig, message: str) -> Any:
-    """Give a node's options of one message type, None where it has none; ``node_options`` go before ``options``."""
+    """Return a node's options of one message type, or None; ``node_options`` take precedence over ``options``."""
     for options in (*node.node_options, *node.options):
         if options.DESCRIPTOR.full_name == message:
             return options
@@ -34,39 +34,31 @@ def options_of(node: NodeConfig, message: str) -> Any:
 
 
 def given_options(node: NodeConfig, message: str) -> Any:
-    """Give a node's options of one message type, with every field at its default where it has none."""
+    """Return a node's options of one message type, or a message with default values."""
     found = options_of(node, message)
     return found if found is not None else message_class(message)()
 
 
 def untagged(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
-    """Give the ports of streams without a tag, by index."""
+    """Return the ports of streams without a tag, by index."""
     return tuple(sorted(ref.port for ref in refs if not ref.port.tag))
 
 
 def check_tags(name: str, what: str, refs: Sequence[StreamRef], known: Collection[str]) -> None:
-    """Check the tags of one side of a node; ``""`` stands for streams without one.
-
-    Raises:
-        ContractError: there is a tag that the calculator does not know.
-    """
-    strangers = [str(ref.port) for ref in refs if ref.port.tag not in known]
-    if strangers:
+    """Check the tags of one side of a node; ``""`` stands for streams without a tag."""
+    unknown = [str(ref.port) for ref in refs if ref.port.tag not in known]
+    if unknown:
         tags = ", ".join(tag or "(no tag)" for tag in known) or "none"
-        raise ContractError(f"{name} has no {what} {', '.join(strangers)}; there are: {tags}")
+        raise ContractError(f"{name} has no {what} {', '.join(unknown)}; known: {tags}")
 
 
 def ports_of(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
-    """Give the ports of streams, in their order."""
+    """Return the ports of streams, in order."""
     return tuple(ref.port for ref in refs)
 
 
 def joining_contract(name: str, node: NodeConfig, output: type) -> NodeContract:
-    """Accept inputs without tags and one output without, of this type.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
+    """Return the contract of a node that joins untagged inputs into one untagged output."""
     check_tags(name, "input", node.inputs, [""])
     outputs = ports_of(node.outputs)
     if not node.inputs or outputs != (Port("", 0),):
@@ -77,17 +69,13 @@ def joining_contract(name: str, node: NodeConfig, output: type) -> NodeContract:
 
 
 def map_entry(entries: Any, port: Port) -> str | None:
-    """Give what a map of options says of a port; ``TAG`` stands for index 0 and ``TAG:1`` for others."""
+    """Return a port's entry in an options map, or None; the key is ``TAG``, or ``TAG:1`` for indexes above 0."""
     key = str(port) if port.index else port.tag
-    return entries[key] if key in entries else None  # noqa: SIM401 - a protobuf map is no dict
+    return entries[key] if key in entries else None  # noqa: SIM401 - a protobuf map is not a dict
 
 
 def required_input(context: NodeContext, port: Port) -> Any:
-    """Give the value on an input.
-
-    Raises:
-        NodeFailure: nothing came there at this timestamp.
-    """
+    """Return the value of an input."""
     try:
         return context.inputs[port]
     except KeyError:
@@ -95,16 +83,16 @@ def required_input(context: NodeContext, port: Port) -> Any:
 
 
 class Stateless:
-    """A base for calculators that hold nothing to close."""
+    """Base of calculators that have nothing to close."""
 
     __slots__ = ()
 
     async def close(self, context: NodeContext) -> None:
-        """Nothing to do.  Never waits."""
+        """Do nothing."""
 
 
 class SharedNothing:
-    """The resources of a node whose instances share nothing."""
+    """Resources of a node whose instances share no state."""
 
     __slots__ = ("_make",)
 
@@ -112,21 +100,21 @@ class SharedNothing:
         self._make = make
 
     async def open(self, context: NodeContext) -> Any:
-        """Make the calculator of one instance.  Never waits."""
+        """Create the calculator of one instance."""
         return self._make(context)
 
     async def aclose(self) -> None:
-        """Nothing to do.  Never waits."""
+        """Do nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class StatelessKind:
-    """A calculator whose nodes share nothing but what the graph file says of them.
+    """A calculator whose nodes share only their configuration.
 
     Attributes:
-        name: under which graph files know it.
+        name: the name in graph files.
         contract: see :meth:`CalculatorKind.contract`.
-        prepare: gives, for a node, what makes the calculator of one instance.
+        prepare: returns, for a node, the factory of its calculators.
     """
 
     name: str
@@ -134,6 +122,6 @@ class StatelessKind:
     prepare: Callable[[NodeConfig], Callable[[NodeContext], Any]]
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
-        """Share what the file says.  Never waits."""
+        """Return the node's calculator factory as its shared resources."""
         del scope
         return SharedNothing(self.prepare(node))

@@ -1,4 +1,4 @@
-"""ConstantSidePacketCalculator: side packets whose values stand in the graph file."""
+"""MediaPipe's side-packet calculators: constants of the graph file, and defaults for missing side packets."""
 
 from __future__ import annotations
 
@@ -10,32 +10,26 @@ from ovmstrio.graphs.graph_config import NodeConfig, Port
 
 __all__ = ["CONSTANT_SIDE_PACKET", "DEFAULT_SIDE_PACKET"]
 
-# ----------------------------------------------------------------------
-# ConstantSidePacketCalculator: side packets whose values stand in the graph file
-# ----------------------------------------------------------------------
+# ConstantSidePacketCalculator
 
 _CONSTANT_NAME: Final = "ConstantSidePacketCalculator"
 _CONSTANT_OPTIONS: Final = "mediapipe.ConstantSidePacketCalculatorOptions"
 _TAG: Final = "PACKET"
 
 
-class _ConstantSidePacket(Stateless):
+class _SidePacketSource(Stateless):
     async def process(self, context: NodeContext) -> None:
-        """Nothing to do: the values are given when the node opens.  Never waits."""
+        """Do nothing; the node has no streams."""
 
 
 def _values(node: NodeConfig) -> list[Any]:
-    """Give the values in the order of the file: numbers, truth values, texts, and tuples of numbers or texts.
-
-    Raises:
-        ContractError: a packet has no value.
-    """
+    """Return the constants in file order: numbers, booleans, strings, and tuples of numbers or strings."""
     values = []
     for number, packet in enumerate(given_options(node, _CONSTANT_OPTIONS).packet):
         kind = packet.WhichOneof("value")
         if kind is None:
             raise ContractError(
-                f"{_CONSTANT_NAME}: packet number {number} has no value", fix="give it, as in int_value: 2"
+                f"{_CONSTANT_NAME}: packet number {number} has no value", fix="add a value, as in int_value: 2"
             )
         value = getattr(packet, kind)
         if kind.endswith("_vector_value"):
@@ -44,23 +38,18 @@ def _values(node: NodeConfig) -> list[Any]:
     return values
 
 
-def _open_constant(context: NodeContext) -> _ConstantSidePacket:
+def _open_constant(context: NodeContext) -> _SidePacketSource:
     for number, value in enumerate(_values(context.node)):
         context.emit_side(Port(_TAG, number), value)
-    return _ConstantSidePacket()
+    return _SidePacketSource()
 
 
 def _constant_contract(node: NodeConfig) -> NodeContract:
-    """Accept a side output ``PACKET`` for each packet of the options.
-
-    Raises:
-        ContractError: there are not as many, or the node has other ports.
-    """
     check_tags(_CONSTANT_NAME, "output side packet", node.side_outputs, [_TAG])
     values = _values(node)
     if node.inputs or node.outputs or node.side_inputs or len(values) != len(node.side_outputs):
         raise ContractError(
-            f"{_CONSTANT_NAME} has no streams and an output_side_packet PACKET for each packet of its options: "
+            f"{_CONSTANT_NAME} has no streams and one output_side_packet PACKET per packet in its options: "
             f"{len(values)} packets, {len(node.side_outputs)} outputs"
         )
     return NodeContract(side_outputs={port: type(values[port.index]) for port in ports_of(node.side_outputs)})
@@ -71,9 +60,7 @@ CONSTANT_SIDE_PACKET: Final[CalculatorKind] = StatelessKind(
 )
 
 
-# ----------------------------------------------------------------------
-# DefaultSidePacketCalculator: a side packet that the caller may leave out, with what holds then
-# ----------------------------------------------------------------------
+# DefaultSidePacketCalculator
 
 _DEFAULT_NAME: Final = "DefaultSidePacketCalculator"
 _OPTIONAL: Final = Port("OPTIONAL_VALUE", 0)
@@ -81,22 +68,12 @@ _DEFAULT: Final = Port("DEFAULT_VALUE", 0)
 _VALUE: Final = Port("VALUE", 0)
 
 
-class _DefaultSidePacket(Stateless):
-    async def process(self, context: NodeContext) -> None:
-        """Nothing to do: the value is given when the node opens.  Never waits."""
-
-
-def _open_default(context: NodeContext) -> _DefaultSidePacket:
+def _open_default(context: NodeContext) -> _SidePacketSource:
     context.emit_side(_VALUE, context.side.get(_OPTIONAL, context.side[_DEFAULT]))
-    return _DefaultSidePacket()
+    return _SidePacketSource()
 
 
 def _default_contract(node: NodeConfig) -> NodeContract:
-    """Accept the side packets ``DEFAULT_VALUE`` and perhaps ``OPTIONAL_VALUE``, and give ``VALUE``.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
     side = set(ports_of(node.side_inputs))
     streams = (*node.inputs, *node.outputs)
     if streams or side | {_OPTIONAL} != {_OPTIONAL, _DEFAULT} or ports_of(node.side_outputs) != (_VALUE,):

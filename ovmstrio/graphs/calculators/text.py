@@ -1,11 +1,7 @@
-"""The calculators of OpenVINO Model Server that make text, vectors, scores, speech or images.
+"""OVMS's calculators for text generation, embeddings, reranking, speech and images.
 
-::
-
-    graph.pbtxt with one such node ── text_graphs.py ──> TextModelSpec; there is no packet graph then
-    one that makes text among other nodes ── load ──> TextNode (text_node.py)
-
-Here is only how such a node must be written.
+A graph with one such node becomes a ``TextModelSpec`` (``ovmstrio.graphs.kind``). A text-generation node among other
+nodes becomes a :class:`_TextNodeResources`.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from ovmstrio.config.documents import Located
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.service import TextApi
@@ -48,27 +43,24 @@ __all__ = [
     "TEXT_CALCULATORS",
     "TEXT_TO_SPEECH",
     "TextModelCalculator",
-    "TextNode",
     "read_node_options",
 ]
 
-# ----------------------------------------------------------------------
-# A model that makes text as one node among others: what a request over HTTP asks for comes in, documents go out
-# ----------------------------------------------------------------------
+# Text-generation nodes
 
 LOOPBACK: Final = Port("LOOPBACK", 0)
-_BUSY: Final = "the node makes a text already; it takes one document for each request"
+_BUSY: Final = "the node is already generating; it accepts one document per request"
 
 
-class TextNode:
-    """What the instances of such a node share.
+class _TextNodeResources:
+    """Shared state of a text-generation node.
 
     Args:
-        node: as the file has it.
-        graph: whose node it is, which is the model that answers name.
-        model: makes the texts; owned from now on.
-        api: reads and writes documents; None where nobody can ask, as in a check.
-        tasks: own what runs while texts are made; outlive the graph.
+        node: the node's configuration.
+        graph: the graph's name, used as the model name in responses.
+        model: the text generator; owned by the node.
+        api: request parser and response writer; None if the graph is only validated.
+        tasks: runs the generation tasks; outlives the graph.
     """
 
     def __init__(
@@ -82,83 +74,67 @@ class TextNode:
 
     @property
     def obstacle(self) -> str:
-        """Why its model cannot answer now; empty if it can."""
-        told: str = getattr(self._model, "obstacle", "")
-        return told
+        reason: str = getattr(self._model, "obstacle", "")
+        return reason
 
-    async def open(self, context: NodeContext) -> TextNodeRun:
-        """Make the calculator of one request.  Never waits.
-
-        Raises:
-            FailedPrecondition: there is no request over HTTP, or nobody who could read it.
-        """
-        asked = context.instance.http
-        if asked is None or self._api is None:
-            raise FailedPrecondition(f'node "{context.node.canonical_name}" answers requests over HTTP alone')
-        return TextNodeRun(self, asked, self._output.port, self._output.name)
+    async def open(self, context: NodeContext) -> _TextNodeCalculator:
+        request = context.instance.http
+        if request is None or self._api is None:
+            raise FailedPrecondition(f'node "{context.node.canonical_name}" accepts only raw HTTP requests')
+        return _TextNodeCalculator(self, request, self._output.port, self._output.name)
 
     async def aclose(self) -> None:
-        """Give the model back.
-
-        Cancellation: as the model's own.
-        """
         await self._model.aclose()
 
-    async def start(self, asked: HttpRequest) -> _Answer:
-        """Have a request answered; the caller closes the answer.
-
-        Cancellation: nothing has begun then.
-        """
+    async def start(self, request: HttpRequest) -> _TextResponse:
         api = self._api
-        assert api is not None  # noqa: S101 - `open` has seen to it
-        answer = _Answer()
+        assert api is not None  # noqa: S101 - checked by `open`
+        answer = _TextResponse()
 
-        async def make(send: Callable[[PayloadDocument], Awaitable[None]]) -> None:
-            await api.answer(self._model, self._graph, asked, send)
+        async def generate(send: Callable[[PayloadDocument], Awaitable[None]]) -> None:
+            await api.answer(self._model, self._graph, request, send)
 
-        await self._tasks.start(answer.run, make)
+        await self._tasks.start(answer.run, generate)
         return answer
 
 
-class TextNodeRun:
-    """The node in one request, as :class:`~ovmstrio.graphs.calculator.Calculator`.
+class _TextNodeCalculator:
+    """Calculator of a text-generation node for one request.
 
     Args:
-        shared: makes the answer.
-        asked: the request as it came, whose body documents take the place of.
-        port: by which documents leave.
-        name: of the stream that they leave by.
+        shared: generates the response.
+        request: the HTTP request; input documents replace its body.
+        port: the output port.
+        name: the output stream.
     """
 
-    def __init__(self, shared: TextNode, asked: HttpRequest, port: Port, name: str) -> None:
+    def __init__(self, shared: _TextNodeResources, request: HttpRequest, port: Port, name: str) -> None:
         self._shared = shared
-        self._asked = asked
+        self._request = request
         self._port = port
         self._name = name
-        self._answer: _Answer | None = None
+        self._answer: _TextResponse | None = None
         self._timestamp = 0
 
     async def process(self, context: NodeContext) -> None:
-        """Begin to answer a document, or send what has come of the answer since.
+        """Start generating from a document, or send the next piece of the response.
 
         Raises:
-            ServerError: the document is refused, or there is no room.
-            NodeFailure: the model failed, or something came while it makes a text.
-
-        Cancellation: while there is nothing to send.
+            ServerError: the document is invalid, or the server is overloaded.
+            NodeFailure: the model failed, or a document arrived during generation.
         """
         value = next((value for port, value in context.inputs.items() if port != LOOPBACK), None)
         if value is not None:
             if self._answer is not None:
                 raise NodeFailure(_BUSY, "RESOURCE_EXHAUSTED")
             if not isinstance(value, Tensor):
-                raise NodeFailure(f"expected a request over HTTP or a document, got {type(value).__name__}")
+                raise NodeFailure(f"expected an HTTP request or a document, got {type(value).__name__}")
             self._timestamp = context.timestamp
-            self._answer = await self._shared.start(self._asked._replace(body=bytes(value), view=None))
+            self._answer = await self._shared.start(self._request._replace(body=bytes(value), view=None))
         if self._answer is not None:
             await self._send(context, self._answer)
 
-    async def _send(self, context: NodeContext, answer: _Answer) -> None:
+    async def _send(self, context: NodeContext, answer: _TextResponse) -> None:
         try:
             document = await answer.receive()
         except ModelFailure as error:
@@ -172,53 +148,39 @@ class TextNodeRun:
         context.emit(LOOPBACK, value=True, timestamp=self._timestamp)
 
     async def close(self, context: NodeContext) -> None:
-        """Stop making the text, if it is not at its end.
-
-        Cancellation: shielded; the model lets go within a step.
-        """
         del context
         answer, self._answer = self._answer, None
         if answer is not None:
             await answer.aclose()
 
 
-class _Answer:
-    """Documents of one request, which are made in a task of their own, not before somebody takes them."""
+class _TextResponse:
+    """Documents of one response, generated by a separate task that waits for the reader."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[PayloadDocument](0)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
-        self._failure: Exception | None = NodeFailure("the server has ended")
+        self._failure: Exception | None = NodeFailure("the server stopped")
 
     async def run(
         self,
-        make: Callable[[Callable[[PayloadDocument], Awaitable[None]]], Awaitable[None]],
+        generate: Callable[[Callable[[PayloadDocument], Awaitable[None]]], Awaitable[None]],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Make them, and keep what goes wrong for who receives them.
-
-        Cancellation: by :meth:`aclose`.
-        """
         try:
             with self._scope, self._send:
                 task_status.started()
-                await make(self._send.send)
+                await generate(self._send.send)
                 self._failure = None
-        except Exception as error:  # noqa: BLE001 - told where documents are received
+        except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._failure = error
         finally:
             self._ended.set()
 
     async def receive(self) -> PayloadDocument | None:
-        """Give the next one; None behind the last one.
-
-        Raises:
-            Exception: what went wrong.
-
-        Cancellation: while there is none.
-        """
+        """Return the next document; None after the last one. Raises the error that ended the generation."""
         try:
             return await self._receive.receive()
         except trio.EndOfChannel:
@@ -227,32 +189,27 @@ class _Answer:
             return None
 
     async def aclose(self) -> None:
-        """Make no more, and return when what made them has ended.
-
-        Cancellation: what makes them ends all the same.
-        """
+        """Cancel the generation and wait until it has stopped, also if the caller is cancelled."""
         self._scope.cancel()
         self._receive.close()
         await self._ended.wait()
 
 
-# ----------------------------------------------------------------------
-# The settings of a model of text that a node of a graph names, as the graph's file has them
-# ----------------------------------------------------------------------
+# Options
 
 _PATH: Final = "models_path"
-_SPELT: Final[Mapping[str, str]] = {"device": "target_device", "normalize_embeddings": "normalize"}
-"""Options that a graph calls otherwise than all else does."""
-_UNMENTIONED: Final = frozenset({_PATH})
+_RENAMED_OPTIONS: Final[Mapping[str, str]] = {"device": "target_device", "normalize_embeddings": "normalize"}
+"""Option names of graph files that differ from those of ``TextModelSpec``."""
+_IGNORED_OPTIONS: Final = frozenset({_PATH})
 
 
 def read_node_options(
     node: NodeConfig, task: Task, message: str, directory: Path, findings: Findings
 ) -> tuple[dict[str, Any], tuple[Problem, ...]]:
-    """Give the fields of ``TextModelSpec`` that a node's options say, ``path`` among them, and what is wrong.
+    """Return the ``TextModelSpec`` fields of a node's options, including ``path``, and the problems found.
 
-    ``message`` is the full name of the message of these options.  Relative paths lead on from ``directory``; problems
-    have the places of options in the file of ``findings``.
+    ``message`` is the full name of the options message. Relative paths start at ``directory``. Problems have positions
+    in the file of ``findings``.
     """
     options = options_of(node, message)
     fields, problems = read_text_options(task, {} if options is None else _given_options(options), directory)
@@ -261,50 +218,44 @@ def read_node_options(
 
 
 def _given_options(message: Any) -> dict[str, Any]:
-    """Give what the file says, by the names of options; texts of enumerations are their names."""
+    """Return the options by name; enum values are their names."""
     given: dict[str, Any] = {}
     for known, value in message.ListFields():
-        name = _SPELT.get(known.name, known.name)
+        name = _RENAMED_OPTIONS.get(known.name, known.name)
         if known.enum_type is not None:
             given[name] = known.enum_type.values_by_number[value].name
         elif known.is_repeated and known.message_type is not None:
             given[name] = [{inner.name: held for inner, held in each.ListFields()} for each in value]
-        elif name not in _UNMENTIONED and (value or not isinstance(value, str)):
+        elif name not in _IGNORED_OPTIONS and (value or not isinstance(value, str)):
             given[name] = str(value) if known.message_type is not None else value
     return given
 
 
 def _placed(problem: Problem, node: NodeConfig, message: str, findings: Findings) -> Problem:
-    """Point at the option in the file, which may be in ``node_options`` or ``options``."""
-    written = {option: name for name, option in _SPELT.items()}
+    """Add the option's position, which may be in ``node_options`` or ``options``."""
+    written = {option: name for name, option in _RENAMED_OPTIONS.items()}
     option, *_ = problem.path.split(".")
-    for options in _all_options(node, message):
+    packed = [each for item in node.at.items("node_options") for each in item.members.values()]
+    for options in (*packed, node.at.find("options", f"{message}.ext")):
         name = option if option in options.members else written.get(option, option)
         if name in options.members:
             return replace(findings.place(options, replace(problem, path=name)))
     return findings.place(node.at, replace(problem, path=""))
 
 
-def _all_options(node: NodeConfig, message: str) -> list[Located]:
-    packed = [each for item in node.at.items("node_options") for each in item.members.values()]
-    return [*packed, node.at.find("options", f"{message}.ext")]
-
-
-# ----------------------------------------------------------------------
-# The calculators of OpenVINO Model Server that make text, vectors, scores, speech or images
-# ----------------------------------------------------------------------
+# OVMS calculators
 
 _REQUESTS: Final = ("HTTP_REQUEST_PAYLOAD", "REQUEST_PAYLOAD")
 _RESPONSES: Final = ("HTTP_RESPONSE_PAYLOAD", "RESPONSE_PAYLOAD")
 PAYLOADS: Final = (*_REQUESTS, *_RESPONSES)
-"""Tags of documents of HTTP, whole."""
+"""Tags of HTTP payload streams."""
 _LOOPBACK: Final = "LOOPBACK"
-_NO_IMAGES: Final = "models that make images are not served by this version"
+_NO_IMAGES: Final = "image generation is not supported"
 
 
 @dataclass(frozen=True, slots=True)
 class TextModelCalculator:
-    """One of them: what it does, the message of its options without package, and the tags of its side packets."""
+    """An OVMS calculator: its task, options message (without package) and resource side packets."""
 
     name: str
     task: Task
@@ -313,26 +264,24 @@ class TextModelCalculator:
 
     @property
     def options(self) -> str:
-        """The full name of the message of its options."""
+        """Full name of the options message."""
         return f"mediapipe.{self.message}"
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        """Accept one document in and one out, and a loop where the node has one.
-
-        Raises:
-            ContractError: the node has other streams or side packets, or no options.
-        """
+        """Return the contract: one HTTP payload in, one out, and an optional loopback."""
         if self.task is Task.IMAGE_GENERATION:
-            raise ContractError(_NO_IMAGES, fix="leave the graph out", code="UNIMPLEMENTED")
+            raise ContractError(_NO_IMAGES, fix="remove the graph", code="UNIMPLEMENTED")
         check_tags(self.name, "input", node.inputs, (*_REQUESTS, _LOOPBACK))
         check_tags(self.name, "output", node.outputs, (*_RESPONSES, _LOOPBACK))
         check_tags(self.name, "input side packet", node.side_inputs, self.resources)
         for kind, refs, tags in (("input", node.inputs, _REQUESTS), ("output", node.outputs, _RESPONSES)):
             if sum(ref.port.tag in tags for ref in refs) != 1:
-                raise ContractError(f"{self.name} has one {kind} stream", fix=f'add {kind}_stream: "{tags[0]}:{kind}"')
+                raise ContractError(
+                    f"{self.name} needs exactly one {kind} stream", fix=f'add {kind}_stream: "{tags[0]}:{kind}"'
+                )
         if options_of(node, self.options) is None:
             fix = f'add node_options {{ [type.googleapis.com/{self.options}]: {{ models_path: "./" }} }}'
-            raise ContractError(f"{self.name} has no options that name its models_path", fix=fix)
+            raise ContractError(f"{self.name} has no options with a models_path", fix=fix)
         return NodeContract(
             inputs={ref.port: object for ref in node.inputs},
             outputs={ref.port: object for ref in node.outputs},
@@ -340,15 +289,11 @@ class TextModelCalculator:
             optional_side=frozenset(ref.port for ref in node.side_inputs),
         )
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> TextNode:
-        """Load the model of a node that stands among others; a graph of it alone is a model, and no graph.
-
-        Raises:
-            ConfigError: the model cannot be loaded, or does something else than to make text.
-        """
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> _TextNodeResources:
+        """Load the model of a text-generation node among other nodes; a graph of this node alone is a text model."""
         if self.task is Task.TEXT_GENERATION and scope.load_text is not None and scope.tasks is not None:
             name = f"{scope.graph}.{node.canonical_name}"
-            # What is wrong with them has kept the graph from getting here.
+            # Problems of the options prevented loading before this point.
             fields, _ = read_node_options(node, self.task, self.options, scope.directory, Findings(""))
             spec = TextModelSpec(
                 name=name, base_path=scope.directory, cache_dir=scope.cache_dir, task=self.task, **fields
@@ -359,9 +304,9 @@ class TextModelCalculator:
             except ConfigError as error:
                 line, path = node.options_line or node.line, f'node "{node.canonical_name}"'
                 raise ConfigError([replace(each, line=line, path=path) for each in error.problems]) from None
-            return TextNode(node, scope.graph, model, api, scope.tasks)
-        message = f"the graph {scope.graph!r} has become one of {self.name} since the configuration was read"
-        raise ConfigError([Problem(message, line=node.line, suggestion="have the configuration read again")])
+            return _TextNodeResources(node, scope.graph, model, api, scope.tasks)
+        message = f"graph {scope.graph!r} has changed to a {self.name} graph since the configuration was read"
+        raise ConfigError([Problem(message, line=node.line, suggestion="reload the configuration")])
 
 
 HTTP_LLM: Final = TextModelCalculator(
@@ -389,4 +334,4 @@ IMAGE_GEN: Final = TextModelCalculator(
 TEXT_CALCULATORS: Final[Mapping[str, TextModelCalculator]] = {
     each.name: each for each in (HTTP_LLM, EMBEDDINGS, RERANK, SPEECH_TO_TEXT, TEXT_TO_SPEECH, IMAGE_GEN)
 }
-"""By the names that graph files use."""
+"""Calculators by their names in graph files."""

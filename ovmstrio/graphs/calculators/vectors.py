@@ -1,4 +1,4 @@
-"""ConcatenateTensorVectorCalculator: tensors and vectors of tensors become one vector, in the order of inputs."""
+"""MediaPipe's vector calculators: concatenate tensors to a vector, split a vector of tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from ovmstrio.graphs.packets import TensorValue
 
 __all__ = ["CONCATENATE_VECTOR", "SPLIT_VECTOR"]
 
-# ----------------------------------------------------------------------
-# ConcatenateTensorVectorCalculator: tensors and vectors of tensors become one vector, in the order of inputs
-# ----------------------------------------------------------------------
+# ConcatenateTensorVectorCalculator
 
 _CONCATENATE_NAME: Final = "ConcatenateTensorVectorCalculator"
 _CONCATENATE_OPTIONS: Final = "mediapipe.ConcatenateVectorCalculatorOptions"
@@ -28,11 +26,6 @@ class _Concatenate(Stateless):
         self._needs_all = needs_all
 
     async def process(self, context: NodeContext) -> None:
-        """Send the vector of what has come.  Never waits.
-
-        Raises:
-            NodeFailure: something else than a tensor or a vector has come.
-        """
         if self._needs_all and len(context.inputs) < len(context.node.inputs):
             return
         joined = tuple(element for port, value in context.inputs.items() for element in _elements(port, value))
@@ -44,21 +37,17 @@ def _elements(port: Port, value: Any) -> tuple[Any, ...]:
         return (value,)
     if isinstance(value, tuple):
         return value
-    raise NodeFailure(f"input {port} is a {type(value).__name__}, and must be a tensor or a vector of tensors")
-
-
-def _open_concatenate(context: NodeContext) -> _Concatenate:
-    return _Concatenate(needs_all=given_options(context.node, _CONCATENATE_OPTIONS).only_emit_if_all_present)
+    raise NodeFailure(f"input {port}: expected a tensor or a vector of tensors, got {type(value).__name__}")
 
 
 CONCATENATE_VECTOR: Final[CalculatorKind] = StatelessKind(
-    _CONCATENATE_NAME, lambda node: joining_contract(_CONCATENATE_NAME, node, tuple), lambda _: _open_concatenate
+    _CONCATENATE_NAME,
+    lambda node: joining_contract(_CONCATENATE_NAME, node, tuple),
+    lambda node: lambda _: _Concatenate(needs_all=given_options(node, _CONCATENATE_OPTIONS).only_emit_if_all_present),
 )
 
 
-# ----------------------------------------------------------------------
-# SplitTensorVectorCalculator: ranges of a vector of tensors go to outputs of their own, or together to one
-# ----------------------------------------------------------------------
+# SplitTensorVectorCalculator
 
 _SPLIT_NAME: Final = "SplitTensorVectorCalculator"
 _SPLIT_OPTIONS: Final = "mediapipe.SplitVectorCalculatorOptions"
@@ -73,15 +62,10 @@ class _Split(Stateless):
         self._combines = options.combine_outputs
 
     async def process(self, context: NodeContext) -> None:
-        """Send the parts of the vector.  Never waits.
-
-        Raises:
-            NodeFailure: the vector has fewer elements than the ranges ask for.
-        """
         vector = next(iter(context.inputs.values()))
         needed = max(each.stop for each in self._ranges)
         if len(vector) < needed:
-            raise NodeFailure(f"the vector has {len(vector)} elements, and the ranges ask for {needed}")
+            raise NodeFailure(f"the vector has {len(vector)} elements, the ranges need {needed}")
         parts = [vector[each] for each in self._ranges]
         if self._combines:
             parts = [tuple(chain(*parts))]
@@ -90,18 +74,12 @@ class _Split(Stateless):
 
 
 def _split_contract(node: NodeConfig) -> NodeContract:
-    """Accept one vector and an output for each range, or one for all.
-
-    Raises:
-        ContractError: outputs and ranges do not fit.
-    """
     options = given_options(node, _SPLIT_OPTIONS)
     wanted = 1 if options.combine_outputs else len(options.ranges)
     if len(node.inputs) != 1 or not options.ranges or len(node.outputs) != wanted:
         raise ContractError(
-            f"{_SPLIT_NAME} needs one input, and as many outputs as its option ranges says: {wanted}, "
-            f"and there are {len(node.outputs)}",
-            fix="give each range an output, or use combine_outputs and one output",
+            f"{_SPLIT_NAME} needs one input and {wanted} outputs (one per range), got {len(node.outputs)} outputs",
+            fix="add an output per range, or use combine_outputs and one output",
         )
     _check_ranges(options)
     kind = object if options.element_only and not options.combine_outputs else tuple

@@ -1,1 +1,1 @@
-"""Python nodes of graphs: ``OvmsPythonModel`` classes in the event loop, in threads and in worker processes."""
+"""Python nodes of graphs: ``OvmsPythonModel`` classes on the event loop, in threads and in worker processes."""

@@ -1,4 +1,4 @@
-"""A Python node in one running graph."""
+"""The PythonExecutorCalculator: Python nodes in running graphs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from ovmstrio.isolation.generators import End, Failed, Pump
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import WorkerEnded
 
-__all__ = ["PYTHON_EXECUTOR", "PythonCalculator"]
-
-# ----------------------------------------------------------------------
-# A Python node in one running graph
-# ----------------------------------------------------------------------
+__all__ = ["PYTHON_EXECUTOR"]
 
 _T = TypeVar("_T")
 
@@ -33,9 +29,7 @@ _BUSY: Final = "Node is already processing data. Create new stream for another r
 _NOTHING_YIELDED: Final = "the generator of execute ended without yielding anything; yield [] to send nothing"
 
 
-class PythonCalculator:
-    """Runs a handler's object for one call or stream."""
-
+class _PythonCalculator:
     def __init__(self, handler: NodeHandler, context: NodeContext) -> None:
         instance = context.instance
         self._handler = handler
@@ -48,14 +42,6 @@ class PythonCalculator:
     # Life
 
     async def open(self) -> None:
-        """Run the handler's ``open``, where it has one.
-
-        Raises:
-            NodeFailure: it raised.
-            ServerError: it raised this itself.
-
-        Cancellation: as ``process``; the handler's ``close`` is run even so.
-        """
         try:
             await self._call("open", self._code.open())
         except trio.Cancelled:
@@ -65,10 +51,6 @@ class PythonCalculator:
         self._is_open = True
 
     async def close(self, context: NodeContext) -> None:
-        """Stop and close the generator, then run the handler's ``close``; what they raise is logged.
-
-        Cancellation: shielded, for as long as the pool gives user code that is to stop.
-        """
         del context
         pump, self._pump = self._pump, None
         if pump is not None:
@@ -84,31 +66,31 @@ class PythonCalculator:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._handler.grace_seconds) as scope:
             try:
                 await self._call("close", self._code.close())
-            except Exception:  # noqa: BLE001 - it has been logged, and an end has nobody to tell
+            except Exception:  # noqa: BLE001 - logged already
                 return
         if scope.cancelled_caught:
-            log.error("close of a Python node did not end", servable=self._instance.graph, node=self._handler.node.name)
+            log.error("Python node close timed out", servable=self._instance.graph, node=self._handler.node.name)
 
     # Runs
 
     async def process(self, context: NodeContext) -> None:
         """Call ``execute``, or take the next value of its generator.
 
-        Raises:
-            NodeFailure: user code raised, or gave back something wrong; or data came while a generator runs.
-            ServerError: user code raised it.
+        Cancellation notifies user code in threads and waits for the grace period; on the event loop it cancels the user
+        code; in worker processes it notifies the user code and does not wait.
 
-        Cancellation: user code in a thread is told, and given the pool's grace; user code on the event loop is
-        cancelled where it waits; user code in a process is told, and left.
+        Raises:
+            NodeFailure: user code raised or returned an invalid result, or data arrived while a generator runs.
+            ServerError: user code raised it.
         """
         if self._pump is not None:
             if any(port != LOOPBACK for port in context.inputs):
                 raise NodeFailure(_BUSY, "RESOURCE_EXHAUSTED")
-            await self._take(context, self._pump)
+            await self._send_next(context, self._pump)
             return
         inputs = [value for port, value in context.inputs.items() if port != LOOPBACK]
         if len(inputs) != self._handler.input_count:
-            log.debug("a Python node runs without some of its inputs", node=self._handler.node.name, given=len(inputs))
+            log.debug("Python node run with missing inputs", node=self._handler.node.name, given=len(inputs))
         result = await self._call("execute", self._code.execute(inputs))
         if isinstance(result, list):
             for port, tensor in result:
@@ -116,15 +98,14 @@ class PythonCalculator:
         else:
             self._pump = result
             self._timestamp = context.timestamp
-            await self._take(context, result, is_first=True)
+            await self._send_next(context, result, is_first=True)
 
-    async def _take(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
-        """Send the next value of the generator, and call for the next run."""
+    async def _send_next(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
         item = await pump.pull()
         if isinstance(item, End):
             self._pump = None
             if is_first:
-                raise self._handler.user_code.wrong(_NOTHING_YIELDED)
+                raise self._handler.user_code.invalid_result(_NOTHING_YIELDED)
         elif isinstance(item, Failed):
             raise self._failure(item.error, "execute")
         else:
@@ -147,31 +128,19 @@ class PythonCalculator:
         if isinstance(error, WorkerEnded):
             return NodeFailure(f"{EXECUTION_ERROR}: the worker process of the node {error.why}")
         if isinstance(error, WrongOutputError):
-            return user_code.wrong(error)
+            return user_code.invalid_result(error)
         place = self._handler.code.place_of(step)
-        return user_code.failure(error, step, request_id=self._instance.request_id, otherwise=place)
+        return user_code.execution_error(error, step, request_id=self._instance.request_id, otherwise=place)
 
 
-# ----------------------------------------------------------------------
-# The kind of calculator that graph files call PythonExecutorCalculator
-# ----------------------------------------------------------------------
+# PythonExecutorCalculator
 
 _NO_FILE: Final = "The Python Node file path does not exist"
 
 
-class PythonNodeResources(NodeHandler):
-    """What all instances of a Python node share."""
-
-    async def open(self, context: NodeContext) -> PythonCalculator:
-        """Make the calculator of one instance.
-
-        Raises:
-            NodeFailure: the handler's ``open`` raised.
-            ServerError: it raised this itself.
-
-        Cancellation: while the handler's ``open`` runs.
-        """
-        calculator = PythonCalculator(self, context)
+class _PythonNodeResources(NodeHandler):
+    async def open(self, context: NodeContext) -> _PythonCalculator:
+        calculator = _PythonCalculator(self, context)
         await calculator.open()
         return calculator
 
@@ -180,23 +149,11 @@ class _PythonExecutorKind:
     name: str = "PythonExecutorCalculator"
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        """Say that the node's streams carry Python tensors.
-
-        Raises:
-            ContractError: a stream, side packet, name or option is missing or too many.
-        """
         return contract_of(node)
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> PythonNodeResources:
-        """Import the handler, make its object and initialize it, in the graph's worker threads.
-
-        Raises:
-            ConfigError: there is no such file, it does not import, or its class or ``initialize`` fails.
-
-        Cancellation: user code that runs is given the pool's grace; an object that was made is finalized.
-        """
-        file = _existing(node, scope.directory)
-        handler = PythonNodeResources(node, file, scope)
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> _PythonNodeResources:
+        file = _find_handler(node, scope.directory)
+        handler = _PythonNodeResources(node, file, scope)
         try:
             await handler.load()
         except BaseException:
@@ -206,14 +163,9 @@ class _PythonExecutorKind:
         return handler
 
 
-def _existing(node: NodeConfig, directory: Path) -> Path:
-    """Find the handler's file; a relative path starts at the graph's folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
+def _find_handler(node: NodeConfig, directory: Path) -> Path:
     written = handler_path_of(node)
-    # Only the text is tidied: a folder of links, as clusters mount them, stays the folder that siblings are in.
+    # Normalize the text only: resolving symlinks (as in mounted ConfigMaps) would change the handler's folder.
     file = Path(os.path.normpath(directory.absolute() / written.replace("\\", "/")))
     if file.is_file():
         return file

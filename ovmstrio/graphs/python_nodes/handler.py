@@ -1,4 +1,4 @@
-"""A loaded Python node: its ``OvmsPythonModel``, from the import of its file to ``finalize``, and its errors."""
+"""Handlers of Python nodes: validation, execution in threads or worker processes, life cycle and errors."""
 
 from __future__ import annotations
 
@@ -60,36 +60,27 @@ __all__ = [
     "EXECUTION_ERROR",
     "FINALIZE_SECONDS",
     "LOOPBACK",
-    "OPTIONS",
     "InstanceCode",
     "NodeCode",
     "NodeHandler",
-    "NodeInProcesses",
-    "NodeInThreads",
-    "UserCode",
     "contract_of",
     "handler_path_of",
-    "has_loopback",
 ]
 
-# ----------------------------------------------------------------------
-# What a node must look like for its calculator to be PythonExecutorCalculator; the rules are OVMS's
-# ----------------------------------------------------------------------
+# Node configuration; the rules are OVMS's
 
 LOOPBACK: Final = Port("LOOPBACK", 0)
-OPTIONS: Final = "mediapipe.PythonExecutorCalculatorOptions"
+_PYTHON_OPTIONS: Final = "mediapipe.PythonExecutorCalculatorOptions"
 _RESOURCES: Final = Port("PYTHON_NODE_RESOURCES", 0)
 _NAME: Final = "PythonExecutorCalculator"
 _SIDE_FIX: Final = 'write input_side_packet: "PYTHON_NODE_RESOURCES:py"'
-_OPTIONS_FIX: Final = f'add node_options {{ [type.googleapis.com/{OPTIONS}]: {{ handler_path: "handler.py" }} }}'
+_OPTIONS_FIX: Final = (
+    f'add node_options {{ [type.googleapis.com/{_PYTHON_OPTIONS}]: {{ handler_path: "handler.py" }} }}'
+)
 
 
 def contract_of(node: NodeConfig) -> NodeContract:
-    """Say what the node's streams carry: tensors, and truth values on the loopback.
-
-    Raises:
-        ContractError: the node is not written as it must be.
-    """
+    """Return the contract of a Python node: tensors, and booleans on the loopback."""
     _check_streams(node)
     _check_side_packets(node)
     _check_loopback(node)
@@ -99,28 +90,23 @@ def contract_of(node: NodeConfig) -> NodeContract:
     return NodeContract(_types(node.inputs), _types(node.outputs), side)
 
 
-def has_loopback(node: NodeConfig) -> bool:
-    """Tell whether the node has the cycle that generators need."""
+def _has_loopback(node: NodeConfig) -> bool:
     return LOOPBACK in ports_of(node.inputs)
 
 
 def handler_path_of(node: NodeConfig) -> str:
-    """Give the handler's path as the file has it.
-
-    Raises:
-        ContractError: the node's options do not say it.
-    """
+    """Return the handler path as written in the graph file."""
     missing = "The Python Node is missing options definition"
     if not node.node_options:
-        hint = "; options { ... } is not looked at" if node.options else ""
+        hint = "; options { ... } is ignored" if node.options else ""
         raise ContractError(f"{missing} - node_options is empty{hint}", fix=_OPTIONS_FIX)
     options: Any = node.node_options[0]
     found = options.DESCRIPTOR.full_name
-    if found != OPTIONS:
-        raise ContractError(f"{missing} - expected {OPTIONS} in node_options, found {found}", fix=_OPTIONS_FIX)
+    if found != _PYTHON_OPTIONS:
+        raise ContractError(f"{missing} - expected {_PYTHON_OPTIONS} in node_options, found {found}", fix=_OPTIONS_FIX)
     path: str = options.handler_path
     if not path:
-        raise ContractError(f"{missing} - handler_path is empty", fix="name the Python file in handler_path")
+        raise ContractError(f"{missing} - handler_path is empty", fix="set handler_path to the Python file")
     return path
 
 
@@ -137,12 +123,12 @@ def _check_streams(node: NodeConfig) -> None:
         for port, name in ((ref.port, ref.name) for ref in refs):
             if port.index:
                 raise ContractError(
-                    f'Tag "{port.tag}" index {port.index} was not expected: {_NAME} takes one stream of each tag, and '
-                    f'{what} "{name}" is another',
-                    fix=f'give it a tag of its own, such as {what}_stream: "{port.tag}{port.index}:{name}"',
+                    f'Tag "{port.tag}" index {port.index} was not expected: {_NAME} accepts one stream per tag, '
+                    f'{what} "{name}" repeats the tag',
+                    fix=f'use a unique tag, such as {what}_stream: "{port.tag}{port.index}:{name}"',
                 )
     if node.side_outputs:
-        raise ContractError(f"{_NAME} makes no side packets", fix="remove output_side_packet")
+        raise ContractError(f"{_NAME} has no output side packets", fix="remove output_side_packet")
 
 
 def _check_side_packets(node: NodeConfig) -> None:
@@ -152,7 +138,7 @@ def _check_side_packets(node: NodeConfig) -> None:
         if ref.port != _RESOURCES:
             raise ContractError(
                 f'Tag "{ref.port.tag}" index {ref.port.index} was not expected among the side packets',
-                fix=f'remove input_side_packet "{ref.name}"; {_NAME} takes no other than PYTHON_NODE_RESOURCES:py',
+                fix=f'remove input_side_packet "{ref.name}"; {_NAME} accepts only PYTHON_NODE_RESOURCES:py',
             )
 
 
@@ -162,156 +148,134 @@ def _check_loopback(node: NodeConfig) -> None:
         missing = "output" if has_input else "input"
         raise ContractError(
             "If LOOPBACK is used, it must be defined on both input and output of the node",
-            fix=f'add {missing}_stream: "LOOPBACK:loopback", with the same name on both sides',
+            fix=f'add {missing}_stream: "LOOPBACK:loopback", with the same stream name on both sides',
         )
 
 
 def _check_name(node: NodeConfig) -> None:
     if not node.name:
-        raise ContractError(
-            "The Python Node is missing name definition", fix='add name: "...", which is unique in the graph'
-        )
+        raise ContractError("The Python Node is missing name definition", fix='add name: "...", unique in the graph')
     if node.canonical_name != node.name:
         raise ContractError(
             f"The Python Node name is already present in nodes list - {node.name!r}",
-            fix="give each node of the graph a name of its own",
+            fix="give each node a unique name",
         )
 
 
-# ----------------------------------------------------------------------
-# Where the user's object of a Python node lives, and how it is called there: one port, whatever the place
-# ----------------------------------------------------------------------
+# Execution of user code, in this process or in worker processes
 
 
 class InstanceCode(Protocol):
-    """The object's calls for one call or stream.
+    """User code of a node for one call or stream.
 
-    All raise ``UserCodeRaisedError`` with what the user's code raised, ``WorkerEnded`` if its process has ended, and
-    are told to stop when they are cancelled.
+    All methods raise ``UserCodeRaisedError`` with the user's exception, or ``WorkerEnded`` if the worker process has
+    ended. Cancelling them stops the user code.
     """
 
     async def open(self) -> None:
-        """Run the hook ``open``, where there is one."""
+        """Run the ``open`` hook, if there is one."""
         ...
 
     async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
-        """Run ``execute``; a generator that it gives is the caller's to close.
+        """Run ``execute``; the caller closes a generator.
 
         Raises:
-            UserCodeRaisedError: with a ``WrongOutputError`` if it gave what cannot be sent.
+            UserCodeRaisedError: with a ``WrongOutputError`` if the result cannot be sent.
         """
         ...
 
     def stop(self) -> None:
-        """Tell the context that nobody wants a result any more."""
+        """Mark the call as cancelled in the user's context."""
         ...
 
     async def close(self) -> None:
-        """Run the hook ``close``, where there is one, and forget the instance."""
+        """Run the ``close`` hook, if there is one, and release the instance."""
         ...
 
 
 class NodeCode(Protocol):
-    """The object."""
+    """User code of a node: one object per process."""
 
     async def load(self) -> None:
-        """Make it and initialize it.
+        """Create and initialize the object.
 
         Raises:
-            UserCodeRaisedError: the user's code raised, or is not there (a ``ConfigError``).
-            WorkerEnded: its process ended.
-            OSError: no process can be started.
+            UserCodeRaisedError: the user code raised or is missing (a ``ConfigError``).
+            WorkerEnded: the worker process ended.
+            OSError: no worker process can be started.
         """
         ...
 
     async def finalize(self) -> None:
-        """Run ``finalize``, where it has one.
+        """Run ``finalize``, if there is one.
 
         Raises:
-            UserCodeRaisedError: it raised.
-            RuntimeError: it cannot run any more.
+            UserCodeRaisedError: ``finalize`` raised.
+            RuntimeError: ``finalize`` cannot run any more.
         """
         ...
 
     async def aclose(self) -> None:
-        """Forget everything.  Cancellation: shielded, for it is bounded."""
+        """Release everything; shielded, because the time is bounded."""
         ...
 
     def instance(self, context: InstanceContext) -> InstanceCode:
-        """Make what calls it for one call or stream."""
+        """Create the calls for one call or stream."""
         ...
 
     def place_of(self, method: str) -> SourceLine | None:
-        """Give the line where a method is defined, if that is known."""
+        """Return the source line of a method, if known."""
         ...
 
 
-# ----------------------------------------------------------------------
-# The object of a Python node in this process: plain code in worker threads, async code on the event loop
-# ----------------------------------------------------------------------
+# Execution in threads and on the event loop
 
 
-class NodeInThreads:
-    """One object; see :class:`NodeCode`.
+class _ThreadedNode:
+    """User code in this process: worker threads, or the event loop for async code. See :class:`NodeCode`.
 
     Args:
-        outline: what it is made of.
-        ports: where outputs leave, by the names of their streams.
-        threads: where plain code runs.
-        graph: the graph's name, for what the code prints.
+        outline: description of the node.
+        ports: output ports by stream name.
+        threads: runs synchronous code.
+        graph: the graph's name, for captured output.
     """
 
     def __init__(self, outline: NodeOutline, ports: Mapping[str, Port], threads: WorkerThreads, graph: str) -> None:
         self.names = {"servable": graph, "node": outline.node}
-        self.made = NodeModel(outline)
+        self.node_model = NodeModel(outline)
         self.ports = ports
         self.threads = threads
         self.has_loopback = outline.has_loopback
         self.documents = outline.documents
 
     async def load(self) -> None:
-        """Make the object and initialize it; see :class:`NodeCode`.
-
-        Cancellation: as :meth:`WorkerThreads.call`.
-        """
         with running_code_of(self.names):
-            await call_user_code(self.threads, self.made.make)
-            await call_user_code(self.threads, self.made.initialize)
+            await call_user_code(self.threads, self.node_model.make)
+            await call_user_code(self.threads, self.node_model.initialize)
 
     async def finalize(self) -> None:
-        """Run ``finalize``; see :class:`NodeCode`.
-
-        Raises:
-            RuntimeError: ``initialize`` has not ended, or the threads do not run any more.
-
-        Cancellation: as :meth:`WorkerThreads.call`.
-        """
-        finalize = self.made.method("finalize")
+        finalize = self.node_model.method("finalize")
         if finalize is None:
             return
-        if self.made.is_initializing:
+        if self.node_model.is_initializing:
             raise RuntimeError("initialize has not ended")
         with running_code_of(self.names):
             await call_user_code(self.threads, finalize)
 
     async def aclose(self) -> None:
-        """Forget the object and its modules."""
-        self.made.unload()
+        self.node_model.unload()
 
     def instance(self, context: InstanceContext) -> _ThreadedInstance:
-        """Make what calls the object for one call or stream."""
         return _ThreadedInstance(self, context)
 
     def place_of(self, method: str) -> SourceLine | None:
-        """Give the line where a method is defined, if that is known."""
-        found = self.made.method(method)
+        found = self.node_model.method(method)
         return None if found is None else place_of(found)
 
 
 class _ThreadedInstance:
-    """See :class:`InstanceCode`."""
-
-    def __init__(self, node: NodeInThreads, instance: InstanceContext) -> None:
+    def __init__(self, node: _ThreadedNode, instance: InstanceContext) -> None:
         self._node = node
         self._instance = instance
         seconds = math.inf if instance.deadline == math.inf else instance.deadline - trio.current_time()
@@ -323,23 +287,22 @@ class _ThreadedInstance:
         self._pair = HookPair()
 
     async def open(self) -> None:
-        hook = self._node.made.hooks.get("open")
+        hook = self._node.node_model.hooks.get("open")
         if hook is None:
             self._pair.begin()
         else:
             await self._call(self._pair.opening(hook), self._context)
 
     async def close(self) -> None:
-        hook = self._node.made.hooks.get("close")
+        hook = self._node.node_model.hooks.get("close")
         if self._pair.end() and hook is not None:
             await self._call(hook, self._context)
 
     async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
         node = self._node
-        result = await self._call(node.made.model.execute, inputs)
+        result = await self._call(node.node_model.model.execute, inputs)
         if result is None:
-            # It fell off its end: nothing is sent, as with an empty list.
-            return []
+            return []  # execute has no return statement
         try:
             result = as_tensors(result, node.documents)
             if isinstance(result, list):
@@ -365,7 +328,7 @@ class _ThreadedInstance:
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         span = current_span.get()
         if span is not None:
-            # The instance was made outside of the span of this run.
+            # The instance was created outside this run's span.
             self._variables.run(span.as_current().__enter__)
         return await call_user_code(
             self._node.threads, method, args,
@@ -381,7 +344,7 @@ class _ThreadedInstance:
 
 @contextmanager
 def _node_context(context: contextvars.Context) -> Iterator[None]:
-    """Let ``current_context()`` give, on the event loop, what it gives in ``context``."""
+    """Set ``current_context()`` and the log names on the event loop as in ``context``."""
     current = context.get(CURRENT)
     if current is None:
         yield
@@ -394,9 +357,7 @@ def _node_context(context: contextvars.Context) -> Iterator[None]:
         CURRENT.reset(token)
 
 
-# ----------------------------------------------------------------------
-# The object of a Python node in worker processes, one in each
-# ----------------------------------------------------------------------
+# Execution in worker processes
 
 log = structlog.get_logger(__name__)
 
@@ -404,14 +365,14 @@ _HOSTED: Final = "ovmstrio.graphs.python_nodes.hosted_node:host_node"
 _CLOSE_SECONDS: Final = 2.0
 
 
-class NodeInProcesses:
-    """The objects of a node; see :class:`NodeCode`.
+class _IsolatedNode:
+    """User code in worker processes, one object in each. See :class:`NodeCode`.
 
     Args:
-        outline: what each is made of.
-        ports: where outputs leave, by the names of their streams.
-        isolation: how many processes, and their limits.
-        tasks: hosts the processes, and outlives the node.
+        outline: description of the node.
+        ports: output ports by stream name.
+        isolation: number and limits of the processes.
+        tasks: runs the processes; outlives the node.
         graph: the graph's name, for the log.
     """
 
@@ -424,7 +385,7 @@ class NodeInProcesses:
         graph: str,
     ) -> None:
         self.ports = ports
-        self.numbers = itertools.count(1)
+        self.instance_numbers = itertools.count(1)
         self.hooks: frozenset[str] = frozenset()
         self._tasks = tasks
         self._places: dict[str, Any] = {}
@@ -434,45 +395,28 @@ class NodeInProcesses:
         self._raised: list[BaseException] = []
 
     async def load(self) -> None:
-        """Start all processes and initialize their objects; see :class:`NodeCode`.
-
-        Cancellation: at once; the processes are killed.
-        """
         await self._tasks.start(self.code.run)
 
     async def _prepare(self, worker: CodeWorker) -> None:
-        """Make the object of one process.
-
-        Raises:
-            UserCodeRaisedError: the user's code raised.
-            WorkerEnded: the process ended.
-
-        Cancellation: at once.
-        """
-        told = await worker.call("make", None, is_limited=False)
-        self.hooks = frozenset(told["hooks"])
-        self._places = told["places"]
+        made = await worker.call("make", None, is_limited=False)
+        self.hooks = frozenset(made["hooks"])
+        self._places = made["places"]
         try:
             await worker.call("initialize", None, is_limited=False)
         except UserCodeRaisedError:
-            # It may hold something already.
-            await self._finalize(worker)
+            await self._finalize(worker)  # release what initialize has acquired
             raise
 
     async def finalize(self) -> None:
-        """Run ``finalize`` in each process, and end it then; see :class:`NodeCode`.
-
-        Cancellation: shielded, for ``_CLOSE_SECONDS`` more than that takes.
-        """
         await self.code.aclose(self._finalize, _CLOSE_SECONDS)
         if self._raised:
             raise UserCodeRaisedError(self._raised.pop())
 
     async def _finalize(self, worker: CodeWorker) -> None:
-        # Nobody waits for a call any more, but one that was told to stop may be about to.
+        # A cancelled call may still be stopping.
         with trio.move_on_after(_CLOSE_SECONDS):
             await worker.process.idle()
-        # One that goes on may never end, nor let anything else run.
+        # A call that does not stop can block the process for ever.
         patience = _CLOSE_SECONDS if worker.process.is_busy else math.inf
         with trio.move_on_after(patience) as scope:
             try:
@@ -480,29 +424,21 @@ class NodeInProcesses:
             except UserCodeRaisedError as raised:
                 self._raised.append(raised.error)
             except WorkerEnded as end:
-                log.error("finalize cannot run", reason=end.why, **self._names)  # noqa: TRY400 - no bug of its own
+                log.error("finalize not run", reason=end.why, **self._names)  # noqa: TRY400 - not a bug of the server
         if scope.cancelled_caught:
-            log.error("finalize cannot run", reason="a call that was left does not end", **self._names)
+            log.error("finalize not run", reason="a cancelled call does not end", **self._names)
 
     async def aclose(self) -> None:
-        """End all processes; see :class:`NodeCode`."""
         await self.code.aclose(_do_nothing, _CLOSE_SECONDS)
 
     def instance(self, context: InstanceContext) -> _IsolatedInstance:
-        """Make what calls an object for one call or stream."""
         return _IsolatedInstance(self, context)
 
     def place_of(self, method: str) -> SourceLine | None:
-        """Give the line where a method is defined, if that is known."""
         place = self._places.get(method)
         return None if place is None else SourceLine(*place)
 
     def outputs(self, rows: Iterable[Any]) -> Outputs:
-        """Give the tensors of rows, and where they leave.
-
-        Raises:
-            ValueError, TypeError, LookupError: they are none of this node's.
-        """
         tensors = [tensor_of(row) for row in rows]
         return [(self.ports[tensor.name], tensor) for tensor in tensors]
 
@@ -512,12 +448,12 @@ async def _do_nothing(worker: CodeWorker) -> None:
 
 
 class _IsolatedInstance:
-    """See :class:`InstanceCode`.  All calls go to one process, as long as it lives or remembers anything."""
+    """Calls of one instance; all go to one process as long as it lives or holds state of the instance."""
 
-    def __init__(self, node: NodeInProcesses, instance: InstanceContext) -> None:
+    def __init__(self, node: _IsolatedNode, instance: InstanceContext) -> None:
         self._node = node
         self._instance = instance
-        self._number = next(node.numbers)
+        self._number = next(node.instance_numbers)
         self._worker: CodeWorker | None = None
         self._is_kept = False
 
@@ -525,11 +461,11 @@ class _IsolatedInstance:
         if "open" not in self._node.hooks:
             return
         while True:
-            # It is to be closed in this process, should the caller leave while it is opened.
+            # Remember the process first, so that a cancelled `open` is closed there.
             worker = self._worker = await self._node.code.worker()
             self._is_kept = True
             try:
-                await worker.call("open", [self._number, self._told()])
+                await worker.call("open", [self._number, self._call_arguments()])
             except WorkerEnded as end:
                 if end.was_called:
                     raise
@@ -548,20 +484,20 @@ class _IsolatedInstance:
         return self._node.outputs(rows)
 
     async def _call(self, method: str, *more: Any) -> Any:
-        value = [self._number, self._told(), *more]
+        value = [self._number, self._call_arguments(), *more]
         worker = self._worker
         if worker is not None and (self._is_kept or not worker.process.is_retired):
             return await worker.call(method, value)
         self._worker, result = await self._node.code.call(method, value)
         return result
 
-    def _told(self) -> list[Any]:
+    def _call_arguments(self) -> list[Any]:
         instance = self._instance
         seconds = None if instance.deadline == math.inf else instance.deadline - trio.current_time()
         return [dict(instance.parameters), instance.request_id, seconds]
 
     def stop(self) -> None:
-        """Do nothing: a process is told of calls that are cancelled, and of generators that are closed."""
+        """Do nothing: cancelling the call or closing the generator notifies the process."""
 
     async def close(self) -> None:
         worker = self._worker
@@ -569,15 +505,13 @@ class _IsolatedInstance:
             return
         try:
             if "close" in self._node.hooks:
-                await worker.call("close", [self._number, self._told()])
+                await worker.call("close", [self._number, self._call_arguments()])
         finally:
             worker.forget(self._number)
 
 
 class _IsolatedPump:
-    """A generator in a process, whose values are the outputs of a node."""
-
-    def __init__(self, generator: RemoteGenerator, node: NodeInProcesses) -> None:
+    def __init__(self, generator: RemoteGenerator, node: _IsolatedNode) -> None:
         self._generator = generator
         self._convert = partial(node.outputs)
 
@@ -589,47 +523,39 @@ class _IsolatedPump:
         return await self._generator.aclose()
 
 
-# ----------------------------------------------------------------------
-# A loaded Python node: its ``OvmsPythonModel``, from the import of its file to ``finalize``, and its errors
-# ----------------------------------------------------------------------
+# Life cycle and errors
 
 FINALIZE_SECONDS: Final = 10.0
-"""How long ``finalize`` may take."""
+"""Time limit of ``finalize``."""
 _PACKAGE: Final = re.compile(rf"\b{re.escape(ROOT)}\.n\d+\.")
-"""The names of packages that handlers are loaded in, of which users know nothing."""
+"""Internal package names of handlers, removed from messages."""
 
 
 class NodeHandler:
-    """The user's object behind a Python node, from its import to its end.
+    """User code of a Python node from import to ``finalize``.
 
     Attributes:
-        code: where it lives.
+        code: the execution in threads or processes.
     """
 
     def __init__(self, node: NodeConfig, file: Path, scope: DefinitionScope) -> None:
         self.node = node
         self.grace_seconds = scope.threads.grace_seconds
-        self.has_loopback = has_loopback(node)
+        self.has_loopback = _has_loopback(node)
         self.input_count = len(node.inputs) - self.has_loopback
-        self.user_code = UserCode(scope.graph, node.name, file.parent, hide_errors=scope.hide_errors)
+        self.user_code = _UserCode(scope.graph, node.name, file.parent, hide_errors=scope.hide_errors)
         self.code = _code_of(node, file, scope)
         self._file = file
 
     @property
     def model(self) -> Any:
-        """The user's object, where it is in this process; None before it is made and after the end."""
-        return self.code.made.model if isinstance(self.code, NodeInThreads) else None
+        """The user's object if it runs in this process; None before loading and after closing."""
+        return self.code.node_model.model if isinstance(self.code, _ThreadedNode) else None
 
     # Life
 
     async def load(self) -> None:
-        """Import the file, make the object and initialize it.
-
-        Raises:
-            ConfigError: any of these fails.
-
-        Cancellation: as :meth:`WorkerThreads.call`, or at once; the caller closes what was made.
-        """
+        """Import the file, create the object and initialize it; the caller closes the handler after an error."""
         try:
             await self.code.load()
         except UserCodeRaisedError as raised:
@@ -641,9 +567,9 @@ class NodeHandler:
             raise self._problem(f"{message} {error}") from None
 
     async def aclose(self) -> None:
-        """Finalize the object, if there is one, and forget its modules; errors are logged.
+        """Finalize the object and release its modules; log errors.
 
-        Cancellation: shielded, for ``FINALIZE_SECONDS`` and the pool's grace.
+        Shielded from cancellation for ``FINALIZE_SECONDS`` plus the pool's grace period.
         """
         with trio.CancelScope(shield=True, deadline=trio.current_time() + FINALIZE_SECONDS) as scope:
             try:
@@ -651,13 +577,13 @@ class NodeHandler:
             except UserCodeRaisedError as raised:
                 self.user_code.report(raised.error, "finalize")
             except RuntimeError as error:
-                log.error("finalize cannot run", reason=str(error), **self._names())  # noqa: TRY400 - no bug of its own
+                log.error("finalize not run", reason=str(error), **self._names())  # noqa: TRY400 - not a bug
         if scope.cancelled_caught:
-            log.error("finalize did not end in time", seconds=FINALIZE_SECONDS, **self._names())
+            log.error("finalize timed out", seconds=FINALIZE_SECONDS, **self._names())
         with trio.CancelScope(shield=True):
             await self.code.aclose()
 
-    # Words
+    # Errors
 
     def _failed(self, error: BaseException) -> ConfigError:
         self.user_code.report(error, "loading")
@@ -675,21 +601,21 @@ class NodeHandler:
         return {"servable": self.user_code.graph, "node": self.node.name}
 
 
-def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> NodeInThreads | NodeInProcesses:
+def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> _ThreadedNode | _IsolatedNode:
     inputs, outputs = ([ref.name for ref in refs] for refs in (node.inputs, node.outputs))
     documents = next((ref.name for ref in node.outputs if ref.port.tag in {RESPONSE_PAYLOAD, REQUEST_PAYLOAD}), "")
-    outline = NodeOutline(node.name, str(file), inputs, outputs, has_loopback(node), documents)
+    outline = NodeOutline(node.name, str(file), inputs, outputs, _has_loopback(node), documents)
     ports = {ref.name: ref.port for ref in node.outputs}
     if scope.isolation is None or scope.tasks is None:
-        return NodeInThreads(outline, ports, scope.threads, scope.graph)
-    return NodeInProcesses(outline, ports, scope.isolation, scope.tasks, scope.graph)
+        return _ThreadedNode(outline, ports, scope.threads, scope.graph)
+    return _IsolatedNode(outline, ports, scope.isolation, scope.tasks, scope.graph)
 
 
 EXECUTION_ERROR: Final = "Error occurred during graph execution"
 
 
-class UserCode:
-    """Whose code it is that fails: names for the log, the folder in which its files lie."""
+class _UserCode:
+    """Error reporting for the user code of one node: names for the log and the handler's folder."""
 
     __slots__ = ("folder", "graph", "hide_errors", "node")
 
@@ -699,23 +625,22 @@ class UserCode:
         self.folder = folder
         self.hide_errors = hide_errors
 
-    def failure(
+    def execution_error(
         self, error: BaseException, step: str, *, request_id: str = "", otherwise: SourceLine | None = None
     ) -> Exception:
-        """Log what user code raised and make of it what is raised instead: errors of the server's own pass unchanged.
+        """Log an exception of user code and return the error to raise; a ``ServerError`` is returned unchanged.
 
-        ``otherwise`` is the place to name where no line of the user's was reached.
+        ``otherwise`` is the source line to name if the traceback has no user frame.
         """
         self.report(error, step, request_id=request_id)
         if isinstance(error, ServerError):
             return error
-        told = type(error).__name__ if self.hide_errors else at_place(describe(error), self.place(error) or otherwise)
-        return NodeFailure(f"{EXECUTION_ERROR}: {told}")
+        detail = type(error).__name__ if self.hide_errors else at_place(describe(error), self.place(error) or otherwise)
+        return NodeFailure(f"{EXECUTION_ERROR}: {detail}")
 
     def report(self, error: BaseException, step: str, *, request_id: str = "") -> None:
-        """Log what user code raised, with the traceback of the user's own frames."""
         log.error(
-            "a Python node raised",
+            "Python node raised",
             step=step,
             servable=self.graph,
             node=self.node,
@@ -723,10 +648,8 @@ class UserCode:
             exc_info=(type(error), error, trimmed(error)),
         )
 
-    def wrong(self, problem: object) -> NodeFailure:
-        """Make the failure of user code that gave back something wrong."""
+    def invalid_result(self, problem: object) -> NodeFailure:
         return NodeFailure(EXECUTION_ERROR if self.hide_errors else f"{EXECUTION_ERROR}: {problem}")
 
     def place(self, error: BaseException) -> SourceLine | None:
-        """Give the line of the user's that an error comes from: the innermost in the handler's folder."""
         return place_in(self.folder, error)

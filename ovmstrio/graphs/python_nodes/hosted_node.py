@@ -1,4 +1,4 @@
-"""A Python node in a worker process: the user's object there, and the calls and streams that it works for."""
+"""A Python node in a worker process: the user's object and its open instances."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ __all__ = ["host_node"]
 
 
 class _Instance:
-    """One call or stream, as the object knows it."""
-
     __slots__ = ("context", "is_stopped", "pair", "variables")
 
-    def __init__(self, told: list[Any]) -> None:
-        parameters, request_id, seconds = told
+    def __init__(self, arguments: list[Any]) -> None:
+        parameters, request_id, seconds = arguments
         self.is_stopped = False
         self.pair = HookPair()
         left = math.inf if seconds is None else seconds
@@ -45,10 +43,10 @@ class _Instance:
 
 
 class _HostedNode:
-    """See :class:`Hosted`; an instance is kept only while there is something to remember of it."""
+    """Implementation of :class:`Hosted`; instances without state are dropped after each call."""
 
     def __init__(self, outline: NodeOutline) -> None:
-        self._made = NodeModel(outline)
+        self._node_model = NodeModel(outline)
         self._names = {name: name for name in outline.outputs}
         self._has_loopback = outline.has_loopback
         self._documents = outline.documents
@@ -57,9 +55,9 @@ class _HostedNode:
     def invoke(self, method: str, value: Any) -> Invocation:
         match method:
             case "make":
-                return Invocation(self._made.make, convert=self._describe)
+                return Invocation(self._node_model.make, convert=self._describe)
             case "initialize":
-                return Invocation(self._made.initialize)
+                return Invocation(self._node_model.initialize)
             case "finalize":
                 return Invocation(self._finalize())
             case "execute":
@@ -67,24 +65,24 @@ class _HostedNode:
         return self._run_hook(method, *value)
 
     def _describe(self, _: Any) -> dict[str, Any]:
-        made = {name: self._made.method(name) for name in ("execute", *self._made.hooks)}
-        codes = {name: getattr(method, "__code__", None) for name, method in made.items()}
+        methods = {name: self._node_model.method(name) for name in ("execute", *self._node_model.hooks)}
+        codes = {name: getattr(method, "__code__", None) for name, method in methods.items()}
         places = {name: [code.co_filename, code.co_firstlineno] for name, code in codes.items() if code is not None}
-        return {"hooks": list(self._made.hooks), "places": places}
+        return {"hooks": list(self._node_model.hooks), "places": places}
 
     def _finalize(self) -> Callable[[], Any]:
-        finalize = self._made.method("finalize")
+        finalize = self._node_model.method("finalize")
         if finalize is None:
             return lambda: None
-        if self._made.is_initializing:
+        if self._node_model.is_initializing:
             raise RuntimeError("initialize has not ended")
         return finalize
 
-    def _execute(self, number: int, told: list[Any], inputs: list[Any]) -> Invocation:
-        instance = self._instance(number, told)
+    def _execute(self, number: int, arguments: list[Any], inputs: list[Any]) -> Invocation:
+        instance = self._instance(number, arguments)
         tensors = [tensor_of(row) for row in inputs]
         return Invocation(
-            self._made.model.execute,
+            self._node_model.model.execute,
             (tensors,),
             instance.variables,
             convert=partial(self._outputs, number, instance),
@@ -92,24 +90,24 @@ class _HostedNode:
             stop=instance.stop,
         )
 
-    def _run_hook(self, method: str, number: int, told: list[Any]) -> Invocation:
-        instance = self._instance(number, told)
-        hook: Callable[..., Any] = self._made.hooks[method]
+    def _run_hook(self, method: str, number: int, arguments: list[Any]) -> Invocation:
+        instance = self._instance(number, arguments)
+        hook: Callable[..., Any] = self._node_model.hooks[method]
         if method == "open":
             hook = instance.pair.opening(hook)
-        elif "open" in self._made.hooks and not instance.pair.end():
+        elif "open" in self._node_model.hooks and not instance.pair.end():
             return Invocation(lambda: None)
         return Invocation(hook, (instance.context,), instance.variables, convert=lambda _: None, stop=instance.stop)
 
-    def _instance(self, number: int, told: list[Any]) -> _Instance:
+    def _instance(self, number: int, arguments: list[Any]) -> _Instance:
         known = self._instances.get(number)
         if known is None:
-            known = self._instances[number] = _Instance(told)
+            known = self._instances[number] = _Instance(arguments)
         return known
 
     def _outputs(self, number: int, instance: _Instance, result: Any) -> list[Any]:
-        """Give what is sent of a list, and whether the instance is kept."""
-        is_kept = bool(instance.context.storage or self._made.hooks)
+        """Return the rows of a list result, and whether the instance is kept."""
+        is_kept = bool(instance.context.storage or self._node_model.hooks)
         if not is_kept:
             self._instances.pop(number, None)
         result = [] if result is None else as_tensors(result, self._documents)
@@ -125,5 +123,5 @@ class _HostedNode:
 
 
 def host_node(argument: Any) -> Hosted:
-    """Host the node of an outline."""
+    """Create the hosted node of an outline."""
     return _HostedNode(NodeOutline(*argument))

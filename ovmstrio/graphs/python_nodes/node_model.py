@@ -1,6 +1,6 @@
-"""The user's object behind a Python node, in whichever thread or process: made of its file, and initialized.
+"""The user's object of a Python node (``OvmsPythonModel``): import, initialization, hooks and results.
 
-Needs nothing that is installed, so that it can be used under any interpreter.
+Uses only packages that any interpreter of a worker process has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pyovms import HttpPayload, Tensor
 
 __all__ = [
     "FAILED",
-    "NO_LOOPBACK",
     "HookPair",
     "NodeModel",
     "NodeOutline",
@@ -34,24 +33,20 @@ __all__ = [
     "unexpected_result",
 ]
 
-# ----------------------------------------------------------------------
-# The user's object behind a Python node, in whichever thread or process: made of its file, and initialized
-# ----------------------------------------------------------------------
-
 FAILED: Final = "The Python Node state initialization failed"
 _CLASS: Final = "OvmsPythonModel"
 
 
 class NodeOutline(NamedTuple):
-    """What an object is told of its node, and where it comes from; plain data.
+    """Description of a node for its user code; plain data.
 
     Attributes:
         node: the node's name.
-        file: the handler's.
-        inputs: the names of the streams, in the order of the graph's file.
-        outputs: the same.
-        has_loopback: whether there is a cycle, as generators need it.
-        documents: the name of the output that takes documents as they are; empty if there is none.
+        file: the handler file.
+        inputs: input stream names in file order.
+        outputs: output stream names in file order.
+        has_loopback: whether the node has the loopback that generators need.
+        documents: name of the output that accepts documents (dict, str, bytes); empty if there is none.
     """
 
     node: str
@@ -63,9 +58,10 @@ class NodeOutline(NamedTuple):
 
 
 class HookPair:
-    """Sees that ``close`` of one call or stream runs if ``open`` has begun, and that this does not begin later.
+    """State of the ``open`` and ``close`` hooks of one instance.
 
-    A caller may leave while the hook waits for a thread.
+    ``close`` runs only if ``open`` has started, and ``open`` does not start after ``close``: the caller may leave while
+    ``open`` waits for a thread.
     """
 
     def __init__(self) -> None:
@@ -73,17 +69,17 @@ class HookPair:
         self._has_ended = False
 
     def begin(self) -> bool:
-        """Note that ``open`` runs, or would if there were one; False if it must not any more."""
+        """Record the start of ``open``; False if ``open`` must not run any more."""
         self._has_begun = not self._has_ended
         return self._has_begun
 
     def end(self) -> bool:
-        """Note that ``close`` is due, and tell whether it is to run."""
+        """Record the end; True if ``close`` must run."""
         self._has_ended = True
         return self._has_begun
 
     def opening(self, hook: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Give what runs a hook ``open``, on the event loop if that is where it runs."""
+        """Return a function that runs the hook ``open`` after :meth:`begin`; async if the hook is."""
         if inspect.iscoroutinefunction(hook):
 
             async def begin_async(context: Any) -> None:
@@ -95,14 +91,11 @@ class HookPair:
 
 
 class NodeModel:
-    """One object, from the import of its file on.
-
-    Args:
-        outline: what it is made of.
+    """The user's object.
 
     Attributes:
-        model: the user's object, None before it is made and after the end.
-        is_initializing: whether ``initialize`` runs.
+        model: the object; None before :meth:`make` and after :meth:`unload`.
+        is_initializing: whether ``initialize`` is running.
     """
 
     def __init__(self, outline: NodeOutline) -> None:
@@ -113,32 +106,23 @@ class NodeModel:
         self._package: HandlerPackage | None = None
 
     def make(self) -> None:
-        """Import the file and make the object; blocking.
-
-        Raises:
-            ConfigError: it has no class, or one without ``execute``.
-            BaseException: what the user's code raises.
-        """
+        """Import the file and create the object. Blocks."""
         file = Path(self._outline.file)
         self._package = HandlerPackage(file.parent)
-        made = getattr(self._package.load(file), _CLASS, None)
-        if made is None:
+        model_class = getattr(self._package.load(file), _CLASS, None)
+        if model_class is None:
             fix = f"define class {_CLASS} with a method execute(self, inputs)"
             raise self._problem(f"No {_CLASS} class found in {file}", fix)
-        if not callable(getattr(made, "execute", None)):
+        if not callable(getattr(model_class, "execute", None)):
             raise self._problem(
                 f"{_CLASS} class defined in {file} does not implement execute method.", "define execute(self, inputs)"
             )
-        self.model = made()
+        self.model = model_class()
         found = {name: self._hook(name) for name in ("open", "close")}
         self.hooks = {name: hook for name, hook in found.items() if hook is not None}
 
     def initialize(self) -> Any:
-        """Run ``initialize``, where the object has one; give what is to be awaited, if that is how it is written.
-
-        Raises:
-            BaseException: what it raises.
-        """
+        """Run ``initialize``, if there is one; return an awaitable if it is async."""
         initialize = self.method("initialize")
         if initialize is None:
             return None
@@ -157,22 +141,19 @@ class NodeModel:
             self.is_initializing = False
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Give a method of the object, None where it has none."""
+        """Return a method of the object, or None."""
         method: Callable[..., Any] | None = getattr(self.model, name, None)
         return method
 
     def unload(self) -> None:
-        """Forget the object and its modules."""
+        """Release the object and its modules."""
         self.model = None
         if self._package is not None:
             self._package.unload()
             self._package = None
 
     def _hook(self, name: str) -> Callable[..., Any] | None:
-        """Give a method that takes one argument by position, the context, whatever it calls that.
-
-        One that takes none or several is the user's own affair.
-        """
+        """Return a hook: a method with exactly one positional argument; other methods of this name are not hooks."""
         method = self.method(name)
         try:
             parameters = [] if method is None else list(inspect.signature(method).parameters.values())
@@ -198,30 +179,25 @@ class NodeModel:
         return ConfigError([Problem(f"{FAILED} - {message}", file=outline.file, path=path, suggestion=fix)])
 
 
-# ----------------------------------------------------------------------
-# What user code may give back, and where each tensor of it goes
-# ----------------------------------------------------------------------
+# Results of user code
 
-NO_LOOPBACK = "Execute yielded, but LOOPBACK is not defined in the node"
+_LOOPBACK_MISSING = "Execute yielded, but LOOPBACK is not defined in the node"
 
 _Port = TypeVar("_Port")
 
 Outputs = list[tuple[Port, Tensor]]
-"""Tensors, and the ports through which they leave."""
+"""Tensors with their output ports."""
 
 
 class WrongOutputError(Exception):
-    """User code gave back something that a Python node cannot send; the text says what was expected and found."""
+    """A result of user code cannot be sent."""
 
 
 def as_tensors(value: Any, output: str) -> Any:
-    """Make tensors of documents among what user code gave back; what is no document is given as it is.
+    """Convert documents in a result of user code to tensors; return other values unchanged.
 
-    A ``dict`` is JSON, a ``str`` is text and ``bytes`` are bytes; the datatype of such a tensor is its type of content.
-    ``output`` is the name of the output that takes documents, empty if the node has none.
-
-    Raises:
-        WrongOutputError: JSON cannot say it.
+    A ``dict`` becomes JSON, ``str`` text and ``bytes`` binary; the tensor's datatype is the content type. ``output`` is
+    the output for documents, empty if the node has none.
     """
     if not output:
         return value
@@ -247,11 +223,7 @@ def _document(value: dict[Any, Any] | str | bytes, output: str) -> Tensor:
 
 
 def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list[tuple[_Port, Tensor]]:
-    """Find the port of each tensor; ``what`` begins the text of errors, such as ``execute returned a list``.
-
-    Raises:
-        WrongOutputError: a value is no tensor, or bears the name of no output.
-    """
+    """Return the port of each tensor; ``what`` begins error messages, such as ``execute returned a list``."""
     found: list[tuple[_Port, Tensor]] = []
     for number, value in enumerate(values):
         if not isinstance(value, Tensor):
@@ -267,24 +239,20 @@ def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list
 
 
 def routed_yield(value: Any, ports: Mapping[str, _Port]) -> list[tuple[_Port, Tensor]]:
-    """Find the ports of what a generator yielded, which may be any iterable of tensors.
+    """Return the ports of yielded tensors, which may be any iterable.
 
-    The generator runs on before they are sent, and may fill the same array again; so what it could change is copied.
-
-    Raises:
-        WrongOutputError: it is none.
-        Exception: what iterating over it raises.
+    Writable buffers are copied, because the generator may refill them before they are sent.
     """
     if isinstance(value, Tensor) or not isinstance(value, Iterable):
         raise WrongOutputError(f"the generator of execute yielded {_article(value)}; expected a list of pyovms.Tensor")
     found = routed(value, ports, f"the generator of execute yielded {_article(value)}")
-    return [(port, tensor._frozen()) for port, tensor in found]  # noqa: SLF001 - pyovms's own for the server
+    return [(port, tensor._frozen()) for port, tensor in found]  # noqa: SLF001 - pyovms's interface for the server
 
 
 def unexpected_result(value: Any) -> WrongOutputError:
-    """Make the error for a result of execute that is no list, of a node without a loopback."""
+    """Return the error for an ``execute`` result of the wrong type, or a generator of a node without a loopback."""
     if inspect.isasyncgen(value) or hasattr(value, "__next__"):
-        return WrongOutputError(NO_LOOPBACK)
+        return WrongOutputError(_LOOPBACK_MISSING)
     return WrongOutputError(
         f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}"
     )
@@ -295,29 +263,23 @@ def _article(value: Any) -> str:
     return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
 
 
-# ----------------------------------------------------------------------
-# Tensors of pyovms as what goes between processes, and back
-# ----------------------------------------------------------------------
+# Tensors in messages between processes
 
 
 def tensor_row(tensor: Tensor) -> list[Any]:
-    """Give a tensor's name, shape, datatype and buffer, which is not copied; of a request its head, too."""
+    """Return name, shape, datatype and buffer (not copied) of a tensor, and the head of an HTTP request."""
     array = np.asarray(tensor)
     if array.dtype.names is not None:
         array = np.ascontiguousarray(array).view(f"V{array.dtype.itemsize}")
-    head = [list(tensor._head)] if isinstance(tensor, HttpPayload) else []  # noqa: SLF001 - pyovms's own for the server
+    head = [list(tensor._head)] if isinstance(tensor, HttpPayload) else []  # noqa: SLF001 - pyovms's server interface
     return [tensor.name, list(tensor.shape), tensor.datatype, array, *head]
 
 
 def tensor_of(row: Iterable[Any]) -> Tensor:
-    """Make a tensor over the buffer of a row.
-
-    Raises:
-        ValueError, TypeError: it is none.
-    """
+    """Create a tensor over the buffer of a row."""
     name, shape, datatype, array, *heads = row
     if not (isinstance(name, str) and isinstance(datatype, str) and isinstance(array, np.ndarray)):
-        raise TypeError("no tensor")
+        raise TypeError("not a tensor")
     for head in heads:
-        return HttpPayload._received(name, array, tuple(head))  # noqa: SLF001 - pyovms's own for the server
-    return Tensor._restored(name, array, tuple(map(int, shape)), datatype)  # noqa: SLF001 - pyovms's own for the server
+        return HttpPayload._received(name, array, tuple(head))  # noqa: SLF001 - pyovms's server interface
+    return Tensor._restored(name, array, tuple(map(int, shape)), datatype)  # noqa: SLF001 - pyovms's server interface

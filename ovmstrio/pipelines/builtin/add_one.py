@@ -1,4 +1,4 @@
-"""``add_one``: adds a number to ten others."""
+"""``add_one``: adds a number to ten numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUEUES: Final = ("output_queue_size", "info_queue_size")
 class AddOne:
     """Adds ``add_number`` and subtracts ``sub_number``.
 
-    The sizes of OVMS's buffer queues are read and checked, and have no effect: nothing is kept between calls.
+    The sizes of OVMS's buffer queues are checked and otherwise ignored.
     """
 
     is_instant: ClassVar = True
@@ -34,5 +34,5 @@ class AddOne:
             parameters.integer(name, default=1)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Give the sums."""
+        """Return the sums."""
         return {"output_numbers": inputs["input_numbers"] + self._added - self._subtracted}

@@ -1,4 +1,4 @@
-"""A built-in node as a pipeline sees it, and the names and paths by which a configuration asks for one."""
+"""Built-in custom nodes: interface, execution, and lookup by name or library path."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = structlog.get_logger(__name__)
 
 
 class Builtin(Protocol):
-    """What a built-in node does; made with its parameters, which it checks.
+    """A built-in node, created with its parameters.
 
-    ``is_instant`` says that a run takes less time than sending it to a thread would.
+    ``is_instant``: a run takes less time than a switch to a thread.
     """
 
     is_instant: ClassVar[bool]
@@ -35,21 +35,17 @@ class Builtin(Protocol):
     outputs: Mapping[str, ItemInfo]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Make the outputs; blocking, and called from several threads at once.
-
-        Raises:
-            CustomNodeFailure: it cannot be done with these inputs.
-        """
+        """Return the outputs. Blocks; called from several threads at once."""
         ...
 
 
 def described(name: str, datatype: str, *shape: int) -> ItemInfo:
-    """Describe an input or output."""
+    """Return the description of an input or output."""
     return ItemInfo(name, BY_NAME[datatype], shape)
 
 
 class BuiltinNode:
-    """Runs a built-in node; see :class:`~ovmstrio.pipelines.custom_node.CustomNode`."""
+    """Custom node that runs a built-in; see :class:`~ovmstrio.pipelines.custom_node.CustomNode`."""
 
     def __init__(self, identity: NodeIdentity, builtin: Builtin) -> None:
         self.inputs = builtin.inputs
@@ -59,13 +55,7 @@ class BuiltinNode:
         self._builtin = builtin
 
     async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the node once, in a worker thread unless it takes no time.
-
-        Raises:
-            CustomNodeFailure: the inputs are not what the node takes, or nothing can be made of them.
-
-        Cancellation: at once; a thread that runs ends by itself.
-        """
+        """Run the node once, in a worker thread unless the node is instant."""
         for info in self.inputs.values():
             self._check(inputs.get(info.name), info)
         if self._builtin.is_instant:
@@ -76,10 +66,7 @@ class BuiltinNode:
         )
 
     async def aclose(self) -> None:
-        """Do nothing: there is nothing to give back.
-
-        Cancellation: at once.
-        """
+        """Do nothing."""
         await trio.lowlevel.checkpoint()
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -90,14 +77,14 @@ class BuiltinNode:
 
     def _check(self, array: Array | None, info: ItemInfo) -> None:
         if array is None:
-            raise self._failed(f"there is no input {info.name!r}")
+            raise self._failed(f"input {info.name!r} is missing")
         if info.datatype is not None and array.dtype != info.datatype.numpy:
             expected, found = info.datatype.name, array.dtype.name
         elif not _fits(array.shape, info.shape):
             expected, found = str(info.shape), str(array.shape)
         else:
             return
-        raise self._failed(f"input {info.name!r} cannot be used - Expected: {expected}; Actual: {found}")
+        raise self._failed(f"invalid input {info.name!r} - Expected: {expected}; Actual: {found}")
 
     def _failed(self, detail: str) -> CustomNodeFailure:
         return self._identity.failed("NODE_LIBRARY_EXECUTION_FAILED", detail)
@@ -108,13 +95,7 @@ def _fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
 
 
 async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> BuiltinNode:
-    """Make a built-in node; it holds nothing that has to be given back.
-
-    Raises:
-        ConfigError: parameters are missing or cannot be used, or OpenCV is not installed.
-
-    Cancellation: at once.
-    """
+    """Create a built-in node, which needs no closing."""
     module = f"{__package__}.{builtin}"
     try:
         kind = getattr(await run_load(lambda: import_module(module)), CLASS_OF[builtin])
@@ -124,10 +105,10 @@ async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> Bu
         fix = f"install it: {way_to_install(Extra.VISION)}"
         raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=fix)]) from None
     parameters = Parameters(params)
-    made: Builtin = kind(parameters)
+    node: Builtin = kind(parameters)
     for problem in parameters.finish():
-        log.warning("parameter of a custom node", node=name, problem=str(problem))
-    return BuiltinNode(NodeIdentity(name, Path(builtin)), made)
+        log.warning("custom node parameter problem found", node=name, problem=str(problem))
+    return BuiltinNode(NodeIdentity(name, Path(builtin)), node)
 
 
 CLASS_OF: Final[Mapping[str, str]] = {
@@ -138,19 +119,19 @@ CLASS_OF: Final[Mapping[str, str]] = {
     "image_transformation": "ImageTransformation",
     "model_zoo_intel_object_detection": "ObjectDetection",
 }
-"""The class of each node, which is in the module of the node's name; imported when a node is opened, for OpenCV."""
+"""Class name by node; the module has the node's name and is imported on use, because it needs OpenCV."""
 BUILTIN_NAMES: Final = tuple(CLASS_OF)
 _CONTAINER_FOLDER: Final = Path("/ovms/lib/custom_nodes")
-"""Where OVMS's container image has the libraries."""
+"""Library folder of OVMS's container image."""
 
 _PREFIX: Final = "libcustom_node_"
 _SUFFIX: Final = ".so"
 
 
 def builtin_name(library: Path) -> str | None:
-    """Give the name of the node that a path means: a short name, or a library of OVMS's container.
+    """Return the built-in node for a short name or a library path of OVMS's container image; None for other paths.
 
-    The latter means the library itself where there is such a file.
+    An existing library file takes precedence over the built-in node.
     """
     if library.is_file():
         return None

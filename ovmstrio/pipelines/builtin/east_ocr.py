@@ -1,4 +1,4 @@
-"""``east_ocr``: cuts the texts out of an image that an EAST detector has found, and turns them level."""
+"""``east_ocr``: crops the texts found by an EAST detector and rotates them upright."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from ovmstrio.pipelines.builtin.builtin_node import described
 from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.builtin.pictures import Box, PictureSettings, cut, to_pixels
 
-__all__ = ["EastOcr", "FoundText", "find_texts", "suppress_overlaps"]
+__all__ = ["EastOcr", "FoundText", "suppress_overlaps"]
 
-# ----------------------------------------------------------------------
-# Where texts are, as EAST detectors tell it: for each cell a score, four distances and an angle
-# ----------------------------------------------------------------------
+# Text boxes from EAST detectors: per cell a score, four distances and an angle
 
 _CELL: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FoundText:
-    """A text: the upright box around it, how high it is itself, and by how much (in radians) it slants."""
+    """A text: its upright bounding box, its height, and its angle in radians."""
 
     box: Box
     score: float
@@ -35,33 +33,25 @@ class FoundText:
     height: float
 
     def grown(self, wider: float, higher: float, width: int, height: int) -> FoundText:
-        """Widen the box on each side by a share of its size, within an image.
-
-        Raises:
-            CustomNodeFailure: nothing of the box lies in the image.
-        """
+        """Return the text with a box enlarged by fractions of its size, within an image."""
         box = self.box
         across, down = int(box.width * wider), int(box.height * higher)
         grown = Box(box.left - across, box.top - down, box.right + across, box.bottom + down).clamped(width, height)
         if grown.is_empty:
-            raise CustomNodeFailure(f"nothing of the text at {box} lies in the image of {width} x {height} pixels")
+            raise CustomNodeFailure(f"the text at {box} is outside the image of {width} x {height} pixels")
         return replace(self, box=grown)
 
 
-def find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
-    """Give the text of every cell whose score is high enough, row by row.
-
-    Raises:
-        CustomNodeFailure: a distance or an angle is not finite.
-    """
+def _find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
+    """Return the text of each cell with a sufficient score, row by row."""
     rows, columns = np.nonzero(scores >= np.float32(threshold))
     found = geometry[rows, columns].astype(np.float64)
     up, right, down, left, angle = found.T
     if not np.isfinite(found).all():
-        raise CustomNodeFailure("the geometry has values that are no places in an image")
+        raise CustomNodeFailure("the geometry has values that are not image coordinates")
     heights, widths = up + down, right + left
     cos, sin = np.cos(angle), np.sin(angle)
-    # The second corner is where the text ends below; the others follow from it along the text's own axes.
+    # The second corner is the lower end of the text; the others follow along the text's axes.
     second = to_pixels(
         np.stack([columns * _CELL + cos * right + sin * down, rows * _CELL - sin * right + cos * down]), "geometry"
     )
@@ -78,12 +68,12 @@ def find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundTe
 
 
 def suppress_overlaps(texts: Sequence[FoundText], threshold: float, limit: int) -> list[FoundText]:
-    """Take the best text again and again, leaving out those that overlap with one that was taken.
+    """Return the best texts by non-maximum suppression.
 
     Args:
-        texts: all that were found; of equal ones the first is the best.
-        threshold: the largest share of two boxes that may be common to both.
-        limit: how many are taken at most.
+        texts: all found texts; ties go to the first.
+        threshold: the largest allowed intersection over union.
+        limit: the largest number of results.
     """
     edges = np.array([(text.box.left, text.box.top, text.box.right, text.box.bottom) for text in texts], np.float64)
     waiting = np.argsort([-text.score for text in texts], kind="stable")
@@ -96,7 +86,7 @@ def suppress_overlaps(texts: Sequence[FoundText], threshold: float, limit: int) 
 
 
 def _overlaps(box: Array, others: Array) -> Array:
-    """Give what a box and each of others have in common as a share of what both cover."""
+    """Return the intersection over union of a box with each of the others."""
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     common = np.clip(sides, 0, None).prod(axis=1)
     covered = (box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - common
@@ -104,9 +94,7 @@ def _overlaps(box: Array, others: Array) -> Array:
     return share
 
 
-# ----------------------------------------------------------------------
-# ``east_ocr``: cuts the texts out of an image that an EAST detector has found, and turns them level
-# ----------------------------------------------------------------------
+# Node
 
 _DEFAULT_BATCH: Final = 100
 _DEFAULT_OVERLAP: Final = 0.3
@@ -114,7 +102,7 @@ _DEFAULT_ANGLE: Final = 20
 
 
 class EastOcr:
-    """Takes the scores and the geometry that the detector gives for every four by four pixels."""
+    """Inputs are the image, and the detector's scores and geometry for cells of 4x4 pixels."""
 
     is_instant: ClassVar = False
 
@@ -138,22 +126,18 @@ class EastOcr:
         self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Cut out the best texts.
-
-        Raises:
-            CustomNodeFailure: nothing of a text lies in the image.
-        """
+        """Crop the best texts."""
         image = self._pictures.read_image(inputs["image"])
         height, width = image.shape[:2]
-        texts = find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)
+        texts = _find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)
         texts = [text.grown(self._wider, self._higher, width, height) for text in texts]
         texts = suppress_overlaps(texts, self._overlap, self._batch)
-        parts = [self._level(image, text) for text in texts]
+        parts = [self._crop_upright(image, text) for text in texts]
         confidences = np.array([text.score for text in texts], np.float32)
         return self._pictures.found_texts(parts, [text.box for text in texts], confidences)
 
-    def _level(self, image: Array, text: FoundText) -> Array:
-        """Cut out a text; one that slants too much is turned, and what is above and below it is cut off."""
+    def _crop_upright(self, image: Array, text: FoundText) -> Array:
+        """Crop a text; rotate it upright if it slants too much."""
         part = cut(image, text.box)
         degrees = math.degrees(text.angle)
         if abs(degrees) <= self._angle:

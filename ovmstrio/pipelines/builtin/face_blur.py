@@ -1,4 +1,4 @@
-"""``face_blur``: blurs what a detector of faces has found."""
+"""``face_blur``: blurs the faces found by a detector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST_KERNEL: Final = 2**15 - 1
 
 
 class FaceBlur:
-    """Blurs the part of each detection that lies in the image."""
+    """Blurs the part of each detection that is inside the image."""
 
     is_instant: ClassVar = False
 
@@ -32,11 +32,7 @@ class FaceBlur:
         self.outputs = {"image": pictures.target("image", 1)}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Blur one detection after the other, then change the size of the image.
-
-        Raises:
-            CustomNodeFailure: a place is not finite.
-        """
+        """Blur all detections, then resize the image."""
         pictures = self._pictures
         image = pictures.read_image(inputs["image"]).copy()
         for box in boxes_of(chosen_rows(inputs["detection"], self._threshold), pictures):
@@ -46,11 +42,11 @@ class FaceBlur:
         return {"image": to_tensor(made, pictures.target_layout)}
 
     def _blur(self, image: Array, box: Box) -> None:
-        """Blur a part; what surrounds it weighs in at its edges, as for a part of a matrix of OpenCV's."""
+        """Blur a box, including the influence of surrounding pixels, as OpenCV does for a submatrix."""
         reach = self._kernel // 2
         around = Box(box.left - reach, box.top - reach, box.right + reach, box.bottom + reach)
         around = around.clamped(image.shape[1], image.shape[0])
-        whole = np.ascontiguousarray(image[around.top : around.bottom, around.left : around.right])
-        blurred = cv2.GaussianBlur(whole, (self._kernel, self._kernel), 0)
+        surroundings = np.ascontiguousarray(image[around.top : around.bottom, around.left : around.right])
+        blurred = cv2.GaussianBlur(surroundings, (self._kernel, self._kernel), 0)
         left, top = box.left - around.left, box.top - around.top
         image[box.top : box.bottom, box.left : box.right] = blurred[top : top + box.height, left : left + box.width]

@@ -1,4 +1,4 @@
-"""``horizontal_ocr``: cuts the texts out of an image that a detector of horizontal text has found."""
+"""``horizontal_ocr``: crops the texts found by a detector of horizontal text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_BATCH: Final = 100
 
 
 class HorizontalOcr:
-    """Takes boxes of left, top, right, bottom in pixels and a confidence."""
+    """Boxes are left, top, right, bottom in pixels and a confidence."""
 
     is_instant: ClassVar = False
 
@@ -31,11 +31,7 @@ class HorizontalOcr:
         self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Cut out the first boxes whose confidence is high enough.
-
-        Raises:
-            CustomNodeFailure: a box is empty, or does not lie in the image.
-        """
+        """Crop the first boxes with sufficient confidence."""
         rows = inputs["boxes"]
         rows = rows[rows[:, 4] >= np.float32(self._threshold)]
         places = to_pixels(rows[:, :4], "boxes")

@@ -1,4 +1,4 @@
-"""``image_transformation``: changes layout, colours, size and range of an image."""
+"""``image_transformation``: changes layout, color order, size and value range of an image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANY: Final = -1
 
 
 class ImageTransformation:
-    """Whatever is not configured stays as it is."""
+    """Properties without a parameter stay unchanged."""
 
     is_instant: ClassVar = False
 
@@ -49,23 +49,19 @@ class ImageTransformation:
         self.outputs = {"image": _info(self._target_layout, self._channels, self._height, self._width)}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Transform the image; the values are changed while it has the fewer pixels.
-
-        Raises:
-            CustomNodeFailure: OpenCV cannot change the size.
-        """
+        """Transform the image; values are normalized at the smaller of the two sizes."""
         image = from_tensor(inputs["image"], self._layout)
         if self._conversion is not None:
             image = cv2.cvtColor(image, self._conversion).reshape(*image.shape[:2], self._channels)
         height = image.shape[0] if self._height == _ANY else self._height
         width = image.shape[1] if self._width == _ANY else self._width
         if height * width > image.shape[0] * image.shape[1]:
-            image = resized(self._normalised(image), width, height)
+            image = resized(self._normalized(image), width, height)
         else:
-            image = self._normalised(resized(image, width, height))
+            image = self._normalized(resized(image, width, height))
         return {"image": to_tensor(image, self._target_layout)}
 
-    def _normalised(self, image: Array) -> Array:
+    def _normalized(self, image: Array) -> Array:
         if self._means is not None:
             image = image - self._means
         return image if self._divisors is None else image / self._divisors
@@ -86,12 +82,12 @@ def _info(layout: str, channels: int, height: int, width: int) -> ItemInfo:
 def _per_channel(parameters: Parameters, name: str, channels: int) -> Array | None:
     values = parameters.numbers(name)
     if values and len(values) != channels:
-        parameters.refuse(name, f"{channels} numbers, one a channel of the target")
+        parameters.refuse(name, f"{channels} numbers, one per target channel")
     return np.array(values, np.float32) if len(values) == channels else None
 
 
 def _divisors(parameters: Parameters, channels: int) -> Array | None:
-    """Give what values are divided by: one number for each channel, or else one for all."""
+    """Return the divisors of values: one per channel, or one for all channels."""
     values = _per_channel(parameters, "scale_values", channels)
     scale = parameters.number("scale", default=1)
     if values is not None and not values.all():

@@ -1,4 +1,4 @@
-"""``model_zoo_intel_object_detection``: cuts out what a detector of OpenVINO's model zoo has found."""
+"""``model_zoo_intel_object_detection``: crops the objects found by a detector of OpenVINO's model zoo."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _ALL_LABELS: Final = -1
 
 
 class ObjectDetection:
-    """All outputs have as many rows as there are images; OVMS cuts only some of them to ``max_output_batch``.
+    """All outputs have one row per crop; OVMS cuts only some of them to ``max_output_batch``.
 
-    ``buffer_queue_size`` is read and checked, and has no effect: nothing is kept between calls.
+    ``buffer_queue_size`` is checked and otherwise ignored.
     """
 
     is_instant: ClassVar = False
@@ -52,11 +52,7 @@ class ObjectDetection:
         }
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Cut out the first detections that are certain enough and of the label.
-
-        Raises:
-            CustomNodeFailure: nothing of a detection lies in the image.
-        """
+        """Crop the first detections with sufficient confidence and the configured label."""
         rows = chosen_rows(inputs["detection"], self._threshold, self._label)[: self._batch]
         image = self._pictures.read_image(inputs["image"])
         parts = [cut(image, box) for box in boxes_of(rows, self._pictures)]

@@ -1,4 +1,4 @@
-"""The parameters of a built-in node: texts of the configuration, read into values with every problem at once."""
+"""Parser of the parameters of built-in nodes; collects all problems."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _T = TypeVar("_T", int, float)
 
 
 class Parameters:
-    """Reads the parameters of one node, and gathers what is wrong with them.
+    """Parameters of one node.
 
-    A value that has been noted as a problem is replaced by one that can be worked with, so that reading goes on.
-    Where a parameter that may be left out is no number, its default is taken, as OVMS does, with a warning.
+    An invalid value is reported and replaced by a valid one, so that parsing continues. As in OVMS, an optional
+    parameter that is not a number falls back to its default, with a warning.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given
-        self._asked: set[str] = set()
+        self._known: set[str] = set()
         self._problems: list[Problem] = []
 
     # Values
@@ -31,7 +31,7 @@ class Parameters:
     def integer(
         self, name: str, *, default: int | None = None, low: int = 1, high: int = 2**31 - 1, must_be_odd: bool = False
     ) -> int:
-        """Give a whole number; without a default it is required."""
+        """Return an integer; required without a default."""
         expected = f"{'an odd' if must_be_odd else 'a whole'} number" + _bounds(low, high)
         value = self._number(name, int, default, expected)
         if value is None:
@@ -43,7 +43,7 @@ class Parameters:
     def number(
         self, name: str, *, default: float | None = None, low: float = -math.inf, high: float = math.inf
     ) -> float:
-        """Give a number; without a default it is required."""
+        """Return a number; required without a default."""
         expected = "a number" + _bounds(low, high)
         value = self._number(name, float, default, expected)
         if value is None:
@@ -51,14 +51,14 @@ class Parameters:
         return value if low <= value <= high and math.isfinite(value) else self._replaced(name, expected, 0.0)
 
     def flag(self, name: str) -> bool:
-        """Give a truth value, which is false unless it is written ``true``."""
+        """Return a boolean; anything but ``true`` is false."""
         text = self._text(name)
         if text not in (None, "true", "false"):
-            self._warn(name, "true or false", "it is taken for false")
+            self._warn(name, "true or false", "false is used")
         return text == "true"
 
     def choice(self, name: str, choices: tuple[str, ...], default: str | None = None) -> str:
-        """Give one of some words; without a default it is required."""
+        """Return one of the choices; required without a default."""
         text = self._text(name)
         if text is None and default is not None:
             return default
@@ -68,7 +68,7 @@ class Parameters:
         return text
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Give the numbers of a list such as ``[1,2.5]``; none where it is not given."""
+        """Return a list such as ``[1,2.5]``; empty if the parameter is missing."""
         text = self._text(name)
         if text is None:
             return ()
@@ -81,13 +81,13 @@ class Parameters:
         return ()
 
     def is_given(self, name: str) -> bool:
-        """Tell whether a parameter is configured."""
+        """Return whether a parameter is configured."""
         return name in self._given
 
     # Problems
 
-    def refuse(self, name: str, expected: str, message: str = "the parameter cannot be used") -> None:
-        """Note that a parameter cannot be used as it is, or is missing."""
+    def refuse(self, name: str, expected: str, message: str = "invalid parameter") -> None:
+        """Report an invalid or missing parameter."""
         if name not in self._given:
             message, fix = "the parameter is missing", f'add "{name}" to the params of the node'
             self._problems.append(Problem(message, path=f"params.{name}", expected=expected, suggestion=fix))
@@ -96,27 +96,23 @@ class Parameters:
             self._problems.append(Problem(message, path=f"params.{name}", expected=expected, found=found))
 
     def finish(self) -> tuple[Problem, ...]:
-        """Give the warnings, once everything has been read.
-
-        Raises:
-            ConfigError: a parameter is missing or cannot be used; all are listed.
-        """
-        for name in sorted(self._given.keys() - self._asked):
-            fix = did_you_mean(name, self._asked, otherwise=f"known are {', '.join(sorted(self._asked))}")
-            message = "the node has no such parameter"
+        """Return the warnings, once all parameters have been read."""
+        for name in sorted(self._given.keys() - self._known):
+            fix = did_you_mean(name, self._known, otherwise=f"known: {', '.join(sorted(self._known))}")
+            message = "unknown parameter"
             self._problems.append(Problem(message, path=f"params.{name}", suggestion=fix, severity="warning"))
         if any(problem.severity == "error" for problem in self._problems):
             raise ConfigError(self._problems)
         return tuple(self._problems)
 
-    # How it is done
+    # Helpers
 
     def _text(self, name: str) -> str | None:
-        self._asked.add(name)
+        self._known.add(name)
         return self._given.get(name)
 
     def _number(self, name: str, kind: Callable[[str], _T], default: _T | None, expected: str) -> _T | None:
-        """Give what is written, or the default; None has been noted as a problem."""
+        """Return the value or the default; None if an error was reported."""
         text = self._text(name)
         value = None if text is None else _parsed(text, kind)
         if value is not None:
@@ -124,7 +120,7 @@ class Parameters:
         if default is None:
             self.refuse(name, expected)
         elif text is not None:
-            self._warn(name, expected, f"the default {default} is taken")
+            self._warn(name, expected, f"the default {default} is used")
         return default
 
     def _warn(self, name: str, expected: str, message: str) -> None:

@@ -1,6 +1,6 @@
-"""What the built-in nodes that work on images have in common.
+"""Shared image operations of the built-in nodes.
 
-Inside the nodes an image is an array of height, width and channels, whatever the layout of the tensors.
+Inside the nodes an image is an array of height, width, channels, whatever the tensor layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ __all__ = [
     "from_tensor",
     "picture_shape",
     "resized",
-    "to_grey",
     "to_pixels",
     "to_tensor",
 ]
@@ -45,7 +44,7 @@ _LARGEST: Final = 2.0**31
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of an image in pixels; the right and lower edges are no more in it."""
+    """A rectangle in pixels; right and bottom are exclusive."""
 
     left: int
     top: int
@@ -54,21 +53,21 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no pixel in it."""
+        """Whether the box has no pixels."""
         return self.right <= self.left or self.bottom <= self.top
 
     @property
     def width(self) -> int:
-        """How many pixels it is wide."""
+        """The width in pixels."""
         return self.right - self.left
 
     @property
     def height(self) -> int:
-        """How many pixels it is high."""
+        """The height in pixels."""
         return self.bottom - self.top
 
     def clamped(self, width: int, height: int) -> Box:
-        """Give the part that lies in an image of this size."""
+        """Return the part inside an image of this size."""
         return Box(
             min(max(self.left, 0), width),
             min(max(self.top, 0), height),
@@ -79,7 +78,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """The parameters that say what images come and what is to be made of them."""
+    """Parameters of input and output images."""
 
     width: int
     height: int
@@ -91,7 +90,7 @@ class PictureSettings:
 
     @classmethod
     def read(cls, parameters: Parameters, *, can_be_grey: bool = True) -> PictureSettings:
-        """Read them, and those that have no effect but are known."""
+        """Parse the parameters."""
         parameters.flag("debug")
         return cls(
             parameters.integer("original_image_width"),
@@ -105,18 +104,18 @@ class PictureSettings:
 
     @property
     def image(self) -> ItemInfo:
-        """Describe the input ``image``."""
+        """Description of the input ``image``."""
         return described("image", "FP32", 1, *picture_shape(self.layout, COLOURS, self.height, self.width))
 
     def target(self, name: str, *before: int) -> ItemInfo:
-        """Describe an output of finished images."""
+        """Return the description of an output of finished images."""
         channels = 1 if self.is_grey else COLOURS
         shape = picture_shape(self.target_layout, channels, self.target_height, self.target_width)
         return described(name, "FP32", *before, *shape)
 
     @property
     def texts(self) -> dict[str, ItemInfo]:
-        """Describe the outputs of a node that cuts out texts."""
+        """Descriptions of the outputs of OCR nodes."""
         return {
             "text_images": self.target("text_images", -1, 1),
             "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
@@ -124,7 +123,7 @@ class PictureSettings:
         }
 
     def found_texts(self, images: Sequence[Array], boxes: Sequence[Box], confidences: Array) -> dict[str, Array]:
-        """Give the outputs of a node that cuts out texts, for parts of an image where boxes are."""
+        """Return the outputs of OCR nodes for image crops and their boxes."""
         coordinates = [(box.left, box.top, box.width, box.height) for box in boxes]
         return {
             "text_images": self.finished(images),
@@ -133,11 +132,11 @@ class PictureSettings:
         }
 
     def read_image(self, tensor: Array) -> Array:
-        """Give the image of the input ``image``."""
+        """Return the image of the input ``image``."""
         return from_tensor(tensor, self.layout)
 
     def finished(self, images: Sequence[Array]) -> Array:
-        """Resize parts of an image, turn them grey if asked to, and give the tensor of all: [N,1,...]."""
+        """Resize the crops, convert them to grayscale if configured, and return them as a tensor [N,1,...]."""
         made = [self._finish(image) for image in images]
         if not made:
             return np.empty((0, 1, *self.target("").shape), np.float32)
@@ -145,31 +144,27 @@ class PictureSettings:
 
     def _finish(self, image: Array) -> Array:
         image = resized(image, self.target_width, self.target_height)
-        return to_grey(image) if self.is_grey else image
+        return _to_grayscale(image) if self.is_grey else image
 
 
 def picture_shape(layout: str, channels: int, height: int, width: int) -> tuple[int, int, int]:
-    """Give the shape of one image in a layout."""
+    """Return the shape of one image in a layout."""
     return (channels, height, width) if layout == "NCHW" else (height, width, channels)
 
 
 def from_tensor(tensor: Array, layout: str) -> Array:
-    """Give the only image of a tensor, which is not to be written into."""
+    """Return the only image of a tensor, as a read-only array."""
     image = tensor[0]
     return np.ascontiguousarray(image.transpose(1, 2, 0)) if layout == "NCHW" else image
 
 
 def to_tensor(image: Array, layout: str) -> Array:
-    """Make an image the only one of a tensor."""
+    """Return a tensor with one image."""
     return np.ascontiguousarray(image.transpose(2, 0, 1) if layout == "NCHW" else image)[np.newaxis]
 
 
 def resized(image: Array, width: int, height: int) -> Array:
-    """Change the size of an image, with bilinear interpolation.
-
-    Raises:
-        CustomNodeFailure: OpenCV cannot do it.
-    """
+    """Resize an image with bilinear interpolation."""
     if image.shape[:2] == (height, width):
         return image
     try:
@@ -179,31 +174,23 @@ def resized(image: Array, width: int, height: int) -> Array:
     return made.reshape(height, width, image.shape[2])
 
 
-def to_grey(image: Array) -> Array:
-    """Turn an image of blue, green and red grey; it keeps a third dimension."""
+def _to_grayscale(image: Array) -> Array:
+    """Convert a BGR image to grayscale; keep three dimensions."""
     return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[:, :, np.newaxis]
 
 
 def cut(image: Array, box: Box) -> Array:
-    """Give a part of an image as an array of its own.
-
-    Raises:
-        CustomNodeFailure: the box is empty, or reaches beyond the image.
-    """
+    """Return a crop of an image as a new array."""
     height, width = image.shape[:2]
     if box.is_empty or box != box.clamped(width, height):
-        raise CustomNodeFailure(f"{box} does not lie in the image of {width} x {height} pixels")
+        raise CustomNodeFailure(f"{box} is not inside the image of {width} x {height} pixels")
     return np.ascontiguousarray(image[box.top : box.bottom, box.left : box.right])
 
 
 def to_pixels(values: Array, what: str) -> Array:
-    """Cut numbers to whole ones.
-
-    Raises:
-        CustomNodeFailure: some are not finite, or too large.
-    """
+    """Truncate numbers to integers."""
     if not np.all(np.abs(values) < _LARGEST):
-        raise CustomNodeFailure(f"the {what} have values that are no places in an image")
+        raise CustomNodeFailure(f"the {what} have values that are not image coordinates")
     return values.astype(np.int64)
 
 
@@ -214,7 +201,7 @@ ROW: Final = 7
 
 
 def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
-    """Give the rows of the first image that are certain enough and, unless ``label`` is -1, of this label."""
+    """Return the rows of the first image with sufficient confidence and, unless ``label`` is -1, with this label."""
     rows = detection.reshape(-1, ROW)
     is_chosen = (np.abs(rows[:, 0]) < 1) & (rows[:, CONFIDENCE] >= np.float32(threshold))
     if label != -1:
@@ -223,11 +210,7 @@ def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
 
 
 def boxes_of(rows: Array, pictures: PictureSettings) -> list[Box]:
-    """Give the boxes of rows, within the image.
-
-    Raises:
-        CustomNodeFailure: a place is not finite.
-    """
+    """Return the boxes of rows, clamped to the image."""
     sizes = np.array([pictures.width, pictures.height] * 2, np.float32)
     places = to_pixels(rows[:, PLACE] * sizes, "detections")
     return [Box(*place).clamped(pictures.width, pictures.height) for place in places.tolist()]

@@ -1,4 +1,4 @@
-"""The C interface of custom nodes as ctypes sees it: structs, element types, and the six functions."""
+"""ctypes declarations of OVMS's custom-node interface: structs, precisions and functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DATATYPES", "FUNCTIONS", "PRECISIONS", "NodeParam", "NodeTensor", "N
 
 
 class NodeTensor(Structure):
-    """``struct CustomNodeTensor``; pointers are plain addresses, because the library owns what they point to."""
+    """``struct CustomNodeTensor``; pointers are plain addresses, because the library owns the memory."""
 
     _fields_: ClassVar = [
         ("name", c_char_p),
@@ -55,7 +55,7 @@ DATATYPES: Final[Mapping[int, Datatype]] = {
     8: BY_NAME["FP64"],
     9: BY_NAME["INT64"],
 }
-"""The element types that have a number in the interface; 0 is unspecified."""
+"""Datatypes by their number in the interface; 0 is unspecified."""
 
 PRECISIONS: Final[Mapping[np.dtype[Any], int]] = {row.numpy: number for number, row in DATATYPES.items()}
 
@@ -70,8 +70,8 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "getOutputsInfo": _INFO,
     "release": (c_void_p, c_void_p),
 }
-"""The symbols that a library must have, with the types of their arguments; all return int."""
+"""Required functions with their argument types; all return int."""
 
-assert ctypes.sizeof(c_void_p) == ctypes.sizeof(c_uint64), (  # noqa: S101 - a matter of the machine, not of inputs
-    "tensors of custom nodes are described for 64-bit systems only"
+assert ctypes.sizeof(c_void_p) == ctypes.sizeof(c_uint64), (  # noqa: S101 - depends on the machine, not on inputs
+    "custom nodes require a 64-bit system"
 )

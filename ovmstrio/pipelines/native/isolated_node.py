@@ -1,4 +1,4 @@
-"""A node of a pipeline that is a shared library in a process of its own."""
+"""Custom nodes in shared libraries, each in a worker process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ovmstrio.util.backoff import Backoff
 __all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
 
 GRACE_SECONDS: Final = 5.0
-"""How long a call may go on whose caller has left, and closing may take, before the process is killed."""
+"""Time limit for abandoned calls and for closing, before the process is killed."""
 
 _SECONDS_BETWEEN_STARTS: Final = 1.0
-"""How long calls fail at once after a process could not be started, before the next call tries again."""
+"""Time during which calls fail immediately after a failed start of the process."""
 
 _PROGRAM: Final = "ovmstrio.pipelines.native.node_program"
 
@@ -33,14 +33,9 @@ log = structlog.get_logger(__name__)
 
 
 class IsolatedNode:
-    """One custom node of one pipeline; see ``ports.CustomNode``.  Made by :func:`open_isolated_node`.
+    """A custom node in a worker process, created by :func:`open_isolated_node`; see :class:`CustomNode`.
 
-    A process that has crashed is replaced at once; a call finds the new one or waits for it.
-
-    Attributes:
-        identity: what the node is called in messages.
-        inputs: what the node takes.
-        outputs: what the node gives.
+    A crashed process is replaced at once; calls use the new process or wait for it.
     """
 
     def __init__(
@@ -62,22 +57,14 @@ class IsolatedNode:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process that gets the calls, if there is one."""
+        """Process id of the current worker process, if there is one."""
         return None if self._worker is None else self._worker.pid
 
     async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the node once; may be called many times at once.
+        """Run the node once; calls may overlap. Inputs are copied to the process, outputs are copied once.
 
-        Inputs are copied to the process, and what it gives is copied once there.
-
-        Raises:
-            CustomNodeFailure: the library returned an error, what it gave cannot be used, or the process ended before
-                it answered (the message has the signal's name).
-
-        Ownership: nothing once the caller has left.
-
-        Cancellation: at once.  The call gets ``grace_seconds`` to end; after that the process is replaced, and killed
-        as soon as nobody waits for another call in it.
+        Cancellation returns at once. After ``grace_seconds`` the process is replaced, and killed when no other call
+        needs it.
         """
         refuse_unknown_types(self.identity, inputs)
         while True:
@@ -89,11 +76,11 @@ class IsolatedNode:
                     raise CustomNodeFailure(self._crashed(end.why)) from end
                 continue
             except OSError as error:
-                raise CustomNodeFailure(f"{self.identity}: the inputs cannot be handed over ({error})") from error
+                raise CustomNodeFailure(f"{self.identity}: the inputs cannot be sent ({error})") from error
             if isinstance(outputs, str):
                 raise CustomNodeFailure(outputs)
             if not _are_arrays(outputs):
-                worker.condemn(TypeError("outputs that are no arrays"))
+                worker.condemn(TypeError("outputs are not arrays"))
                 await worker.ended.wait()
                 raise CustomNodeFailure(self._crashed(worker.why))
             return outputs
@@ -104,10 +91,7 @@ class IsolatedNode:
         )
 
     async def aclose(self) -> None:
-        """Deinitialise the node and end its process, by force if it takes ``grace_seconds``; may be called twice.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """Deinitialize the node and end its process, by force after ``grace_seconds``; shielded."""
         self._is_closed = True
         for worker in self._workers:
             if worker is not self._worker:
@@ -121,13 +105,7 @@ class IsolatedNode:
     # Processes
 
     async def open(self) -> None:
-        """Start the first process.
-
-        Raises:
-            ConfigError: as ``open_native_node``, or the process ended (the message has the signal's name).
-
-        Cancellation: at once; the process is killed.
-        """
+        """Start the first process."""
         worker, opened = await self._start()
         self.inputs, self.outputs = _items(opened["inputs"]), _items(opened["outputs"])
         self._worker = worker
@@ -147,15 +125,15 @@ class IsolatedNode:
         try:
             worker, _ = await self._start()
         except ConfigError as error:
-            self._failure = f"{self.identity} cannot be started again: {error.message}"
+            self._failure = f"{self.identity} cannot be restarted: {error.message}"
             self._next_start = trio.current_time() + self._backoff.seconds_after()
             raise CustomNodeFailure(self._failure) from error
-        log.info("custom node has a new process", node=str(self.identity), pid=worker.pid)
+        log.info("custom node process started", node=str(self.identity), pid=worker.pid)
         return worker
 
     async def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
         def stuck() -> None:
-            log.warning("custom node is replaced: a call does not end", node=str(self.identity), pid=worker.pid)
+            log.warning("custom node process replaced: call does not end", node=str(self.identity), pid=worker.pid)
 
         worker = WorkerProcess(
             _PROGRAM,
@@ -169,7 +147,9 @@ class IsolatedNode:
         try:
             opened = await worker.start(self._nursery, first, buried=partial(self._replace, worker))
         except OSError as error:
-            raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"no process for it ({error})") from error
+            raise self.identity.unusable(
+                "NODE_LIBRARY_INITIALIZE_FAILED", f"its process cannot be started ({error})"
+            ) from error
         except WorkerEnded as end:
             await trio.to_thread.run_sync(remove_leftovers, self.identity.path)
             raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"its process {end.why}") from end
@@ -179,16 +159,13 @@ class IsolatedNode:
         raise ConfigError([Problem(**problem) for problem in opened["problems"]])
 
     async def _replace(self, worker: WorkerProcess) -> None:
-        """See that there is another process if one has ended while it was in use.
-
-        Cancellation: at once; the process is killed.
-        """
+        """Start another process if the current one has ended."""
         if worker is self._worker and not self._is_closed:
-            log.error("process of a custom node has ended", node=str(self.identity), pid=worker.pid, why=worker.why)
+            log.error("custom node process exited", node=str(self.identity), pid=worker.pid, why=worker.why)
             try:
                 await self._usable_worker()
             except CustomNodeFailure as failure:
-                log.error("custom node is down until a call can start it", reason=failure.message)  # noqa: TRY400 - told
+                log.error("custom node process not restarted", reason=failure.message)  # noqa: TRY400 - the reason is logged
 
 
 def _are_arrays(outputs: object) -> bool:
@@ -207,16 +184,12 @@ async def open_isolated_node(
     nursery: trio.Nursery,
     grace_seconds: float = GRACE_SECONDS,
 ) -> IsolatedNode:
-    """Load a library in a process of its own and initialise a node of it; the caller must close the node.
+    """Load a library in a worker process and initialize a node of it; the caller closes the node.
 
-    ``nursery`` hosts the tasks that own the processes, and outlives the node.
+    ``nursery`` runs the processes and outlives the node.
 
     Raises:
-        ConfigError: as ``open_native_node``; a library that ends the process is ``NODE_LIBRARY_INITIALIZE_FAILED``.
-
-    Ownership: the returned node; its processes are the nursery's.
-
-    Cancellation: at once; the process is killed.
+        ConfigError: like ``open_native_node``; a library that ends the process is ``NODE_LIBRARY_INITIALIZE_FAILED``.
     """
     node = IsolatedNode(NodeIdentity(name, path), dict(params), nursery, grace_seconds)
     await node.open()

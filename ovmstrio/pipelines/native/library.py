@@ -1,8 +1,8 @@
-"""Shared libraries with the interface of custom nodes: each build of a path once in the process, never unloaded.
+"""Shared libraries of custom nodes: loading, error messages, and private copies.
 
-A library that is built again is opened beside the builds before it, which whatever was opened from them goes on with.
-None is unloaded, because threads that nobody waits for any more, or that a library started itself, may still be in its
-code, and so may destructors that it left to threads.
+The process opens each build of a path once. A rebuilt library is opened in addition to older builds, which keep
+serving the nodes that use them. Libraries are never unloaded: abandoned threads, threads of the library or
+destructors may still run its code.
 """
 
 from __future__ import annotations
@@ -33,23 +33,16 @@ from ovmstrio.pipelines.native.abi import FUNCTIONS
 from ovmstrio.util.regular_files import open_regular
 
 __all__ = [
-    "TEXTS",
     "NativeLibrary",
     "NodeIdentity",
-    "UndefinedSymbol",
-    "is_cut",
     "load_library",
     "private_copy",
     "remove_leftovers",
-    "undefined_symbol",
-    "why_not_loadable",
 ]
 
-# ----------------------------------------------------------------------
-# What can be wrong with a native custom node, in the words that users of such libraries look for
-# ----------------------------------------------------------------------
+# Errors
 
-TEXTS: Final[Mapping[str, str]] = {
+_MESSAGES: Final[Mapping[str, str]] = {
     "NODE_LIBRARY_LOAD_FAILED_OPEN": "Custom node library cannot be opened",
     "NODE_LIBRARY_LOAD_FAILED_SYM": "Custom node library lacks a function of the interface",
     "NODE_LIBRARY_INITIALIZE_FAILED": "Custom node failed to initialize",
@@ -57,16 +50,16 @@ TEXTS: Final[Mapping[str, str]] = {
     "NODE_LIBRARY_EXECUTION_FAILED": "Custom node failed during execution",
     "NODE_LIBRARY_OUTPUTS_CORRUPTED": "Custom node library has returned a corrupted handle",
     "NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT": "Custom node library has returned a corrupted count",
-    "NODE_LIBRARY_OUTPUT_MISSING_NAME": "Custom node gave an output without a name",
-    "NODE_LIBRARY_INVALID_PRECISION": "Custom node gave an output of an unknown precision",
-    "NODE_LIBRARY_INVALID_SHAPE": "Custom node gave an output of an impossible shape",
-    "NODE_LIBRARY_INVALID_CONTENT_SIZE": "Custom node gave an output of another size than its shape needs",
+    "NODE_LIBRARY_OUTPUT_MISSING_NAME": "Custom node returned an output without a name",
+    "NODE_LIBRARY_INVALID_PRECISION": "Custom node returned an output of an unknown precision",
+    "NODE_LIBRARY_INVALID_SHAPE": "Custom node returned an output of an invalid shape",
+    "NODE_LIBRARY_INVALID_CONTENT_SIZE": "Custom node returned an output whose size does not match its shape",
 }
-"""What each code means; the code itself ends the message."""
+"""Message of each error code; the code is appended to the message."""
 
 
 class NodeIdentity:
-    """The name of a node and the library it comes from, for messages."""
+    """Name and library of a node, for messages."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -76,22 +69,20 @@ class NodeIdentity:
         return f"node {self.name!r} of {self.path}"
 
     def failed(self, code: str, detail: str) -> CustomNodeFailure:
-        """Make the error of a call."""
-        return CustomNodeFailure(f"{TEXTS[code]}; {self}: {detail} ({code})")
+        """Return the error of a call."""
+        return CustomNodeFailure(f"{_MESSAGES[code]}; {self}: {detail} ({code})")
 
     def unusable(self, code: str, detail: str, suggestion: str = "") -> ConfigError:
-        """Make the error of opening the node."""
+        """Return the error of opening the node."""
         return ConfigError([self.problem(code, detail, suggestion=suggestion)])
 
     def problem(self, code: str, detail: str, *, line: int | None = None, suggestion: str = "") -> Problem:
-        """Note something wrong with the library."""
-        message = f"{TEXTS[code]}; node {self.name!r}: {detail} ({code})"
+        """Return a problem of the library."""
+        message = f"{_MESSAGES[code]}; node {self.name!r}: {detail} ({code})"
         return Problem(message, str(self.path), line, suggestion=suggestion)
 
 
-# ----------------------------------------------------------------------
-# What can be seen of a shared library in its file, without opening it
-# ----------------------------------------------------------------------
+# ELF checks
 
 _HEADER: Final = Struct("<4sBB10xHH")
 _CLASS_64: Final = 2
@@ -109,10 +100,10 @@ _MACHINES: Final = {
 }
 
 
-def why_not_loadable(path: Path) -> str:
-    """Look at a file and say what keeps it from being loaded, or nothing if that cannot be seen; blocking.
+def _unloadable_reason(path: Path) -> str:
+    """Return why a file cannot be loaded as a library; empty if the file header shows no reason. Blocks.
 
-    The dynamic loader's own words mislead for a library of another machine.
+    The dynamic loader's messages are misleading for libraries of other machines.
     """
     try:
         with open_regular(path) as file:
@@ -120,14 +111,14 @@ def why_not_loadable(path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     if len(head) < _HEADER.size or not head.startswith(b"\x7fELF"):
-        return "it is no shared library (no ELF header)"
+        return "it is not a shared library (no ELF header)"
     _, word_size, order, kind, machine = _HEADER.unpack(head)
     if order != _LITTLE_ENDIAN or word_size != _CLASS_64:
-        return "it is built for another kind of machine (not 64-bit little-endian)"
+        return "it is built for another machine type (not 64-bit little-endian)"
     built_for = _MACHINES.get(machine, f"machine {machine}")
     if built_for != platform.machine():
-        return f"it is built for {built_for}, and this machine is {platform.machine()}"
-    return "" if kind == _SHARED_OBJECT else "it is no shared library (link it with -shared)"
+        return f"it is built for {built_for}, but this machine is {platform.machine()}"
+    return "" if kind == _SHARED_OBJECT else "it is not a shared library (link it with -shared)"
 
 
 _SEGMENTS: Final = Struct("<32xQ14xHH")
@@ -135,12 +126,8 @@ _SEGMENT: Final = Struct("<I4xQ16xQ")
 _LOADED: Final = 1
 
 
-def is_cut(path: Path) -> bool:
-    """Tell whether the end is missing of what is mapped into memory, so that opening it ends the process; blocking.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+def _is_truncated(path: Path) -> bool:
+    """Return whether the file lacks the end of a loaded segment, so that opening it would crash the process. Blocks."""
     with open_regular(path) as file:
         head = file.read(_SEGMENTS.size)
         if len(head) < _SEGMENTS.size or head[:6] != b"\x7fELF" + bytes([_CLASS_64, _LITTLE_ENDIAN]):
@@ -155,20 +142,18 @@ def is_cut(path: Path) -> bool:
     return any(kind == _LOADED and begin + stored > length for kind, begin, stored in segments)
 
 
-# ----------------------------------------------------------------------
-# A symbol that a library uses and nobody has: what it is called in its source, and the file it is likely to be in
-# ----------------------------------------------------------------------
+# Undefined symbols
 
 _UNDEFINED: Final = re.compile(r"^(?P<library>.*?): (?:undefined symbol|symbol lookup error): (?P<symbol>[^\s,]+)")
 _SOURCES: Final = frozenset({".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".inl"})
-_MOST_FILES: Final = 200
-_LONGEST_FILE: Final = 2**20
+_MAX_FILES: Final = 200
+_MAX_FILE_CHARACTERS: Final = 2**20
 _DEMANGLE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class UndefinedSymbol:
-    """A symbol, readable; the library that lacks it; where sources beside that define it, or else use it."""
+class _UndefinedSymbol:
+    """A demangled symbol, the library that lacks it, and where source files define or use it."""
 
     name: str
     library: Path
@@ -177,26 +162,24 @@ class UndefinedSymbol:
 
     @property
     def detail(self) -> str:
-        """What is wrong, and where."""
         where = f", which is defined in {self.defined}" if self.defined else f" ({self.used})" if self.used else ""
-        return f"{self.library.name} uses {self.name}{where}, and nothing that it is linked with has that"
+        return f"{self.library.name} uses {self.name}{where}, but none of its linked libraries defines it"
 
     @property
     def suggestion(self) -> str:
-        """The way out."""
-        missing = Path(self.defined.rpartition(":")[0]).name if self.defined else "the file or library that has it"
-        return f"link it with {missing}; `ovms custom-node build DIRECTORY` takes all sources of a directory"
+        missing = Path(self.defined.rpartition(":")[0]).name if self.defined else "the file or library that defines it"
+        return f"link it with {missing}; `ovms custom-node build DIRECTORY` compiles all sources of a directory"
 
 
-def undefined_symbol(message: str, path: Path) -> UndefinedSymbol | None:
-    """Read the dynamic loader's message on a library; None if it speaks of something else.  Blocking."""
+def _parse_undefined_symbol(message: str, path: Path) -> _UndefinedSymbol | None:
+    """Parse the dynamic loader's message on a library; None if it is about something else. Blocks."""
     found = _UNDEFINED.search(message)
     if found is None:
         return None
     name = _demangled(found["symbol"])
-    # It may be one of those that the library needs in turn.
+    # The message may be about a dependency of the library.
     library = Path(found["library"]) if found["library"] else path
-    return UndefinedSymbol(name, library, *_find(_plain(name), library.parent))
+    return _UndefinedSymbol(name, library, *_find_uses(_identifier(name), library.parent))
 
 
 def _demangled(symbol: str) -> str:
@@ -204,22 +187,22 @@ def _demangled(symbol: str) -> str:
     if tool is None or not symbol.startswith("_Z"):
         return symbol
     try:
-        told = subprocess.run(  # noqa: S603 - found on the path, and given an argument only
+        done = subprocess.run(  # noqa: S603 - found on the path, and given an argument only
             [tool, symbol], capture_output=True, text=True, check=False, timeout=_DEMANGLE_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return symbol
-    return told.stdout.strip() or symbol
+    return done.stdout.strip() or symbol
 
 
-def _plain(name: str) -> str:
-    """Give the word that a source has of a name: ``method`` of ``space::Class<int>::method(int) const``."""
+def _identifier(name: str) -> str:
+    """Return the identifier of a demangled name: ``method`` of ``space::Class<int>::method(int) const``."""
     before_arguments = re.sub(r"<[^<>]*>", "", name.partition("(")[0])
     return before_arguments.rpartition("::")[2].rpartition(" ")[2]
 
 
-def _find(word: str, folder: Path) -> tuple[str, str]:
-    """Look for a function in the sources of a folder: where it is defined, and where it is used, both may be empty."""
+def _find_uses(word: str, folder: Path) -> tuple[str, str]:
+    """Return where the source files of a folder define a function, and where they use it; empty if unknown."""
     if not re.fullmatch(r"\w+", word):
         return "", ""
     definition = re.compile(rf"\b{word}\s*\([^;{{}}]*\)[\w\s]*\{{")
@@ -228,56 +211,52 @@ def _find(word: str, folder: Path) -> tuple[str, str]:
     for file, text in _sources(folder):
         defined = definition.search(text)
         if defined is not None:
-            return _place(file, text, defined.start()), used
+            return _source_position(file, text, defined.start()), used
         seen = None if used else use.search(text)
         if seen is not None:
-            used = _place(file, text, seen.start())
+            used = _source_position(file, text, seen.start())
     return "", used
 
 
 def _sources(folder: Path) -> Iterator[tuple[Path, str]]:
     try:
-        files = sorted(islice((each for each in folder.iterdir() if each.suffix in _SOURCES), _MOST_FILES))
+        files = sorted(islice((each for each in folder.iterdir() if each.suffix in _SOURCES), _MAX_FILES))
     except OSError:
         return
     for file in files:
         try:
             with TextIOWrapper(open_regular(file), encoding="utf-8", errors="replace") as opened:
-                yield file, opened.read(_LONGEST_FILE)
+                yield file, opened.read(_MAX_FILE_CHARACTERS)
         except OSError:
             continue
 
 
-def _place(file: Path, text: str, position: int) -> str:
+def _source_position(file: Path, text: str, position: int) -> str:
     return f"{file}:{text.count(chr(10), 0, position) + 1}"
 
 
-# ----------------------------------------------------------------------
-# A copy of a library that a process opens in its place, so that the file itself may be written again at any time
-# ----------------------------------------------------------------------
+# Private copies
 
 _SUFFIX: Final = ".ovmstrio-copy"
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_LONGEST_NAME: Final = 200
-"""Of the part of a copy's name that is the library's; what a debugger or ``/proc/PID/maps`` shows of it."""
+_MAX_NAME_LENGTH: Final = 200
+"""Length limit of the library's name in a copy's name, which debuggers and ``/proc/PID/maps`` show."""
 
 
 @contextmanager
 def private_copy(path: Path) -> Iterator[Path]:
-    """Give a copy of a file, in the same folder, that is deleted at the end of the block; blocking.
+    """Create a copy of a file in the same folder; it is deleted when the block ends. Blocks.
 
-    Copies that processes left there when they crashed are deleted first.
-
-    Raises:
-        OSError: the file cannot be read, or its folder not be written.
+    The process opens the copy, so that the file can be overwritten at any time. Leftover copies of crashed processes
+    are deleted first.
     """
     remove_leftovers(path)
     with open_regular(path) as source:
         while True:
-            copy = path.with_name(f".{path.name[:_LONGEST_NAME]}.{uuid4().hex}{_SUFFIX}")
+            copy = path.with_name(f".{path.name[:_MAX_NAME_LENGTH]}.{uuid4().hex}{_SUFFIX}")
             with os.fdopen(os.open(copy, _NEW, 0o600), "wb") as target:
                 try:
-                    if not _is_kept(target):
+                    if not _lock_copy(target):
                         continue
                     shutil.copyfileobj(source, target)
                     target.flush()
@@ -288,9 +267,9 @@ def private_copy(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete copies beside a file that no process is about to open; blocking.
+    """Delete leftover copies in a file's folder, as far as possible. Blocks.
 
-    A process holds a lock on its copy, which the system takes from it when it dies.  What cannot be deleted stays.
+    A process holds a lock on its copy, which the kernel releases when the process dies.
     """
     with suppress(OSError):
         for leftover in path.resolve().parent.glob(f".*{_SUFFIX}"):
@@ -299,8 +278,8 @@ def remove_leftovers(path: Path) -> None:
                 leftover.unlink()
 
 
-def _is_kept(target: IO[bytes]) -> bool:
-    """Lock a new file, and tell whether nobody took it for a leftover before."""
+def _lock_copy(target: IO[bytes]) -> bool:
+    """Lock a new file; False if another process has deleted it as a leftover."""
     try:
         fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -308,15 +287,13 @@ def _is_kept(target: IO[bytes]) -> bool:
     return os.fstat(target.fileno()).st_nlink > 0
 
 
-# ----------------------------------------------------------------------
-# Shared libraries with the interface of custom nodes: each build of a path once in the process, never unloaded
-# ----------------------------------------------------------------------
+# Libraries
 
-_CUT: Final = "its end is missing, as it is while the file is being written"
-_WRITTEN: Final = "it is being written; it is opened once that is done"
+_CUT: Final = "the file is truncated, or still being written"
+_WRITTEN: Final = "the file is still being written; the server opens it afterwards"
 _OVERWRITTEN: Final = (
-    "the file that this server has open was overwritten, and its folder cannot be written, where a copy would be "
-    "opened; restart the server, or write the library beside it and rename that"
+    "the open file was overwritten, and its folder is not writable for a copy; restart the server, or write the "
+    "library to a new file and rename it"
 )
 _REBUILD: Final = 'build it against custom_node_interface.h (`ovms custom-node build`), in C++ as extern "C"'
 
@@ -324,13 +301,13 @@ log = structlog.get_logger(__name__)
 
 
 class NativeLibrary:
-    """The six functions of one build of a library, each of which lets other threads of Python run while it does.
+    """The six interface functions of one build of a library. Calls release the GIL.
 
     Attributes:
-        symbols: the library itself, for what is not of the interface.
+        symbols: the library itself, for other symbols.
 
     Raises:
-        AttributeError: it lacks some of them.
+        AttributeError: functions are missing.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -355,27 +332,27 @@ def _prepared(library: ctypes.CDLL, symbol: str) -> Callable[..., int]:
 
 
 def load_library(identity: NodeIdentity) -> NativeLibrary:
-    """Give the library of a node as its file is now; blocking, and whatever it does when it is loaded runs here.
+    """Return a node's library in its current build. Blocks; runs the library's load-time code.
 
     Raises:
-        ConfigError: it cannot be loaded (``NODE_LIBRARY_LOAD_FAILED_OPEN``), or a function of the interface is missing
-            (``NODE_LIBRARY_LOAD_FAILED_SYM``).
+        ConfigError: the library cannot be loaded (``NODE_LIBRARY_LOAD_FAILED_OPEN``), or a function of the interface is
+            missing (``NODE_LIBRARY_LOAD_FAILED_SYM``).
     """
     path = identity.path.resolve()
     try:
         return NativeLibrary(_LIBRARIES.open(path))
     except OSError as error:
-        missing = undefined_symbol(str(error), path)
+        missing = _parse_undefined_symbol(str(error), path)
         if missing is not None:
             raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_OPEN", missing.detail, missing.suggestion) from error
-        detail = why_not_loadable(path) or str(error)
+        detail = _unloadable_reason(path) or str(error)
         raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_OPEN", detail) from error
     except AttributeError as error:
         raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_SYM", str(error), _REBUILD) from error
 
 
 class _Build(NamedTuple):
-    """A file as it was at one time; with any other value it is another build."""
+    """Identity of a file's content; any change means another build."""
 
     device: int
     inode: int
@@ -389,7 +366,7 @@ def _build_at(path: Path) -> _Build:
 
 
 class _Libraries:
-    """What this process has opened; one is opened at a time, as the dynamic loader has it, too."""
+    """Libraries opened by this process; one is opened at a time, as the dynamic loader also requires."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -398,11 +375,7 @@ class _Libraries:
         self._spellings: Counter[Path] = Counter()
 
     def open(self, path: Path) -> ctypes.CDLL:
-        """Give a library as its file is now, opened unless it was before.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Return the current build of a library, opened if necessary. Raises OSError if that fails."""
         with self._lock:
             build = _build_at(path)
             known, library = self._newest.get(path, (None, None))
@@ -410,26 +383,26 @@ class _Libraries:
                 library = self._open(path, build)
                 self._newest[path] = build, library
                 if known is not None:
-                    log.info("custom nodes have a new build of a library", library=str(path))
+                    log.info("custom node library rebuilt", library=str(path))
             return library
 
     def _open(self, path: Path, build: _Build) -> ctypes.CDLL:
         try:
             with private_copy(path) as copy:
-                return _opened(str(copy), path, expected=build)
-        except _CannotBeOpened:
+                return _open_checked(str(copy), path, expected=build)
+        except _OpenError:
             raise
         except OSError as error:
-            log.debug("library of custom nodes is opened without a copy", library=str(path), why=str(error))
+            log.debug("custom node library opened without copy", library=str(path), why=str(error))
         return self._open_file(path, build)
 
     def _open_file(self, path: Path, build: _Build) -> ctypes.CDLL:
-        """Open a library itself, because its folder cannot be written."""
+        """Open a library without a copy, because its folder is not writable."""
         file = build[:2]
         if self._uncopied.get(file, build) != build:
-            raise _CannotBeOpened(_OVERWRITTEN)
-        # The dynamic loader compares paths as they are written, and gives what it has of one whatever lies there now.
-        library = _opened(f"{path.parent}/{'./' * self._spellings[path]}{path.name}", path, expected=build)
+            raise _OpenError(_OVERWRITTEN)
+        # The dynamic loader caches by the path's spelling and ignores changes of the file, so vary the spelling.
+        library = _open_checked(f"{path.parent}/{'./' * self._spellings[path]}{path.name}", path, expected=build)
         self._uncopied[file] = build
         self._spellings[path] += 1
         return library
@@ -438,18 +411,18 @@ class _Libraries:
 _LIBRARIES: Final = _Libraries()
 
 
-class _CannotBeOpened(OSError):
-    """What keeps a file from being opened, in words that name the user's path."""
+class _OpenError(OSError):
+    """Reason why a library cannot be opened, with the user's path."""
 
 
-def _opened(place: str, path: Path, *, expected: _Build) -> ctypes.CDLL:
-    """Open what lies at a place, which is a path's build if that one is still the expected one."""
+def _open_checked(place: str, path: Path, *, expected: _Build) -> ctypes.CDLL:
+    """Open the file ``place`` if ``path`` still has the expected build."""
     if _build_at(path) != expected:
-        raise _CannotBeOpened(_WRITTEN)
-    if is_cut(Path(place)):
-        raise _CannotBeOpened(_CUT)
+        raise _OpenError(_WRITTEN)
+    if _is_truncated(Path(place)):
+        raise _OpenError(_CUT)
     try:
-        # A symbol that is looked up when it is first called, and not found then, ends the process.
+        # Resolve all symbols now: with lazy binding, a missing symbol would end the process at its first call.
         return ctypes.CDLL(place, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
-        raise _CannotBeOpened(str(error).replace(place, str(path))) from None
+        raise _OpenError(str(error).replace(place, str(path))) from None

@@ -1,4 +1,4 @@
-"""A node of a pipeline that is a shared library, called in threads of this process."""
+"""Custom nodes in shared libraries, called in threads of this process."""
 
 from __future__ import annotations
 
@@ -26,34 +26,21 @@ from ovmstrio.pipelines.native.library import NativeLibrary, NodeIdentity, load_
 
 __all__ = [
     "GRACE_SECONDS",
-    "MOST_DIMENSIONS",
-    "MOST_ITEMS",
-    "CallInputs",
-    "InitializedNode",
-    "LibraryBuffer",
-    "Memory",
     "NativeNode",
-    "OutputTaker",
-    "as_node_params",
-    "ask_items",
     "open_native_node",
-    "private",
     "refuse_unknown_types",
-    "shape_at",
 ]
 
-# ----------------------------------------------------------------------
-# A node between ``initialize`` and ``deinitialize``, and the memory of its library that arrays stand on
-# ----------------------------------------------------------------------
+# Initialized nodes and library memory
 
 log = structlog.get_logger(__name__)
 
 
-class InitializedNode:
-    """One node of one pipeline as its library knows it.
+class _InitializedNode:
+    """A node between ``initialize`` and ``deinitialize``.
 
     Attributes:
-        is_closing: whether nobody else may hold it.
+        is_closing: whether new holders are rejected.
 
     Raises:
         ConfigError: ``initialize`` failed (``NODE_LIBRARY_INITIALIZE_FAILED``).
@@ -71,50 +58,45 @@ class InitializedNode:
         self._holders: set[object] = set()
         self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.is_closing = False
-        self._is_left_to_holders = False
+        self._is_deferred = False
         self._claim = threading.Lock()
         self._failed_releases = 0
 
     def release(self, address: int) -> None:
-        """Give memory back to the library; from any thread."""
         self._failed_releases += bool(self.library.release(address, self.manager))
 
-    def enter(self) -> object | None:
-        """Hold the node until :meth:`leave` is called with what this gives, which is None if it is closed."""
+    def acquire(self) -> object | None:
         holder = object()
         self._holders.add(holder)
         if not self.is_closing:
             return holder
-        self.leave(holder)
+        self.release_hold(holder)
         return None
 
-    def hold(self) -> object:
-        """Hold the node on behalf of one who holds it already."""
+    def acquire_again(self) -> object:
         holder = object()
         self._holders.add(holder)
         return holder
 
-    def leave(self, holder: object) -> None:
-        """Hold the node no more; from any thread."""
+    def release_hold(self, holder: object) -> None:
         self._holders.discard(holder)
         if self.is_closing and not self._holders:
             self._idle.put(None)
-            if self._is_left_to_holders:
+            if self._is_deferred:
                 self._deinitialize()
 
     def close(self, seconds: float) -> None:
-        """Deinitialise the node as soon as nothing holds it; blocking.
+        """Deinitialize the node when no holds are left. Blocks; thread-safe; logs failures.
 
-        If that is not within ``seconds``, the last holder does it, in whatever thread it leaves.  Failures are logged;
-        may be called by several threads.
+        If that takes longer than ``seconds``, the thread that releases the last hold deinitializes the node.
         """
         self.is_closing = True
         if self._holders:
             try:
                 self._idle.get(timeout=seconds)
             except queue.Empty:
-                log.warning("custom node is still in use; its last user deinitialises it", node=str(self.identity))
-        self._is_left_to_holders = True
+                log.warning("custom node deinitialization deferred: still in use", node=str(self.identity))
+        self._is_deferred = True
         if not self._holders:
             self._deinitialize()
 
@@ -125,12 +107,12 @@ class InitializedNode:
         if status or self._failed_releases:
             failed = self._failed_releases
             log.warning(
-                "custom node failed to clean up", node=str(self.identity), deinitialize=status, failed_releases=failed
+                "custom node cleanup failed", node=str(self.identity), deinitialize=status, failed_releases=failed
             )
 
 
-class Memory:
-    """Packed elements at an address, which numpy makes an array of that holds this object."""
+class _ArrayMemory:
+    """Packed elements at an address; a numpy array over them keeps this object alive."""
 
     __slots__ = ("__array_interface__",)
 
@@ -138,53 +120,50 @@ class Memory:
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
 
 
-class LibraryBuffer(Memory):
-    """Memory of a library; it is released when the array that stands on it and all views of that are gone."""
+class _LibraryBuffer(_ArrayMemory):
+    """Memory of a library, released when the array over it and all its views are deleted."""
 
     __slots__ = ("_address", "_holder", "_node")
 
-    def __init__(self, node: InitializedNode, address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, node: _InitializedNode, address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         super().__init__(address, dtype, shape)
         self._node = node
         self._address = address
-        self._holder = node.hold()
+        self._holder = node.acquire_again()
 
     def __del__(self) -> None:
         self._node.release(self._address)
-        self._node.leave(self._holder)
+        self._node.release_hold(self._holder)
 
 
-# ----------------------------------------------------------------------
-# What a call of a library is given: the node's parameters, and input tensors over the memory of numpy arrays
-# ----------------------------------------------------------------------
+# Inputs
 
 
-def as_node_params(params: Mapping[str, str]) -> ctypes.Array[NodeParam]:
-    """Give the parameters of a node in the form in which every call gets them."""
+def _as_node_params(params: Mapping[str, str]) -> ctypes.Array[NodeParam]:
     return (NodeParam * len(params))(*(NodeParam(key.encode(), value.encode()) for key, value in params.items()))
 
 
-def private(array: Array) -> Array:
-    """Give an array that a library may be let at: the same one if nobody else has it, or a copy.
+def _exclusive(array: Array) -> Array:
+    """Return an array that the library may write to: the same one if it is exclusive, else a copy.
 
-    An array that nobody else has is writeable; a copy is made as well of one that is not packed or not aligned.
+    Exclusive arrays are writeable. Arrays that are not packed or not aligned are copied too.
     """
     return array if array.flags.carray else array.copy(order="C")
 
 
 def refuse_unknown_types(identity: NodeIdentity, inputs: Mapping[str, Array]) -> None:
-    """Raise ``CustomNodeFailure`` if an array has a dtype that the interface has no number for."""
+    """Raise ``CustomNodeFailure`` if an input has a dtype that the C interface does not support."""
     for name, array in inputs.items():
         if array.dtype not in PRECISIONS:
-            detail = f"input {name!r} is of {array.dtype}, which custom nodes cannot take"
+            detail = f"input {name!r} has unsupported dtype {array.dtype}"
             raise CustomNodeFailure(f"Invalid precision; {identity}: {detail}")
 
 
-class CallInputs:
-    """The inputs of one call, which must be kept until the library has returned.
+class _CallInputs:
+    """Inputs of one call as a C array over the numpy arrays; must be kept until the library has returned.
 
     Args:
-        inputs: the arrays by name, of types that the interface knows; none of them is copied.
+        inputs: arrays by name, of supported dtypes; not copied.
     """
 
     def __init__(self, inputs: Mapping[str, Array]) -> None:
@@ -207,63 +186,51 @@ class CallInputs:
         )
 
     def holds(self, address: int) -> bool:
-        """Tell whether an address lies within the memory of an input."""
         return any(0 <= address - array.__array_interface__["data"][0] < array.nbytes for array in self._arrays)
 
 
-# ----------------------------------------------------------------------
-# What a node says of its inputs and outputs, and from what ``execute`` gave to arrays
-# ----------------------------------------------------------------------
+# Outputs and descriptions
 
-MOST_ITEMS: Final = 4096
-"""A higher number of inputs or outputs is taken for a mistake, before memory behind the array is read."""
+_MAX_ITEMS: Final = 4096
+"""Limit of inputs or outputs; a higher count is treated as corrupt before the array is read."""
 
-MOST_DIMENSIONS: Final = 32
-"""The same for dimensions."""
+_MAX_DIMENSIONS: Final = 32
+"""Limit of dimensions, for the same reason."""
 
 
-def shape_at(address: int | None, count: int) -> tuple[int, ...] | None:
-    """Read the sizes that a library gave; None if there cannot be such."""
+def _read_shape(address: int | None, count: int) -> tuple[int, ...] | None:
+    """Read a shape from the library's memory; None if it is invalid."""
     if count == 0:
         return ()
-    if address is None or count > MOST_DIMENSIONS:
+    if address is None or count > _MAX_DIMENSIONS:
         return None
     return tuple((c_uint64 * count).from_address(address))
 
 
-class _UsableOutput(NamedTuple):
-    """An output that can be used."""
-
+class _ValidOutput(NamedTuple):
     name: str
     address: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
 
-class OutputTaker:
-    """Takes over the outputs of one call."""
-
-    def __init__(self, node: InitializedNode, inputs: CallInputs) -> None:
+class _OutputConverter:
+    def __init__(self, node: _InitializedNode, inputs: _CallInputs) -> None:
         self._node = node
         self._inputs = inputs
-        self._outputs: list[_UsableOutput] = []
+        self._outputs: list[_ValidOutput] = []
         self._data: set[int] = set()
         self._failure: CustomNodeFailure | None = None
 
-    def take(self, status: int, address: int | None, count: int) -> dict[str, Array]:
-        """Check what ``execute`` returned, and give the arrays; of several outputs of one name the first.
-
-        Raises:
-            CustomNodeFailure: see above; of several failures the first.
-        """
+    def convert(self, status: int, address: int | None, count: int) -> dict[str, Array]:
         failed = self._node.identity.failed
         if status:
             raise failed("NODE_LIBRARY_EXECUTION_FAILED", f"execute returned {status}")
         if address is None:
             raise failed("NODE_LIBRARY_OUTPUTS_CORRUPTED", "the pointer to the outputs is null")
-        if not 0 < count <= MOST_ITEMS:
+        if not 0 < count <= _MAX_ITEMS:
             self._node.release(address)
-            raise failed("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", f"{count} outputs, expected 1 to {MOST_ITEMS}")
+            raise failed("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", f"{count} outputs, expected 1 to {_MAX_ITEMS}")
         self._check_all((NodeTensor * count).from_address(address))
         self._node.release(address)
         if self._failure is not None:
@@ -283,16 +250,16 @@ class OutputTaker:
 
     def _check(self, index: int, tensor: NodeTensor) -> None:
         datatype = DATATYPES.get(tensor.precision)
-        shape = shape_at(tensor.dims, tensor.dims_count)
+        shape = _read_shape(tensor.dims, tensor.dims_count)
         if tensor.name is None:
-            self._fail("NODE_LIBRARY_OUTPUT_MISSING_NAME", f"output {index} has none")
+            self._fail("NODE_LIBRARY_OUTPUT_MISSING_NAME", f"output {index} has no name")
             return
         name = tensor.name.decode(errors="replace")
         if datatype is None:
             self._fail("NODE_LIBRARY_INVALID_PRECISION", f"output {name!r} has precision {tensor.precision}")
         elif shape is None:
             detail = (
-                f"output {name!r} has {tensor.dims_count} dimensions at {tensor.dims}, expected 0 to {MOST_DIMENSIONS}"
+                f"output {name!r} has {tensor.dims_count} dimensions at {tensor.dims}, expected 0 to {_MAX_DIMENSIONS}"
             )
             self._fail("NODE_LIBRARY_INVALID_SHAPE", detail)
         elif tensor.data is None:
@@ -305,24 +272,24 @@ class OutputTaker:
         elif math.prod(size for size in shape if size) * datatype.itemsize > sys.maxsize:
             self._fail("NODE_LIBRARY_INVALID_SHAPE", f"output {name!r} of {list(shape)} is too large for any array")
         else:
-            self._outputs.append(_UsableOutput(name, tensor.data, datatype.numpy, shape))
+            self._outputs.append(_ValidOutput(name, tensor.data, datatype.numpy, shape))
 
     def _fail(self, code: str, detail: str) -> None:
         self._failure = self._failure or self._node.identity.failed(code, detail)
 
     def _arrays(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
-        lent: set[int] = set()
+        exported: set[int] = set()
         for name, address, dtype, shape in self._outputs:
             if name in arrays:
                 continue
-            if address in lent or self._inputs.holds(address):
-                # No two arrays may stand on the same memory, for who has one of them may write into it.
-                arrays[name] = np.array(Memory(address, dtype, shape))
+            if address in exported or self._inputs.holds(address):
+                # Copy shared memory: the owner of an array may write to it.
+                arrays[name] = np.array(_ArrayMemory(address, dtype, shape))
             else:
-                arrays[name] = np.asarray(LibraryBuffer(self._node, address, dtype, shape))
-                lent.add(address)
-        self._release_all(self._data - lent)
+                arrays[name] = np.asarray(_LibraryBuffer(self._node, address, dtype, shape))
+                exported.add(address)
+        self._release_all(self._data - exported)
         return arrays
 
     def _release_all(self, addresses: Iterable[int]) -> None:
@@ -330,11 +297,11 @@ class OutputTaker:
             self._node.release(address)
 
 
-def ask_items(node: InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
-    """Ask a node for its inputs or outputs, by the function that tells them; blocking.
+def _describe_items(node: _InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
+    """Return the inputs or outputs that a library function describes. Blocks.
 
     Raises:
-        ConfigError: it failed (``NODE_LIBRARY_METADATA_FAILED``), or what it gave cannot be used
+        ConfigError: the function failed (``NODE_LIBRARY_METADATA_FAILED``), or its result is invalid
             (``NODE_LIBRARY_OUTPUTS_CORRUPTED``, ``NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT``).
     """
     address, count = c_void_p(), c_int()
@@ -343,23 +310,23 @@ def ask_items(node: InitializedNode, function: Callable[..., int], symbol: str) 
     if status:
         raise unusable("NODE_LIBRARY_METADATA_FAILED", f"{symbol} returned {status}")
     if address.value is None:
-        raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED", f"the pointer that {symbol} gave is null")
+        raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED", f"{symbol} returned a null pointer")
     try:
-        if not 0 < count.value <= MOST_ITEMS:
-            detail = f"{symbol} gave {count.value}, expected 1 to {MOST_ITEMS}"
+        if not 0 < count.value <= _MAX_ITEMS:
+            detail = f"{symbol} returned {count.value} entries, expected 1 to {_MAX_ITEMS}"
             raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", detail)
         return _items(node, symbol, list((NodeTensorInfo * count.value).from_address(address.value)))
     finally:
         node.release(address.value)
 
 
-def _items(node: InitializedNode, symbol: str, rows: list[NodeTensorInfo]) -> Mapping[str, ItemInfo]:
+def _items(node: _InitializedNode, symbol: str, rows: list[NodeTensorInfo]) -> Mapping[str, ItemInfo]:
     failure: ConfigError | None = None
     items: dict[str, ItemInfo] = {}
     for index, row in enumerate(rows):
-        shape = shape_at(row.dims, row.dims_count)
+        shape = _read_shape(row.dims, row.dims_count)
         if row.name is None or shape is None:
-            detail = f"entry {index} that {symbol} gave has no name, or no shape"
+            detail = f"entry {index} of {symbol} has no name or no shape"
             failure = failure or node.identity.unusable("NODE_LIBRARY_METADATA_FAILED", detail)
             continue
         name = row.name.decode(errors="replace")
@@ -371,26 +338,18 @@ def _items(node: InitializedNode, symbol: str, rows: list[NodeTensorInfo]) -> Ma
     return items
 
 
-# ----------------------------------------------------------------------
-# A node of a pipeline that is a shared library, called in threads of this process
-# ----------------------------------------------------------------------
+# Node
 
 GRACE_SECONDS: Final = 5.0
-"""How long closing a node waits for calls that nobody waits for any more, and for arrays that are still in use."""
+"""Time limit for abandoned calls and arrays in use when a node is closed."""
 
 
 class NativeNode:
-    """One custom node of one pipeline; see ``ports.CustomNode``.  Made by :func:`open_native_node`.
-
-    Attributes:
-        identity: what the node is called in messages.
-        inputs: what the node takes.
-        outputs: what the node gives.
-    """
+    """A custom node in a shared library, created by :func:`open_native_node`; see :class:`CustomNode`."""
 
     def __init__(
         self,
-        node: InitializedNode,
+        node: _InitializedNode,
         inputs: Mapping[str, ItemInfo],
         outputs: Mapping[str, ItemInfo],
         threads: WorkerThreads,
@@ -403,23 +362,21 @@ class NativeNode:
 
     @property
     def abandoned_calls(self) -> int:
-        """How many calls go on although their callers have left."""
+        """Number of calls in progress whose callers have left."""
         return self._threads.abandoned
 
     async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the node once; may be called many times at once.
+        """Run the node once; calls may overlap.
 
-        Arrays that are writeable are the caller's alone and are given to the library as they are, packed and aligned
-        as they must be; others are copied first, so that nothing that the library does to them is seen by anybody.
-        Outputs stand on the library's own memory.
+        Writeable arrays are exclusive and passed to the library without a copy if packed and aligned; other arrays are
+        copied, so that writes of the library stay invisible. Inputs must stay valid until the library has returned,
+        even if the caller has left. Outputs use the library's memory.
+
+        Cancellation returns at once; the call continues in its thread, which releases its outputs.
 
         Raises:
-            CustomNodeFailure: the library returned an error, or what it gave cannot be used.
-            Overloaded: the threads of this node are all busy with calls whose callers have left.
-
-        Ownership: the inputs, until the library has returned, even if the caller has left.
-
-        Cancellation: at once; a call that has begun goes on in its thread, which releases what it gives.
+            CustomNodeFailure: the library returned an error or an invalid output.
+            Overloaded: all threads of this node are busy with abandoned calls.
         """
         refuse_unknown_types(self.identity, inputs)
         if self._node.is_closing:
@@ -431,77 +388,66 @@ class NativeNode:
 
     def _execute(self, inputs: dict[str, Array]) -> dict[str, Array]:
         node = self._node
-        holder = node.enter()
+        holder = node.acquire()
         if holder is None:
             raise self._closed()
         try:
-            call = CallInputs({name: private(array) for name, array in inputs.items()})
+            call = _CallInputs({name: _exclusive(array) for name, array in inputs.items()})
             inputs.clear()
             address, count = c_void_p(), c_int()
             status = node.library.execute(
                 call.array, call.count, byref(address), byref(count), node.params, len(node.params), node.manager
             )
-            return OutputTaker(node, call).take(status, address.value, count.value)
+            return _OutputConverter(node, call).convert(status, address.value, count.value)
         finally:
-            node.leave(holder)
+            node.release_hold(holder)
 
     async def aclose(self) -> None:
-        """Deinitialise the node, once nothing of it is in use; may be called twice.
+        """Deinitialize the node once it is not in use. Can be called twice; logs failures.
 
-        Calls that go on without a caller, and arrays that are in use, are waited for for ``GRACE_SECONDS``; after that
-        the last of them deinitialises the node, in its thread.  Failures are logged.
-
-        Cancellation: shielded, for it is bounded; ``deinitialize`` itself gets as long as the waiting.
+        Waits ``GRACE_SECONDS`` for abandoned calls and arrays in use; after that, the last one deinitializes the node.
+        Shielded from cancellation; ``deinitialize`` itself has the same time limit.
         """
-        # All threads of the pool may be busy with calls that never end.
+        # Use an extra thread: all threads of the pool may be busy with calls that never end.
         limiter = trio.CapacityLimiter(1)
         close = partial(self._node.close, GRACE_SECONDS)
         with trio.move_on_after(2 * GRACE_SECONDS, shield=True) as patience:
             await trio.to_thread.run_sync(close, abandon_on_cancel=True, limiter=limiter)
         if patience.cancelled_caught:
-            log.warning("deinitialize of a custom node does not end; its thread was given up", node=str(self.identity))
+            log.warning("custom node deinitialization timed out", node=str(self.identity))
         self._threads.close()
 
 
 async def open_native_node(
     path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, calls_at_once: int = CALLS_AT_ONCE
 ) -> NativeNode:
-    """Load a library, if no other node has, and initialise a node of it; the caller must close the node.
+    """Load a library and initialize a node of it; the caller closes the node.
 
-    ``tasks`` hosts the node's threads, and must outlive the node; ``calls_at_once`` may be under way, others wait.
-
-    Raises:
-        ConfigError: the library cannot be loaded, or the node cannot be initialised or described; what had been made
-            is released, and a node that was initialised is deinitialised.
-
-    Ownership: the returned node.
-
-    Cancellation: at once; the thread goes on, and it deinitialises what it has initialised.
+    ``tasks`` runs the node's threads and must outlive the node. Up to ``calls_at_once`` calls run; further calls wait.
+    After cancellation, an initialized node is deinitialized.
     """
     identity = NodeIdentity(name, path)
     threads = node_threads(identity.name, str(identity), calls_at_once)
     try:
         await tasks.start(threads.run)
-        opened = await threads.call(_open, identity, dict(params), may_leave=True, discard=_close_at_once)
+        opened = await threads.call(
+            _open, identity, dict(params), may_leave=True, discard=lambda opened: opened[0].close(0)
+        )
     except BaseException:
         threads.close()
         raise
     return NativeNode(*opened, threads)
 
 
-_Opened = tuple[InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]
+_Opened = tuple[_InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]
 
 
 def _open(identity: NodeIdentity, params: dict[str, str]) -> _Opened:
     library = load_library(identity)
-    node = InitializedNode(library, identity, as_node_params(params))
+    node = _InitializedNode(library, identity, _as_node_params(params))
     try:
-        inputs = ask_items(node, library.get_inputs_info, "getInputsInfo")
-        return node, inputs, ask_items(node, library.get_outputs_info, "getOutputsInfo")
+        inputs = _describe_items(node, library.get_inputs_info, "getInputsInfo")
+        return node, inputs, _describe_items(node, library.get_outputs_info, "getOutputsInfo")
     except BaseException:
         node.close(0)
         raise
-
-
-def _close_at_once(opened: _Opened) -> None:
-    opened[0].close(0)

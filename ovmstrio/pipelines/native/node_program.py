@@ -1,6 +1,6 @@
-"""The program of a worker process: one node of one library, called in threads as it would be in the server.
+"""Main program of a custom node's worker process.
 
-The first request says what to open; each later one is a call.
+The first request describes the node to open; each later request is a call.
 """
 
 from __future__ import annotations
@@ -23,12 +23,6 @@ __all__ = ["main"]
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Open the node that the first request names, and answer calls until the server has no more.
-
-    Ownership: the node, which is closed at the end.
-
-    Cancellation: at once, but for the closing of the node.
-    """
     path, name, params = (first.value[key] for key in ("path", "name", "params"))
     async with WRITER.in_thread(), trio.open_nursery() as tasks:
         try:
@@ -48,10 +42,6 @@ def _rows(items: Mapping[str, ItemInfo]) -> list[tuple[str, str | None, tuple[in
 
 
 async def _answer(node: NativeNode, request: WorkRequest) -> None:
-    """Run one call and send what it gives.
-
-    Cancellation: at once; nobody is there to be answered then.
-    """
     try:
         outputs = await node.execute(request.value)
     except ServerError as error:
@@ -61,7 +51,7 @@ async def _answer(node: NativeNode, request: WorkRequest) -> None:
 
 
 def main() -> None:
-    """Serve the server whose socket's descriptor is the first argument."""
+    """Serve requests from the server whose socket descriptor is the first argument."""
     configure_logs(level="WARNING")
     run_program(_serve)
     leave()

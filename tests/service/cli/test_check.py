@@ -214,9 +214,9 @@ def test_pipeline_check_reports_all_problems_with_line_and_hint() -> None:
     found = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert found.count(f"error {place}") == 3
     for text in (
-        "PIPELINE_NODE_REFERING_TO_MISSING_NODE: node 'response': the output 'o' comes from 'ads', which is no node",
+        "PIPELINE_NODE_REFERING_TO_MISSING_NODE: node 'response': the output 'o' comes from the unknown node 'ads'",
         "hint did you mean 'adds'?",
-        "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'sums': nothing that it gives is used",
+        "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'sums': none of its outputs is used",
         "PIPELINE_CONNECTION_TO_MISSING_MODEL_INPUT: node 'adds': it has no input 'c'",
     ):
         assert text in found
@@ -233,7 +233,7 @@ def test_pipeline_check_without_models_loads_nothing() -> None:
     assert (result.exit_code, facts["ok"], facts["pipelines"]) == (1, False, ["q"])
     (problem,) = facts["problems"]
     assert problem["message"].endswith("no model 'n' is configured")
-    assert (problem["line"], problem["suggestion"]) == (_line('"n"') - 3, "known are m, p")
+    assert (problem["line"], problem["suggestion"]) == (_line('"n"') - 3, "known: m, p")
     assert "RuntimeError" in pipeline("check", ".", "p").stdout
 
 

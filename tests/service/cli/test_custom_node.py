@@ -168,7 +168,7 @@ def test_problems_of_nodes_have_places() -> None:
             1,
             "the library crashed with SIGABRT while it was being loaded, initialized and asked for its inputs",
         ),
-        ("text.so", (), 1, "it is no shared library"),
+        ("text.so", (), 1, "it is not a shared library"),
         ("exits.py", (), 1, "the library ended the process with exit code 3"),
         ("hangs.py", ("--timeout", "3"), 1, "the library had not come to an end after 3 seconds"),
         ("add_one", ("--param", "add_number"), 64, "write name=value"),

@@ -134,7 +134,7 @@ def test_errors_have_the_form_of_openai(served: ServedInThread) -> None:
 def test_graph_without_text_is_refused(served: ServedInThread) -> None:
     with _client(served) as client:
         for is_stream in (False, True):
-            with pytest.raises(openai.BadRequestError, match="name others by a comment in its file") as caught:
+            with pytest.raises(openai.BadRequestError, match="or name the streams in the graph file") as caught:
                 client.chat.completions.create(
                     model="plain", messages=[{"role": "user", "content": "x"}], stream=is_stream
                 )

@@ -98,8 +98,8 @@ async def test_unavailable_servable_names_the_node_of_the_pipeline(kind: type[Se
 
 async def test_invalid_tensor_of_a_graph_fails_the_node(tmp_path: Path) -> None:
     for made, text in (
-        ('Tensor("out", b"1234", [1, 2], "FP32")', "node 'calls' gave what is no tensor"),
-        ('Tensor("out", b"1234", [1, 2], "mine")', "node 'calls' gave 'out' of the unknown type 'mine'"),
+        ('Tensor("out", b"1234", [1, 2], "FP32")', "node 'calls' returned an invalid tensor"),
+        ('Tensor("out", b"1234", [1, 2], "mine")', "node 'calls': output 'out' has unknown type 'mine'"),
     ):
         handler = DOUBLING.replace('Tensor("out", np.asarray(inputs[0]) * 2)', made)
         nodes = [make_node("calls", {"in": "request.x"}, ("out",), model_name="g")]

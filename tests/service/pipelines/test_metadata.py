@@ -120,7 +120,7 @@ def test_input_of_two_nodes_is_what_both_accept(case: str) -> None:
         (problem,) = problems
         assert problem.message.startswith("PIPELINE_INPUTS_AMBIGUOUS_METADATA")
         assert all(str(spec) in problem.message for spec in (one, two))
-        assert problem.suggestion == "give each an input of its own"
+        assert problem.suggestion == "add a separate input for each"
     else:
         assert problems == []
         assert (str(inputs["x"]), inputs["x"].layout) == expected

@@ -203,7 +203,7 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
     twice = handler("yield inputs[0].json\nyield inputs[0].json")
     script = repeat(Piece(text="one", tokens=1))
     async with loaded(tmp_path / "g", text, load_text=Loader(script=lambda _: script), before=twice) as graph:
-        with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it takes one document for each request"):
+        with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it accepts one document per request"):
             await _documents(graph, _request(stream=True))
 
 
@@ -211,8 +211,8 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
     ("text", "words"),
     [
         (BEFORE_AND_BEHIND.replace("HTTP_REQUEST_PAYLOAD:asked", "OVMS_PY_TENSOR:asked").replace(
-            "HTTP_RESPONSE_PAYLOAD:answer", "OVMS_PY_TENSOR:answer"), "and the graph takes none"),
-        (BEFORE_AND_BEHIND.replace(text_node(), text_node(more="")), "has no LOOPBACK that calls for the next one"),
+            "HTTP_RESPONSE_PAYLOAD:answer", "OVMS_PY_TENSOR:answer"), "needs a graph for raw HTTP requests"),
+        (BEFORE_AND_BEHIND.replace(text_node(), text_node(more="")), "streams its response, and has no LOOPBACK"),
         (BEFORE_AND_BEHIND.replace('path: "./"', 'path: "./" max_num_seqs: 0'), "the value cannot be used"),
         (BEFORE_AND_BEHIND.replace('path: "./"', 'path: "./" draft_eagle3_mode: true'), "EAGLE-3"),
     ],

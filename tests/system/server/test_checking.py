@@ -290,7 +290,7 @@ async def test_unconnected_input_of_a_pipeline_is_a_warning(tmp_path: Path) -> N
     config = _config(tmp_path, {"name": "m", "base_path": "m"}, pipeline_config_list=[pipeline])
     report = await check_config(config)
     assert [(problem.severity, problem.message) for problem in report.problems] == [
-        ("warning", "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' goes nowhere")
+        ("warning", "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' is not used")
     ]
     assert [each.model for each in report.loaded] == ["m", "p"]
     assert (await check_pipelines(config, load=False)).problems == report.problems

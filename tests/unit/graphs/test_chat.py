@@ -99,7 +99,7 @@ async def test_regular_graph_answers_chats_with_a_comment(tmp_path: Path) -> Non
         assert _joined(await _pieces(graph, _request("one two"))) == ("ONE TWO", 1, Finish.STOP)
     async with _serving(tmp_path, source, _graph("", ("TEXT:text",), more="")) as graph:
         assert graph.tasks == set()
-        with pytest.raises(NotSupported, match=r"answers no chats: expected .*OVMSTRIO_CHAT: prompt=INPUT"):
+        with pytest.raises(NotSupported, match=r"has no chat streams: expected .*OVMSTRIO_CHAT: prompt=INPUT"):
             await _pieces(graph, _request("one"))
 
 
@@ -129,7 +129,7 @@ async def test_text_is_read_from_every_form_of_tensor(tmp_path: Path, made: str,
 async def test_numbers_are_refused(tmp_path: Path) -> None:
     source = handler("yield [Tensor('text', np.zeros(3, np.float32))]", head="import numpy as np")
     async with _serving(tmp_path, source) as graph:
-        with pytest.raises(GraphFailure, match=r'output "text" .* is no text: .*text.encode\(\)\), got FP32'):
+        with pytest.raises(GraphFailure, match=r'output "text" .* expected UTF-8 bytes, .*text.encode\(\)\), got FP32'):
             await _pieces(graph, _request("x"))
 
 
@@ -186,14 +186,14 @@ async def test_sampling_fields_become_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("unsupported", "words"),
     [
-        (_request("x", n=2), r'n: "graph" is a graph of user code, .*expected 1; got 2'),
-        (_request("x", logprobs=True), "logprobs: .* tells no probabilities"),
+        (_request("x", n=2), r'n: graph "graph" runs user code .*expected 1; got 2'),
+        (_request("x", logprobs=True), "logprobs: .* returns no probabilities"),
         (_request("x", echo=True), "echo: "),
         (_request("x", sampling=Sampling(best_of=3)), "best_of: "),
         (_request("x", sampling=Sampling(stop_token_ids=(1,))), "stop_token_ids: .*use stop"),
         (_request("x", grammar=Grammar(GrammarKind.JSON_OBJECT, "{}")), "response_format: "),
         (GenerationRequest(Conversation(TURNS, tools=({"type": "function"},))), "tools: .*tool_choice"),
-        (GenerationRequest((1, 2, 3)), "prompt: .*takes a text; got numbers of tokens"),
+        (GenerationRequest((1, 2, 3)), "prompt: .*expected a text; got token ids"),
         (GenerationRequest(Conversation(TURNS[:1])), r'expected one with the role "user"; got system'),
         (_request("x", n=2, logprobs=True), "n: .* Also: logprobs: "),
     ],
@@ -247,7 +247,7 @@ async def test_usage_is_read_from_an_output(tmp_path: Path) -> None:
 async def test_invalid_usage_is_an_error(tmp_path: Path, usage: str) -> None:
     source = handler(f"yield [Tensor('end', {usage.encode()!r})]")
     async with _serving(tmp_path, source, _graph("# OVMSTRIO_CHAT: usage=end")) as graph:
-        with pytest.raises(GraphFailure, match=r'output "end" .* expected JSON as .*"completion_tokens": 12'):
+        with pytest.raises(GraphFailure, match=r'output "end" .* expected JSON such as .*"completion_tokens": 12'):
             await _pieces(graph, _request("x"))
 
 
@@ -271,7 +271,7 @@ async def test_deadline_ends_a_started_and_a_starting_text(
     request = _request("x", deadline=trio.current_time() + 3)
     async with _serving(tmp_path, source) as graph, graph.generate(request) as generation:
         assert (await anext(aiter(generation))).text == "in time"
-        with pytest.raises(DeadlineExceeded, match="before the graph had made the whole text"):
+        with pytest.raises(DeadlineExceeded, match="deadline exceeded while the graph generated text"):
             await anext(aiter(generation))
     slow = source + "    async def open(self, context):\n        await trio.sleep_forever()\n"
     async with _serving(tmp_path, slow) as graph:

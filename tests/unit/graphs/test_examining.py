@@ -55,9 +55,7 @@ def test_problems_of_syntax_contracts_and_wiring_are_reported_together(tmp_path:
     }
 
 
-@pytest.mark.parametrize(
-    ("content", "text"), [(None, "File not found or cannot open - "), (b"\xff\xfe", "it is no UTF-8 text")]
-)
+@pytest.mark.parametrize(("content", "text"), [(None, "File not found or cannot open - "), (b"\xff\xfe", "not UTF-8")])
 def test_unreadable_file_is_an_error(tmp_path: Path, content: bytes | None, text: str) -> None:
     path = tmp_path / "graph.pbtxt"
     if content is not None:

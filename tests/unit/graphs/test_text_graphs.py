@@ -159,7 +159,7 @@ def test_unsupported_option_is_an_error_with_its_line(tmp_path: Path, option: st
 def test_image_model_is_refused(tmp_path: Path) -> None:
     text = _other("ImageGenCalculator", "IMAGE_GEN_NODE_RESOURCES")
     problem = _problem(tmp_path, text)
-    assert "models that make images are not served" in problem.message
+    assert "image generation is not supported" in problem.message
     assert problem.line == 3
 
 
@@ -169,7 +169,7 @@ def test_image_model_is_refused(tmp_path: Path) -> None:
         ('input_stream: "HTTP_REQUEST_PAYLOAD:input"\noutput', 'input_stream: "input"\noutput', "HTTP_REQUEST_PAYLOAD"),
         ('input_side_packet: "LLM_NODE_RESOURCES:llm"', 'input_side_packet: "LLM:llm"', "LLM_NODE_RESOURCES"),
         ('  output_stream: "HTTP_RESPONSE_PAYLOAD:output"', '  output_stream: "OUT:output"', "HTTP_RESPONSE_PAYLOAD"),
-        ('  input_stream: "HTTP_REQUEST_PAYLOAD:input"\n', "", "has one input stream"),
+        ('  input_stream: "HTTP_REQUEST_PAYLOAD:input"\n', "", "needs exactly one input stream"),
         ("back_edge: true", "back_edge: false", "cycle"),
         ("HttpLLMCalculator", "RerankCalculatorOV", "RERANK_NODE_RESOURCES"),
     ],
@@ -208,7 +208,7 @@ def test_every_unsupported_option_of_ovms_is_an_error(tmp_path: Path, calculator
 
 def test_node_without_options_is_an_error(tmp_path: Path) -> None:
     text = llm_graph().partition("  node_options: {")[0] + "}\n"
-    assert "has no options that name its models_path" in _problem(tmp_path, text).message
+    assert "has no options with a models_path" in _problem(tmp_path, text).message
 
 
 def test_only_language_models_have_other_nodes(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_only_language_models_have_other_nodes(tmp_path: Path) -> None:
     assert isinstance(spec, GraphSpec)
     problems = KINDS[spec.kind].examine(spec)
     (problem,) = [each for each in problems if each.severity == "error"]
-    assert 'node "node": a RerankCalculatorOV is served as the only node of its graph' in problem.message
+    assert 'node "node": a RerankCalculatorOV must be the only node of its graph' in problem.message
     assert problem.line == _line_of(text, "node {")
 
 

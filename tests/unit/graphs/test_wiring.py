@@ -106,7 +106,7 @@ def test_types_of_connected_nodes_must_agree() -> None:
     problem = problem_of(text, contracts)
     assert problem.message.startswith(f'{INITIALIZE}INVALID_ARGUMENT: Input stream "middle" of calculator "b" expects')
     assert (problem.line, problem.expected, problem.found) == (5, "ov::Tensor", "pyovms.Tensor of a")
-    assert problem.suggestion == "put a PyTensorOvTensorConverterCalculator between the two"
+    assert problem.suggestion == "add a PyTensorOvTensorConverterCalculator between the two nodes"
 
 
 def test_tag_of_an_output_must_match_its_type() -> None:
@@ -291,7 +291,7 @@ def test_waiting_for_generators_of_different_lengths_is_a_warning(other: str) ->
     nodes = [generator("a", "in", "x"), *([generator("b", "in", "z")] if other == "z" else [])]
     (problem,) = check_nodes(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join"))
     assert problem.severity == "warning"
-    assert problem.message.startswith('node "join" waits for inputs that "a"')
+    assert problem.message.startswith('node "join" synchronizes inputs, and "a"')
     assert not check_nodes(*nodes, python_node("m.py", ["A:x", f"B:{other}"], name="join", more=IMMEDIATE))
 
 

@@ -299,7 +299,7 @@ async def test_arrays_are_freed_without_the_garbage_collector(fails: bool) -> No
 INVALID: dict[str, tuple[int, list[tuple[int, ...]], str]] = {
     "too few dimensions": (-1, [(2, 2)], r"Wrong number of dimensions .* node 'one' splits 'y' of shape \[2,2\]"),
     "too many shards": (-1, [(MAX_SHARDS + 1, 1, 1)], r"Too large dimension size .* \[10001,1,1\], at most 10000"),
-    "another count": (3, [(2, 1, 2)], r"Wrong dimension size .* node 'one' is to be split into 3: 'y' of shape \[2,1,"),
+    "another count": (3, [(2, 1, 2)], r"Wrong dimension size .* node 'one' splits into 3: 'y' of shape \[2,1,"),
     "two counts": (-1, [(2, 1, 2), (3, 1, 2)], r"Wrong dimension size .* 'y' of shape \[2,1,2\], 'z' of .*\[3,1,2\]"),
 }
 
@@ -326,7 +326,7 @@ async def test_maximum_number_of_shards() -> None:
 
 
 async def test_request_that_cannot_be_split_fails() -> None:
-    with pytest.raises(PipelineFailure, match=r"the pipeline is to be split into 3: 'x' of shape \[2,1,2\]"):
+    with pytest.raises(PipelineFailure, match=r"the pipeline splits into 3: 'x' of shape \[2,1,2\]"):
         await _run_one(_splitting([]), np.zeros((2, 1, 2), np.float32), 3)
 
 
@@ -339,7 +339,7 @@ async def test_empty_output_of_a_demultiplexer_ends_the_call() -> None:
         "behind": nodes.gives(_fail("never called")),
         "one": nodes.gives(lambda i: i, 10**9),
     }
-    with pytest.raises(NothingToGather, match="node 'split' gave nothing to split"):
+    with pytest.raises(NothingToGather, match="node 'split' returned nothing to split"):
         await _run([split, behind, TWO[0]], {"y": "behind.y", "z": "one.y"}, calls)
     assert nodes.alive == 0
 

@@ -108,7 +108,7 @@ async def test_errors_have_type_text_and_line(tmp_path: Path) -> None:
         f"Custom node failed during execution; node 'node' of {tmp_path / 'node.py'}: ValueError: no such thing "
         "(node.py:7) (NODE_LIBRARY_EXECUTION_FAILED)"
     )
-    assert [(entry["event"], entry["step"]) for entry in logs] == [("a custom node raised", "execute")]
+    assert [(entry["event"], entry["step"]) for entry in logs] == [("custom node raised", "execute")]
     assert "SystemExit: 3" in await failure_of(tmp_path, "import sys\nsys.exit(3)")
 
 
@@ -130,10 +130,10 @@ async def test_server_errors_keep_their_class(tmp_path: Path) -> None:
         ("None", "must return a dict with an array for each output, not NoneType"),
         ("{}", "not an empty dict"),
         ("{1: np.zeros(1)}", "the key is 1"),
-        ("{'y': [1, 2]}", "output 'y' must be an array of numpy's, not list; make it with np.asarray"),
-        ("{'y': np.array(['a'])}", "output 'y' has dtype <U1, which no tensor has"),
-        ("{'y': np.array([b'a'], object)}", "output 'y' has dtype object"),
-        ("{'y': np.zeros(1, complex)}", "output 'y' has dtype complex128"),
+        ("{'y': [1, 2]}", "output 'y' must be a numpy array, not list; convert it with np.asarray"),
+        ("{'y': np.array(['a'])}", "output 'y' has unsupported dtype <U1"),
+        ("{'y': np.array([b'a'], object)}", "output 'y' has unsupported dtype object"),
+        ("{'y': np.zeros(1, complex)}", "output 'y' has unsupported dtype complex128"),
     ],
 )
 async def test_invalid_outputs_fail_the_call(tmp_path: Path, returned: str, text: str) -> None:
@@ -191,7 +191,7 @@ async def test_error_of_deinitialize_is_logged(tmp_path: Path) -> None:
     with capture_logs() as logs:
         async with opened_python(tmp_path, source):
             pass
-    assert [(entry["event"], entry["step"]) for entry in logs] == [("a custom node raised", "deinitialize")]
+    assert [(entry["event"], entry["step"]) for entry in logs] == [("custom node raised", "deinitialize")]
 
 
 SYM = "NODE_LIBRARY_LOAD_FAILED_SYM"
@@ -210,7 +210,11 @@ async def test_missing_functions_are_reported_together(tmp_path: Path) -> None:
     problems = await problems_of(tmp_path, "def execute(inputs):\n    pass\n")
     prefix = "Custom node library lacks a function of the interface; node 'node': "
     assert [(problem.line, problem.message.removeprefix(prefix), problem.suggestion) for problem in problems] == [
-        (1, f"execute is no function of the right arguments ({SYM})", "write def execute(inputs, params[, manager])"),
+        (
+            1,
+            f"execute is not a function with the right parameters ({SYM})",
+            "write def execute(inputs, params[, manager])",
+        ),
         (None, f"get_inputs_info is missing ({SYM})", "write def get_inputs_info(params[, manager])"),
         (None, f"get_outputs_info is missing ({SYM})", "write def get_outputs_info(params[, manager])"),
     ]
@@ -244,12 +248,15 @@ async def test_error_of_initialize_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("infos", "texts"),
     [
-        ("None", ["must give a dict with at least one name, not None"]),
-        ("{}", ["at least one name"]),
-        ("{'a': 'FP32', 3: ('FP32', [])}", ["an element type and a shape are expected", "a name must be a text"]),
-        ("{'a': ('FP23', [1]), 'b': ('FP32', 5)}", ["'FP23' is no element type", "a shape is a list of sizes, not 5"]),
-        ("{'a': ('BYTES', [1]), 'b': (complex, [1])}", ["texts travel as UINT8", "no element type"]),
-        ("{'a': ('FP32', [1, -2]), 'b': ('FP32', [True])}", ["-2 is no size", "True is no size"]),
+        ("None", ["must return a non-empty dict, not None"]),
+        ("{}", ["a non-empty dict"]),
+        ("{'a': 'FP32', 3: ('FP32', [])}", ["expected a datatype and a shape", "a name must be a non-empty string"]),
+        (
+            "{'a': ('FP23', [1]), 'b': ('FP32', 5)}",
+            ["'FP23' is not a datatype", "a shape must be a list of sizes, not 5"],
+        ),
+        ("{'a': ('BYTES', [1]), 'b': (complex, [1])}", ["use UINT8 with two dimensions", "not a datatype"]),
+        ("{'a': ('FP32', [1, -2]), 'b': ('FP32', [True])}", ["-2 is not a size", "True is not a size"]),
     ],
 )
 async def test_invalid_infos_are_reported(tmp_path: Path, infos: str, texts: list[str]) -> None:

@@ -120,7 +120,7 @@ def test_unused_input_is_a_warning() -> None:
     structure, problems = examine_structure(make_pipeline([ONE], {"o": "one.y"}, inputs=("x", "z")))
     assert structure is not None
     assert [(problem.severity, problem.message) for problem in problems] == [
-        ("warning", "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' goes nowhere")
+        ("warning", "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' is not used")
     ]
 
 

@@ -41,7 +41,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 def test_file_without_elf_header_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "text.so"
     path.write_bytes(content)
-    assert "it is no shared library (no ELF header) (NODE_LIBRARY_LOAD_FAILED_OPEN)" in refusal_of(path)
+    assert "it is not a shared library (no ELF header) (NODE_LIBRARY_LOAD_FAILED_OPEN)" in refusal_of(path)
 
 
 def test_missing_functions_are_named(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_undefined_symbol_is_refused_with_its_place(tmp_path: Path) -> None:
         load_library(NodeIdentity("n", path))
     (problem,) = caught.value.problems
     assert problem.file == str(path)
-    assert f"node.so uses found_nowhere ({tmp_path / 'node.c'}:2), and nothing that it is linked" in problem.message
+    assert f"node.so uses found_nowhere ({tmp_path / 'node.c'}:2), but none of its linked libraries" in problem.message
     assert problem.message.endswith("(NODE_LIBRARY_LOAD_FAILED_OPEN)")
-    assert "link it with the file or library that has it" in problem.suggestion
+    assert "link it with the file or library that defines it" in problem.suggestion
 
 
 def test_source_that_defines_a_missing_symbol_is_suggested(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_header_is_in_the_package_and_under_protos() -> None:
         pytest.param(
             18,
             OTHER_MACHINE,
-            f"it is built for {OTHER_NAME}, and this machine is {platform.machine()} (NODE_LIB",
+            f"it is built for {OTHER_NAME}, but this machine is {platform.machine()} (NODE_LIB",
             id="other machine",
         ),
     ],
@@ -253,7 +253,7 @@ def test_renamed_library_in_a_read_only_folder_is_loaded_and_overwritten_one_ref
         rename(path, build)
         assert build_of(path) == build
     os.utime(path, (1, 1))
-    assert "restart the server, or write the library beside it and rename that" in refusal_of(path)
+    assert "restart the server, or write the library to a new file and rename it" in refusal_of(path)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
@@ -263,7 +263,7 @@ def test_incomplete_library_is_refused(tmp_path: Path, share: float) -> None:
     image = path.read_bytes()
     loaded = int.from_bytes(image[0x28:0x30], "little") // 2
     path.write_bytes(image[: int(share * loaded)])
-    assert "its end is missing, as it is while the file is being written (NODE_LIBRARY_LOAD" in refusal_of(path)
+    assert "the file is truncated, or still being written (NODE_LIBRARY_LOAD" in refusal_of(path)
     overwrite(path, 2)
     assert build_of(path) == 2
 
@@ -279,7 +279,7 @@ def test_library_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(native_library, "private_copy", slow_copy)
-        assert "it is being written" in refusal_of(path)
+        assert "the file is still being written" in refusal_of(path)
     assert build_of(path) == 2
 
 

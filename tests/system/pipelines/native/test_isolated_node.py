@@ -199,7 +199,7 @@ async def test_failed_restart_is_repeated_by_calls(library: Path) -> None:
         os.rename(library, hidden)  # noqa: PTH104 - takes no time worth a thread
         with pytest.raises(CustomNodeFailure, match="SIGSEGV"):
             await isolated.execute({"x": HANGING})
-        with pytest.raises(CustomNodeFailure, match=r"cannot be started again.*No such file.*LOAD_FAILED_OPEN"):
+        with pytest.raises(CustomNodeFailure, match=r"cannot be restarted.*No such file.*LOAD_FAILED_OPEN"):
             await isolated.execute({"x": X})
         os.rename(hidden, library)  # noqa: PTH104 - as above
         with trio.fail_after(60):

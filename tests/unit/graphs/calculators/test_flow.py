@@ -378,10 +378,10 @@ async def test_vectors_are_joined_and_split(calculator: NodeConfig, scenario: st
             {},
             'Packet timestamp mismatch .* stream "y". Current minimum expected timestamp is 6 but received 3',
         ),
-        (mux(side_inputs="SELECT:s"), "1: a=1 b=2", {"s": 2}, "SELECT is 2, and there is no input INPUT:2"),
+        (mux(side_inputs="SELECT:s"), "1: a=1 b=2", {"s": 2}, "SELECT is 2, but there is no input INPUT:2"),
         (mux(side_inputs="SELECT:s"), "1: a=1 b=2", {"s": -1}, "SELECT is -1"),
         (resampler(), "0: in=0 | 1000000000000000: in=1", {}, "at most 100000 can be filled"),
-        (split("x", (0, 4)), "5: v=(1,)", {}, "the vector has 1 elements, and the ranges ask for 4"),
+        (split("x", (0, 4)), "5: v=(1,)", {}, "the vector has 1 elements, the ranges need 4"),
     ],
 )
 async def test_invalid_packets_fail_the_graph(

@@ -77,8 +77,8 @@ async def test_example_of_the_guide_works(install: Install) -> None:
         ("import nowhere_to_be_found", "broken_one:KIND", "does not load: ModuleNotFoundError: No module named"),
         ("1 / 0", "broken_two:KIND", "does not load: ZeroDivisionError"),
         ("", "broken_three:KIND", "does not load: AttributeError"),
-        ("class Kind: pass", "broken_four:Kind", "loads to the class Kind; let it name an instance"),
-        ("KIND = 5", "broken_five:KIND", "loads to an object of type int, which has no method contract and no method"),
+        ("class Kind: pass", "broken_four:Kind", "loads the class Kind, expected an instance"),
+        ("KIND = 5", "broken_five:KIND", "loads an object of type int without method contract and load"),
     ],
 )
 def test_invalid_entry_point_is_an_error_when_used(install: Install, source: str, value: str, text: str) -> None:

@@ -288,7 +288,7 @@ async def test_close_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
             await node.run_once()
         assert made.threads.stuck == 1
         gate.set()
-    assert "close of a Python node did not end" in [entry["event"] for entry in logs]
+    assert "Python node close timed out" in [entry["event"] for entry in logs]
 
 
 @pytest.mark.parametrize("stops", [True, False])

@@ -188,7 +188,7 @@ async def test_finalize_that_does_not_end_is_abandoned(tmp_path: Path, monkeypat
         with capture_logs() as logs, trio.fail_after(WAIT_SECONDS):
             await node.resources.aclose()
         gate.set()
-    assert "finalize did not end in time" in [entry["event"] for entry in logs]
+    assert "finalize timed out" in [entry["event"] for entry in logs]
 
 
 async def test_nodes_of_one_file_have_separate_objects(tmp_path: Path) -> None:
@@ -223,24 +223,24 @@ def test_tags_and_indexes_are_optional(inputs: list[str], outputs: list[str]) ->
     [
         (make_node(inputs=[]), "at least one input stream", "input_stream"),
         (make_node(outputs=[]), "at least one output stream", "output_stream"),
-        (make_node(inputs=["a", "b"]), 'Tag "" index 1 was not expected', "tag of its own"),
+        (make_node(inputs=["a", "b"]), 'Tag "" index 1 was not expected', "unique tag"),
         (make_node(inputs=["IN:a", "IN:1:b"]), 'Tag "IN" index 1 was not expected', "IN1:b"),
         (make_node(outputs=["OUT:1:b"]), 'Tag "OUT" index 1 was not expected', "OUT1:b"),
         (make_node(side=[]), 'Failed to get tag "PYTHON_NODE_RESOURCES" index 0', "PYTHON_NODE_RESOURCES:py"),
         (make_node(side=["PYTHON_NODE_RESOURCES:py", "OTHER:x"]), 'Tag "OTHER" index 0 was not expected', "remove"),
-        (make_node(side_outputs=(make_node().side_inputs)), "makes no side packets", "remove"),
+        (make_node(side_outputs=(make_node().side_inputs)), "has no output side packets", "remove"),
         (make_node(inputs=["IN:a", "LOOPBACK:l"]), "If LOOPBACK is used, it must be defined on both", "output_stream"),
         (make_node(outputs=["OUT:a", "LOOPBACK:l"]), "If LOOPBACK is used, it must be defined on both", "input_stream"),
         (make_node(node_options=()), "The Python Node is missing options definition", "handler_path"),
         (
             make_node(node_options=(), options=(options("PythonExecutorCalculatorOptions", handler_path="a"),)),
-            "The Python Node is missing options definition - node_options is empty; options { ... } is not looked at",
+            "The Python Node is missing options definition - node_options is empty; options { ... } is ignored",
             "handler_path",
         ),
         (make_node(node_options=(options("Other", x="y"),)), "found mediapipe.Other", "PythonExecutor"),
         (make_node(""), "handler_path is empty", "handler_path"),
         (make_node(name=""), "The Python Node is missing name definition", "name"),
-        (make_node(canonical_name="node_1"), "The Python Node name is already present in nodes list", "own"),
+        (make_node(canonical_name="node_1"), "The Python Node name is already present in nodes list", "unique"),
     ],
 )
 def test_invalid_nodes_are_refused_with_a_suggestion(node: NodeConfig, text: str, fix: str) -> None:

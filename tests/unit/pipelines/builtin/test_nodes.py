@@ -73,7 +73,7 @@ async def test_add_one_adds_and_subtracts() -> None:
 async def test_invalid_inputs_fail_the_call() -> None:
     node = await opened_builtin("add_one")
     for inputs, text in (
-        ({}, "there is no input 'input_numbers'"),
+        ({}, "input 'input_numbers' is missing"),
         ({"input_numbers": np.zeros((1, 10))}, "Expected: FP32; Actual: float64"),
         ({"input_numbers": np.zeros((1, 9), np.float32)}, r"Expected: \(1, 10\); Actual: \(1, 9\)"),
     ):
@@ -131,10 +131,10 @@ async def test_horizontal_ocr_limits_the_batch(picture: Array) -> None:
     [
         ((5, 5, 5, 9), "is empty"),
         ((5, 9, 8, 5), "is empty"),
-        ((-1, 0, 5, 5), "does not lie in the image of 32 x 24 pixels"),
-        ((0, 0, 33, 5), "does not lie in the image"),
-        ((0, 0, np.nan, 5), "no places in an image"),
-        ((0, 0, np.inf, 5), "no places in an image"),
+        ((-1, 0, 5, 5), "is not inside the image of 32 x 24 pixels"),
+        ((0, 0, 33, 5), "is not inside the image"),
+        ((0, 0, np.nan, 5), "not image coordinates"),
+        ((0, 0, np.inf, 5), "not image coordinates"),
     ],
 )
 async def test_horizontal_ocr_fails_on_invalid_boxes(picture: Array, box: tuple[float, ...], text: str) -> None:
@@ -181,7 +181,7 @@ async def test_object_detection_without_detections_has_no_rows(picture: Array) -
     node = await opened_builtin("model_zoo_intel_object_detection", **SIZES)
     outputs = await node.execute({"image": nchw(picture), "detection": detections(count=3)})
     assert {array.shape[0] for array in outputs.values()} == {0}
-    with pytest.raises(CustomNodeFailure, match="does not lie"):
+    with pytest.raises(CustomNodeFailure, match="is not inside"):
         await node.execute({"image": nchw(picture), "detection": detections((0, 1, 1, 1.1, 0, 1.5, 1))})
 
 
