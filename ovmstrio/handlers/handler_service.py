@@ -21,7 +21,7 @@ from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
 from ovmstrio.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
-from ovmstrio.handlers.models.library import open_clients
+from ovmstrio.handlers.models.library import open_models
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.serving.hosted_service import ResidentService, host
 
@@ -192,7 +192,7 @@ async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[H
     limit, is_alone = context.make_limit(project.max_concurrency, project.name), context.is_alone
     seconds = context.queue_timeout
     batch_hooks = context.meters.batches(project.name, "1")
-    async with open_clients(project) as models:
+    async with open_models(project) as models:
         if project.protobuf_path is not None:
             loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
             async with proto_of(project) as proto, loading_rpc(project, proto) as rpc_handler:

@@ -33,7 +33,7 @@ from ovmstrio.handlers.handler_code import HIDDEN, HandlerCode
 from ovmstrio.handlers.http_results import HTTPError, starlette_error, to_answer
 from ovmstrio.handlers.http_values import http_arguments
 from ovmstrio.handlers.isolated.messages import ANSWER, MethodRow, answer_head, read_request, refusal_row
-from ovmstrio.handlers.models.library import Models, open_clients
+from ovmstrio.handlers.models.library import ProjectModels, open_models
 from ovmstrio.isolation.codec import encode_error
 from ovmstrio.isolation.generator_hosts import RAISED
 from ovmstrio.isolation.hosted import Hosted, Invocation
@@ -153,7 +153,7 @@ class HostedHandler:
         self._loop: trio.lowlevel.TrioToken | None = None
         self._closing: trio.Event | None = None
         self._handler: LoadedHandler | None = None
-        self._models: Models | None = None
+        self._models: ProjectModels | None = None
         self._rpcs: HostedRpcs | None = None
         self._code: HandlerCode = _BatchCode("", Path())
         self._after: dict[int, tuple[Callback, ...]] = {}
@@ -230,7 +230,7 @@ class HostedHandler:
         code = _CarriedCode(project.name, project.directory)
         self._code = _BatchCode(project.name, project.directory)
         async with (
-            open_clients(project) as self._models,
+            open_models(project) as self._models,
             open_handler(
                 project, Supplies(self._models.clients), code=code, is_alone=True, gathers=False
             ) as self._handler,
@@ -245,7 +245,7 @@ class HostedHandler:
 
         code = ToldCode(project.name, project.directory, PASSING)
         async with (
-            open_clients(project) as self._models,
+            open_models(project) as self._models,
             proto_of(project) as proto,
             open_rpc_handler(project, proto, clients=self._models.clients, is_alone=True, code=code) as self._handler,
             trio.open_nursery() as tasks,
@@ -268,7 +268,7 @@ class HostedHandler:
         return _there(self._handler)
 
     @property
-    def _opened_models(self) -> Models:
+    def _opened_models(self) -> ProjectModels:
         return _there(self._models)
 
     # Requests
