@@ -158,7 +158,7 @@ async def test_errors_of_a_handler_leave_its_process(tmp_path: Path) -> None:
         for way, detail in (
             ("own error", "ZeroDivisionError: division by zero ("),
             ("exit code", "SystemExit"),
-            ("object", "TypeError: an object of type 'object' cannot be written as JSON"),
+            ("object", "TypeError: an object of type 'object' is not JSON serializable"),
         ):
             with pytest.raises(UserCodeError, match="internal server error") as caught:
                 await _call(handler, {"way": way})
