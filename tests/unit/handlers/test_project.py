@@ -189,7 +189,7 @@ async def test_provided_modules_can_be_imported(tmp_path: Path) -> None:
             "the constructor of the handler failed: ValueError",
         ),
         (f"{HANDLER}    def __init__(self):\n        raise SystemExit(3)\n", 5, "SystemExit: 3"),
-        ("x = 1\n", None, "no such class"),
+        ("x = 1\n", None, "no class Handler"),
     ],
 )
 async def test_exceptions_of_the_file_and_constructor_have_their_line(
