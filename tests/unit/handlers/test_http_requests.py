@@ -21,7 +21,7 @@ from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import HttpRequest
 from ovmstrio.encoding import multipart
 from ovmstrio.handlers import http_values as forms
-from ovmstrio.handlers.http_values import FormData, QueryParams, RequestHeaders, UploadFile, parse_payload
+from ovmstrio.handlers.http_values import QueryParams, RequestHeaders, parse_payload
 
 # Payloads of other types than forms
 
@@ -142,10 +142,10 @@ def form(*parts: bytes) -> bytes:
 async def test_files_and_fields_of_a_form(own_parse: Callable[[str, bytes], Any]) -> None:
     image = part("image", b"\x89PNG\r\n\x00", '; filename="c\u00e4t.png"\r\nContent-Type: image/png')
     payload = own_parse(TYPE, form(part("label", "hübsch".encode()), image))
-    assert isinstance(payload, FormData)
+    assert type(payload).__name__ == "FormData"
     assert payload["label"] == "hübsch"
     upload = payload["image"]
-    assert isinstance(upload, UploadFile)
+    assert type(upload).__name__ == "UploadFile"
     assert (upload.filename, upload.content_type, upload.size) == ("cät.png", "image/png", 7)
     assert upload.file.read() == b"\x89PNG\r\n\x00"
     await upload.seek(1)
