@@ -85,7 +85,7 @@ def _parameters(**parameters: Any) -> InferRequest:
         (_parameters(sequence_id=1, sequence_end=1), "the parameter sequence_end must be true or false"),
         (
             replace(_id((1,), [3]), parameters={"sequence_id": 4}),
-            "the input sequence_id is 3, and the parameter sequence_id 4",
+            "input sequence_id 3 contradicts parameter sequence_id 4",
         ),
     ],
 )
