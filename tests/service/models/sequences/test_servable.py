@@ -202,7 +202,7 @@ async def test_special_inputs_do_not_count_as_inputs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sequence_id", "sequence_control_input"])
 async def test_model_with_an_input_of_a_special_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match=f"the input '{name}' has a name that requests need"):
+    with pytest.raises(errors.ConfigError, match=f"the input '{name}' has a reserved name of the sequence protocol"):
         await load_stateful(ir.passthrough("FP32", input_name=name), tmp_path)
 
 
