@@ -102,18 +102,18 @@ class BatchedMethod:
             return await self._results(items)
 
     async def _results(self, items: Sequence[BatchItem]) -> list[Any]:
-        lists = {name: [item.arguments[name] for item in items] for name in self._method.wanted}
+        lists = {name: [item.arguments[name] for item in items] for name in self._method.arguments}
         results = await self._invoke(self._method, lists)
         expected = f"expected a list of {len(items)} results, one for each request"
         if not isinstance(results, list):
-            raise self._code.wrong(self._method.name, f"{expected}, got {type(results).__name__}")
+            raise self._code.invalid_result(self._method.name, f"{expected}, got {type(results).__name__}")
         if len(results) != len(items):
-            raise self._code.wrong(self._method.name, f"{expected}, got {len(results)}")
+            raise self._code.invalid_result(self._method.name, f"{expected}, got {len(results)}")
         return [self._outcome(result) for result in results]
 
     def _outcome(self, result: Any) -> Any:
         """Convert an exception among the results to an error; its text is meant for the client."""
         if not isinstance(result, Exception):
             return result
-        failure = self._code.failure(result, self._method.name)
+        failure = self._code.convert_error(result, self._method.name)
         return failure if isinstance(failure, HTTPError) else HTTPError(500, str(result))

@@ -329,8 +329,8 @@ class HandlerBuilder:
     def _construct(self, cls: type[Any]) -> Any:
         """Create the instance; its models can be loaded even while its constructor runs."""
         given = self._supplies.arguments(self._project.config)
-        wanted = constructor_parameters(cls)
-        arguments = {name: value for name, value in given.items() if name in wanted}
+        parameters = constructor_parameters(cls)
+        arguments = {name: value for name, value in given.items() if name in parameters}
         if type(cls).__call__ is not type.__call__:
             instance = cls(**arguments)
             self._set_load_method(instance)
@@ -397,7 +397,7 @@ async def open_handler(
         ConfigError: the handler cannot be loaded; lists all problems of its class.
     """
     code = code or HandlerCode(project.name, project.directory)
-    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.names)
+    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.log_fields)
     callbacks = Callbacks(code)
     builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
     failure: ConfigError | None = None

@@ -31,7 +31,7 @@ class Callbacks:
 
     def __init__(self, code: HandlerCode) -> None:
         self._code = code
-        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.names)
+        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.log_fields)
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
 

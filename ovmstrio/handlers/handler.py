@@ -69,7 +69,7 @@ class LoadedHandler:
 
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         """Answer a request; see :class:`HttpHandler`."""
-        result = await self.call(name, **await http_arguments(self.methods[name].wanted, request))
+        result = await self.call(name, **await http_arguments(self.methods[name].arguments, request))
         return await to_answer(result, self, name)
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
@@ -93,7 +93,7 @@ class LoadedHandler:
         is dropped; an ``async def`` method is cancelled at its next checkpoint.
         """
         method = self.methods[name]
-        given = {each: arguments[each] for each in method.wanted}
+        given = {each: arguments[each] for each in method.arguments}
         if method.is_batched and self._batcher is not None:
             item = BatchItem(given, current_request_id())
             return await self._batcher.submit(item, start_within=self._patience.batch)
@@ -116,7 +116,7 @@ class LoadedHandler:
                 result = aiter(result) if hasattr(result, "__aiter__") else iter(result)
             except TypeError:
                 found = f"expected an iterable, got {type(result).__name__}"
-                raise self._code.wrong(name, found) from None
+                raise self._code.invalid_result(name, found) from None
         return self.stream(result, convert, name)
 
     def stream(
@@ -131,9 +131,9 @@ class LoadedHandler:
         """
         return UserStream(values, convert, self._threads, self._code, step)
 
-    def failure(self, error: BaseException, step: str) -> Exception:
+    def convert_error(self, error: BaseException, step: str) -> Exception:
         """Log an error of user code and return the exception to raise instead."""
-        return self._code.failure(error, step)
+        return self._code.convert_error(error, step)
 
     async def run_in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         """Call a plain function in a thread of the handler.
@@ -171,7 +171,7 @@ async def invoke(
     try:
         return await call_handler_code(threads, method.call, given, start_within=start_within)
     except UserCodeRaisedError as raised:
-        raise code.failure(raised.error, method.name) from None
+        raise code.convert_error(raised.error, method.name) from None
 
 
 class UserStream(Generic[_T]):
@@ -194,7 +194,7 @@ class UserStream(Generic[_T]):
         self._context.run(self._leases.__enter__)
         self._pump: ThreadPump[_T] | AsyncPump[_T]
         if isinstance(values, AsyncIterator):
-            self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.names))
+            self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.log_fields))
         else:
             self._pump = ThreadPump(values, convert, threads, self._context)
         self._code = code
@@ -219,7 +219,7 @@ class UserStream(Generic[_T]):
             raise StopAsyncIteration
         if isinstance(item, Failed):
             self._end()
-            raise self._code.failure(item.error, self._step) from None
+            raise self._code.convert_error(item.error, self._step) from None
         return item
 
     async def aclose(self) -> None:

@@ -39,29 +39,24 @@ class HandlerMethod:
     """Method of a handler instance.
 
     Attributes:
-        wanted: names of the available arguments that the method accepts.
+        arguments: names of the available arguments that the method accepts.
         is_generator: whether a call only creates a generator, asynchronous or not.
         is_batched: whether the method takes lists of arguments and returns a list of results.
     """
 
     name: str
     call: Callable[..., Any]
-    wanted: frozenset[str]
+    arguments: frozenset[str]
     is_generator: bool = False
     is_batched: bool = False
-
-    @property
-    def wants_payload(self) -> bool:
-        """Whether the method needs the request body."""
-        return "payload" in self.wanted
 
     @classmethod
     def of(cls, instance: Any, name: str, known: frozenset[str], *, is_batched: bool = False) -> HandlerMethod:
         """Create the description of a method, whose signature has been checked."""
         method = getattr(instance, name)
-        wanted = known & set(inspect.signature(method).parameters)
+        arguments = known & set(inspect.signature(method).parameters)
         is_generator = inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
-        return cls(name, method, frozenset(wanted), is_generator, is_batched)
+        return cls(name, method, arguments, is_generator, is_batched)
 
 
 CLASS: Final = "Handler"

@@ -28,16 +28,16 @@ class HandlerCode:
         passing: exceptions that end a call without being failures.
 
     Attributes:
-        names: log fields for lines that the handler prints.
+        log_fields: log fields for lines that the handler prints.
     """
 
     def __init__(self, project: str, folder: Path, passing: tuple[type[BaseException], ...] = ()) -> None:
-        self.names = {"handler": project}
+        self.log_fields = {"handler": project}
         self._project = project
         self._folder = folder
         self._passing: tuple[type[BaseException], ...] = (HTTPError, UserCodeError, *passing)
 
-    def failure(self, error: BaseException, step: str) -> Exception:
+    def convert_error(self, error: BaseException, step: str) -> Exception:
         """Log an exception of user code and return the exception to raise instead.
 
         Errors with a status, and server errors, are returned unchanged. The text of other errors is only logged.
@@ -48,9 +48,9 @@ class HandlerCode:
         self.report(error, step)
         if isinstance(error, ServerError):
             return error
-        return UserCodeError(HIDDEN, detail=self.described(error))
+        return UserCodeError(HIDDEN, detail=self.describe(error))
 
-    def wrong(self, step: str, problem: str) -> UserCodeError:
+    def invalid_result(self, step: str, problem: str) -> UserCodeError:
         """Log an invalid result of user code and return the error to raise."""
         log.error("invalid handler result", project=self._project, method=step, problem=problem)
         return UserCodeError(HIDDEN, detail=problem)
@@ -61,11 +61,11 @@ class HandlerCode:
             "handler raised",
             project=self._project,
             method=step,
-            error=self.described(error),
+            error=self.describe(error),
             exc_info=(type(error), error, trimmed(error)),
         )
 
-    def described(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
         """Return type, message, file and line of an error."""
         place = place_in(self._folder, error)
         return describe(error) + ("" if place is None else f" ({place})")

@@ -256,7 +256,7 @@ async def to_answer(result: Any, handler: LoadedHandler, method: str) -> HttpAns
     try:
         return await starlette_answer(result, handler.stream, method) or _buffered(result, handler, method)
     except (TypeError, ValueError, RecursionError, OSError) as error:
-        raise handler.failure(error, method) from None
+        raise handler.convert_error(error, method) from None
 
 
 def _buffered(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:

@@ -71,7 +71,7 @@ class NetworkSource:
         self._load = load
         self._lock = trio.Lock()
 
-    async def fitting(self, arrays: Mapping[str, Array]) -> Network:
+    async def network_for(self, arrays: Mapping[str, Array]) -> Network:
         """Return a network for the shapes of the arrays; networks returned earlier stay usable.
 
         Raises:
@@ -157,7 +157,7 @@ class ModelServable:
         arrays = self._validate(request)
         network = self._network
         if self._source is not None:
-            network = await self._source.fitting(arrays)
+            network = await self._source.network_for(arrays)
         if network is None:
             raise trio.ClosedResourceError
         results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)

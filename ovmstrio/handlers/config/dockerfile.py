@@ -124,24 +124,24 @@ def _project(project: ProjectSpec, context: Path, install: str) -> list[str]:
 
 
 def _dependency_files(project: ProjectSpec) -> list[str]:
-    wanted = project.image.dependencies
-    names = (".env", wanted.shell, wanted.conda, wanted.pip)
+    dependencies = project.image.dependencies
+    names = (".env", dependencies.shell, dependencies.conda, dependencies.pip)
     return [name for name in names if (project.directory / name).is_file()]
 
 
 def _requires_project_files(project: ProjectSpec, files: list[str]) -> bool:
-    wanted = project.image.dependencies
-    if wanted.shell in files:
-        return True
-    return wanted.pip in files and bool(_OTHER_FILES.search(read_regular_text(project.directory / wanted.pip)))
+    dependencies = project.image.dependencies
+    if dependencies.shell in files or dependencies.pip not in files:
+        return dependencies.shell in files
+    return bool(_OTHER_FILES.search(read_regular_text(project.directory / dependencies.pip)))
 
 
 def _install(project: ProjectSpec, files: list[str], server: str) -> list[str]:
-    wanted = project.image.dependencies
+    dependencies = project.image.dependencies
     commands = {
-        wanted.shell: f"bash -e {_quoted(wanted.shell)}",
-        wanted.conda: f"conda install -y -n env --file {_quoted(wanted.conda)}",
-        wanted.pip: f"pip install --no-cache-dir -r {_quoted(wanted.pip)}",
+        dependencies.shell: f"bash -e {_quoted(dependencies.shell)}",
+        dependencies.conda: f"conda install -y -n env --file {_quoted(dependencies.conda)}",
+        dependencies.pip: f"pip install --no-cache-dir -r {_quoted(dependencies.pip)}",
     }
     steps = [command for name, command in commands.items() if name in files] + _tensorflow(project)
     if not steps:
@@ -155,11 +155,11 @@ def _install(project: ProjectSpec, files: list[str], server: str) -> list[str]:
 
 def _tensorflow(project: ProjectSpec) -> list[str]:
     """Install TensorFlow if the project specifies a version and the requirements did not install it."""
-    wanted = tensorflow_for(project.image.tfs_version) if "tfs_version" in project.image.keys else None
-    if wanted is None:
+    version = tensorflow_for(project.image.tfs_version) if "tfs_version" in project.image.keys else None
+    if version is None:
         return []
     is_there = "python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"tensorflow\"))'"
-    return [f"{is_there} || pip install --no-cache-dir tensorflow-cpu=={wanted}"]
+    return [f"{is_there} || pip install --no-cache-dir tensorflow-cpu=={version}"]
 
 
 def _copy(source: str, target: str) -> str:

@@ -233,7 +233,7 @@ class HandlerContext:
         await self._has_headers.wait()
         await self.send_waiting_headers()
 
-    async def conclude(self, default: GRPCError | None, cause: Exception | None = None) -> None:
+    async def finish(self, default: GRPCError | None, cause: Exception | None = None) -> None:
         """Send trailing metadata and raise the status that the handler set, else ``default``.
 
         ``default`` is None for success; ``cause`` is the handler's exception, if any.
@@ -477,12 +477,12 @@ class CallRun:
             raise self._requests.failure
         match error:
             case None:
-                await self._context.conclude(None)
+                await self._context.finish(None)
             case WrongReplyError():
                 raise GRPCError(Status.INTERNAL, WRONG_REPLY) from error
             case CallEndedError():
-                await self._context.conclude(GRPCError(Status.INTERNAL, HIDDEN))
+                await self._context.finish(GRPCError(Status.INTERNAL, HIDDEN))
             case UserCodeError() | HTTPError():
-                await self._context.conclude(GRPCError(Status.INTERNAL, HIDDEN), error)
+                await self._context.finish(GRPCError(Status.INTERNAL, HIDDEN), error)
             case _:
                 raise error

@@ -68,11 +68,11 @@ ValueT = TypeVar("ValueT")
 class _ForwardingReporter(HandlerCode):
     """Error reporter that sends the errors of user code to the server, which logs and converts them."""
 
-    def failure(self, error: BaseException, step: str) -> Exception:
+    def convert_error(self, error: BaseException, step: str) -> Exception:
         del step
         return UserCodeRaisedError(starlette_error(error) or error)
 
-    def wrong(self, step: str, problem: str) -> UserCodeError:
+    def invalid_result(self, step: str, problem: str) -> UserCodeError:
         del step
         return UserCodeError(HIDDEN, detail=problem)
 
@@ -80,7 +80,7 @@ class _ForwardingReporter(HandlerCode):
 class _BatchReporter(_ForwardingReporter):
     """Error reporter for errors among the results of a batch."""
 
-    def failure(self, error: BaseException, step: str) -> Exception:
+    def convert_error(self, error: BaseException, step: str) -> Exception:
         chosen = starlette_error(error) or error
         if not isinstance(chosen, HTTPError):
             self.report(error, step)
@@ -170,7 +170,7 @@ class HostedHandler:
         """Run the callbacks of a sent response, or pass a request message to a gRPC call."""
         if isinstance(value, list):
             number, data, is_failed = value
-            self._token.run_sync_soon(partial(_require(self._rpcs).give, number, data, is_failed=is_failed))
+            self._token.run_sync_soon(partial(_require(self._rpcs).put_request, number, data, is_failed=is_failed))
             return
         callbacks = self._after.pop(value, ())
         self._token.run_sync_soon(self._loaded.run_after, callbacks)
@@ -183,7 +183,7 @@ class HostedHandler:
         if self._failure is not None:
             raise self._failure
         return [
-            list(MethodRow(each.name, sorted(each.wanted), each.is_generator, each.is_batched, is_async(each.call)))
+            list(MethodRow(each.name, sorted(each.arguments), each.is_generator, each.is_batched, is_async(each.call)))
             for each in self._loaded.methods.values()
         ]
 
@@ -275,7 +275,7 @@ class HostedHandler:
 
     async def _call_method(self, name: str, row: list[Any], request_id: str) -> HttpAnswer:
         with in_log(request_id):
-            arguments = await http_arguments(self._loaded.methods[name].wanted, read_request(row))
+            arguments = await http_arguments(self._loaded.methods[name].arguments, read_request(row))
             result = await self._loaded.call(name, **arguments)
             return await to_answer(result, self._loaded, name)
 
@@ -293,7 +293,7 @@ class HostedHandler:
         method = self._loaded.methods[name]
         for position, (row, request_id) in enumerate(rows):
             try:
-                items[position] = BatchItem(await http_arguments(method.wanted, read_request(row)), request_id)
+                items[position] = BatchItem(await http_arguments(method.arguments, read_request(row)), request_id)
             except MalformedPayload as error:
                 responses[position] = refusal_row(error)
         if items:
@@ -508,30 +508,30 @@ class HostedRpcs:
         """Start a call and return its events; the caller closes them.
 
         Args:
-            number: id of the call for :meth:`give`.
+            number: id of the call for :meth:`put_request`.
             description: description of the call, see ``_RemoteCall``.
             first: the request of a unary call; None for a stream of requests.
         """
         # Unbounded: the server sends only as many requests as it has credits.
-        give, take = trio.open_memory_channel[bytes | None](math.inf)
+        sender, receiver = trio.open_memory_channel[bytes | None](math.inf)
         emit, received = trio.open_memory_channel[list[Any]](_AHEAD)
         if first is not None:
-            give.send_nowait(first)
-            give.send_nowait(None)
+            sender.send_nowait(first)
+            sender.send_nowait(None)
         else:
-            self._requests[number] = give
+            self._requests[number] = sender
         scope = trio.CancelScope()
 
         def cancel() -> None:
             self._tasks.start_soon(emit.send, [CANCEL])
 
         rpc = self._rpcs[description[0]]
-        call = _RemoteCall(rpc, description, emit.send, take, cancel)
+        call = _RemoteCall(rpc, description, emit.send, receiver, cancel)
         self._tasks.start_soon(partial(self._run, rpc, call, scope, emit, number))
         await trio.lowlevel.checkpoint()
         return Events(scope, received)
 
-    def give(self, number: int, data: bytes | None, *, is_failed: bool) -> None:
+    def put_request(self, number: int, data: bytes | None, *, is_failed: bool) -> None:
         """Pass a request to a call, None after the last; ``is_failed`` if no more can be read."""
         channel = self._requests.get(number)
         if channel is None:

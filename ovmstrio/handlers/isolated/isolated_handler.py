@@ -86,7 +86,7 @@ class IsolatedHandler:
         self._async: frozenset[str] = frozenset()
         self._batcher: Batcher[_BatchedRequest, Any] | None = None
         argument = [str(project.file), mounted_as]
-        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=self._code.names)
+        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=self._code.log_fields)
         # No slots here for cached models: calls that wait for a storage release their thread in the process.
         releases_slots = project.models is not None and project.models.is_cached
         count = project.threads_per_process * isolation.processes
@@ -99,8 +99,10 @@ class IsolatedHandler:
         rows = [MethodRow(*row) for row in await worker.call("make", None, is_limited=False)]
         self._async = frozenset(row.name for row in rows if row.is_async)
         self.methods = {
-            row.name: HandlerMethod(row.name, _remote_method, frozenset(row.wanted), row.is_generator, row.is_batched)
-            for row in rows
+            each.name: HandlerMethod(
+                each.name, _remote_method, frozenset(each.arguments), each.is_generator, each.is_batched
+            )
+            for each in rows
         }
 
     async def start_batching(
@@ -169,8 +171,8 @@ class IsolatedHandler:
 
     def _failure(self, error: BaseException, name: str) -> Exception:
         if isinstance(error, UserCodeError) and error.detail:
-            return self._code.wrong(name, error.detail)
-        return self._code.failure(error, name)
+            return self._code.invalid_result(name, error.detail)
+        return self._code.convert_error(error, name)
 
     async def _start_stream(self, name: str, worker: CodeWorker, pieces: RemoteGenerator) -> HttpAnswer:
         stream = _ChunkStream(pieces, partial(self._failure, name=name))

@@ -48,7 +48,7 @@ class MethodRow(NamedTuple):
     """Description of a handler's method for the server."""
 
     name: str
-    wanted: list[str]
+    arguments: list[str]
     is_generator: bool
     is_batched: bool
     is_async: bool

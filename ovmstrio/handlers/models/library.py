@@ -104,7 +104,7 @@ class ModelLibrary:
         self.names = ModelNames(spec, self.shelf)
         self.client = ModelClient(self.shelf, self.loader, self.names, is_caching=spec.is_cached)
         self.sync = StorageSync(sources, self.shelf, maker, spec=spec, validate=validate, options=watch)
-        self.watcher = FileWatcher(self.sync.look, watch.interval_seconds, Backoff())
+        self.watcher = FileWatcher(self.sync.synchronize, watch.interval_seconds, Backoff())
 
     @property
     def is_stale(self) -> bool:
@@ -296,7 +296,7 @@ class SavedModelInfo:
             key = choose_signature(saved.signatures, self._key_for(copy.folder))
         except ConfigError as error:
             return described | {"problem": str(error)}
-        signatures = {name: signature.described() for name, signature in saved.signatures.items()}
+        signatures = {name: signature.to_metadata() for name, signature in saved.signatures.items()}
         inputs = _input_signatures(saved, key)
         return described | {
             "signature_def": signatures,

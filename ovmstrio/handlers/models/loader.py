@@ -238,7 +238,7 @@ class ModelLoader:
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
-                self._shelf.make_room(key)
+                self._shelf.reserve_memory(key)
                 loaded = LoadedModel(copy, self._call_load_model(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return self._handle_failure(key, version, error)

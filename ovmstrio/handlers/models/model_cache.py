@@ -208,7 +208,7 @@ class Shelf:
             self._newest = {**self._newest, **versions_by_model({*self.versions(copy.key.name), copy.key})}
         self._evict_and_notify()
 
-    def broken(self) -> dict[ModelKey, str]:
+    def failed_versions(self) -> dict[ModelKey, str]:
         """Return the versions that failed to load, with their fingerprints at that time."""
         with self._lock:
             return dict(self._failed)
@@ -277,7 +277,7 @@ class Shelf:
                 self._return_copy(copy)
         self._evict()
 
-    def make_room(self, key: ModelKey) -> None:
+    def reserve_memory(self, key: ModelKey) -> None:
         """Evict other models from memory before a load; the caller removes unused copies."""
         with self._lock:
             self._in_memory.add(key)
@@ -524,7 +524,7 @@ class StorageSync:
         self._limiter = trio.CapacityLimiter(options.fetches)
         self._refused: dict[ModelKey, str] = {}
 
-    async def look(self) -> bool:
+    async def synchronize(self) -> bool:
         """Synchronize once; return whether all listings and downloads succeeded.
 
         Cancellation: at once, or after the comparison; threads that read or write finish and their results are dropped.
@@ -572,7 +572,7 @@ class StorageSync:
         latest = self._spec.latest_versions
         if latest is None:
             return valid
-        failed = self._shelf.broken()
+        failed = self._shelf.failed_versions()
         # A version that failed with other files may load now.
         broken = {key for key in failed.keys() & valid.keys() if valid[key].fingerprint == failed[key]}
         kept = keep_latest(valid, latest, broken=broken, loaded=self._shelf.in_memory())

@@ -81,7 +81,7 @@ class SavedModelTensor:
         """Numpy name of the element type."""
         return _DTYPES.get(self.dtype, ("", f"type {self.dtype}"))[1]
 
-    def described(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, Any]:
         """Return the TensorInfo as in TensorFlow Serving's metadata."""
         dims = [{"size": str(size), "name": ""} for size in self.shape or ()]
         return {
@@ -99,11 +99,11 @@ class SavedModelSignature:
     outputs: Mapping[str, SavedModelTensor]
     method_name: str
 
-    def described(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, Any]:
         """Return the SignatureDef as in TensorFlow Serving's metadata."""
         return {
-            "inputs": {name: info.described() for name, info in self.inputs.items()},
-            "outputs": {name: info.described() for name, info in self.outputs.items()},
+            "inputs": {name: info.to_metadata() for name, info in self.inputs.items()},
+            "outputs": {name: info.to_metadata() for name, info in self.outputs.items()},
             "method_name": self.method_name,
         }
 

@@ -64,7 +64,7 @@ class SequenceManager:
             requested here.
         directory: sequences of all workers of the server; None for a single worker.
         capacity: maximum number of live sequences of all workers.
-        cleaned: whether idle sequences are removed.
+        removes_idle: whether idle sequences are removed.
         migrates: whether sequences may continue in another version or instance.
         next_id: next generated id; the same in all relatives.
         servables: number of loaded instances of the version.
@@ -78,7 +78,7 @@ class SequenceManager:
         self.relatives: Callable[[], Iterable[SequenceManager]] = tuple
         self.directory: SequenceDirectory | None = None
         self.capacity = 500
-        self.cleaned = True
+        self.removes_idle = True
         self.migrates = True
         self.next_id = 1
         self.servables = 0
@@ -205,7 +205,7 @@ class SequenceManager:
         if self._sequences.pop(sequence.id, None) is not None and self.directory is not None:
             self.directory.end(self.name, self.version, sequence.id)
         if self.changes is not None:
-            self.changes.touched[self, sequence.id] = None
+            self.changes.changed[self, sequence.id] = None
 
 
 class Turn:
@@ -315,7 +315,7 @@ class Sequence:
         """Record a change for the store, if any."""
         changes = self.owner.changes
         if changes is not None:
-            changes.touched[self.owner, self.id] = self
+            changes.changed[self.owner, self.id] = self
 
     @property
     def info(self) -> SequenceInfo:
@@ -331,23 +331,23 @@ class SequenceChanges:
     The cost of recording is independent of the number of requests of a sequence, and paid in each request.
 
     Attributes:
-        touched: sequences by manager and id; None for a removed sequence.
+        changed: sequences by manager and id; None for a removed sequence.
         dropped: name and version of models whose manager was removed or replaced, with all its sequences.
     """
 
-    __slots__ = ("dropped", "touched")
+    __slots__ = ("changed", "dropped")
 
     def __init__(self) -> None:
-        self.touched: dict[tuple[SequenceManager, int | str], Sequence | None] = {}
+        self.changed: dict[tuple[SequenceManager, int | str], Sequence | None] = {}
         self.dropped: set[tuple[str, int]] = set()
 
     def __bool__(self) -> bool:
-        return bool(self.touched or self.dropped)
+        return bool(self.changed or self.dropped)
 
     def hand_out(self) -> SequenceChanges:
         """Return the recorded changes and reset."""
         out = SequenceChanges()
-        out.touched, self.touched = self.touched, out.touched
+        out.changed, self.changed = self.changed, out.changed
         out.dropped, self.dropped = self.dropped, out.dropped
         return out
 
@@ -385,7 +385,7 @@ class SequenceManagers:
         if manager is None:
             manager = self.add(spec.name, version, variables)
         manager.capacity = spec.max_sequence_number
-        manager.cleaned = spec.idle_sequence_cleanup
+        manager.removes_idle = spec.idle_sequence_cleanup
         manager.migrates = spec.sequence_migration
         # Related versions share one id counter, restored or new.
         manager.next_id = max(each.next_id for each in (manager, *self._relatives(manager)))
@@ -410,13 +410,13 @@ class SequenceManagers:
         if self.directory is not None:
             self.directory.settle(max((manager.next_id for manager in self), default=1))
 
-    def hand_over(self) -> None:
+    def detach_directory(self) -> None:
         """Detach from the directory: all sequences continue in the next run."""
         self.directory = None
         for manager in self:
             manager.directory = None
 
-    def has(self, manager: SequenceManager) -> bool:
+    def is_current(self, manager: SequenceManager) -> bool:
         """Return whether a manager is still the current one of its version."""
         return self._managers.get((manager.name, manager.version)) is manager
 
@@ -470,7 +470,7 @@ def scan(managers: Iterable[SequenceManager]) -> int:
 def _scan_portions(managers: Iterable[SequenceManager]) -> Iterator[int]:
     """Scan one portion at each step and yield the number of removed sequences."""
     # A snapshot: each sequence is scanned once, even if it moves to another manager meanwhile.
-    found = [(manager, list(manager)) for manager in managers if manager.cleaned]
+    found = [(manager, list(manager)) for manager in managers if manager.removes_idle]
     for manager, sequences in found:
         total = 0
         while sequences:

@@ -452,7 +452,7 @@ class SequenceStore:
                 saved = await self._save(is_end=True)
                 # Closing a model from now on must not end its sequences in the next run.
                 self._is_restored = False
-                self._managers.hand_over()
+                self._managers.detach_directory()
         if saved:
             count = sum(map(len, self._managers))
             log.info("sequences saved", folder=str(self._folder), sequences=count)
@@ -485,7 +485,7 @@ class SequenceStore:
         items = _all_items(self._managers) if is_rewrite else _changed_items(changes)
         while portion := list(islice(items, _PORTION)):
             for manager, number, sequence in portion:
-                if self._managers.has(manager):
+                if self._managers.is_current(manager):
                     segments[-1].add(manager, number, sequence)
             await trio.lowlevel.checkpoint()
             segments.append(Segment(time.time(), lost_seconds))
@@ -509,7 +509,7 @@ def _all_items(managers: SequenceManagers) -> Iterator[_Item]:
 
 
 def _changed_items(changes: SequenceChanges) -> Iterator[_Item]:
-    return ((manager, number, sequence) for (manager, number), sequence in changes.touched.items())
+    return ((manager, number, sequence) for (manager, number), sequence in changes.changed.items())
 
 
 def _read(path: Path) -> StoredSegments | None:

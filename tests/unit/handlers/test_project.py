@@ -270,7 +270,7 @@ async def test_a_handler_has_every_method_of_its_service(tmp_path: Path) -> None
         "the Handler does not implement the method Train of its service",
     ]
     async with opened(tmp_path, code, text, supplies=Supplies(rpc_names=("Watch",))) as handler:
-        assert handler.methods["Watch"].wanted == {"payload", "context"}
+        assert handler.methods["Watch"].arguments == {"payload", "context"}
 
 
 async def test_static_and_inherited_methods_are_called(tmp_path: Path) -> None:
