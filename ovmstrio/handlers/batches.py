@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -32,16 +32,12 @@ def request_id_for(sent: str | None) -> str:
 
 def in_log(*request_ids: str) -> AbstractContextManager[Any]:
     """Add request ids to all log lines of the block, also in threads called from it."""
-    return bound_contextvars(**{_KEY: _joined(request_ids)})
+    return bound_contextvars(**{_KEY: ", ".join(filter(None, request_ids))})
 
 
 def current_request_id() -> str:
     """Return the id of the current request; empty outside a request."""
     return str(get_contextvars().get(_KEY, ""))
-
-
-def _joined(request_ids: Iterable[str]) -> str:
-    return ", ".join(filter(None, request_ids))
 
 
 # max_concurrency limits the waiting requests.

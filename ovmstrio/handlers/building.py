@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, TracebackType
@@ -401,7 +401,7 @@ async def open_handler(
     callbacks = Callbacks(code)
     builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
     failure: ConfigError | None = None
-    with _extended_path(project, is_alone=is_alone), builder:
+    with on_sys_path(import_folders(project)) if is_alone else nullcontext(), builder:
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(threads.run)
@@ -424,10 +424,6 @@ async def open_handler(
                     await threads.aclose()
     if failure is not None:
         raise failure
-
-
-def _extended_path(project: ProjectSpec, *, is_alone: bool) -> AbstractContextManager[None]:
-    return on_sys_path(import_folders(project)) if is_alone else nullcontext()
 
 
 async def _start_own_batcher(

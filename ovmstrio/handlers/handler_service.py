@@ -130,16 +130,14 @@ async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServab
 
     Cancellation: while loading; all resources are released.
     """
-    read = _read_single if context.is_alone else read_mounted
-    project = await trio.to_thread.run_sync(read, spec, abandon_on_cancel=True)
+    if context.is_alone:
+        project, _ = await trio.to_thread.run_sync(read_project, spec.path, abandon_on_cancel=True)
+    else:
+        project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
     mounted_as = "" if context.is_alone else spec.name
     memory_limit = context.python_memory_limit
     isolation = Isolation.of(spec.python, is_default=context.isolates_python, memory_limit=memory_limit)
     return await load_project(project, context, isolation=isolation, mounted_as=mounted_as)
-
-
-def _read_single(spec: HandlerSpec) -> ProjectSpec:
-    return read_project(spec.path)[0]
 
 
 async def load_project(

@@ -89,11 +89,7 @@ class Response:
             self.headers.setdefault("content-type", _with_charset(kind))
 
     def render(self, content: Any) -> bytes:
-        """Encode the content as body.
-
-        Raises:
-            TypeError: the content is neither text nor bytes.
-        """
+        """Encode the content as body; raise TypeError if the content is neither text nor bytes."""
         if content is None:
             return b""
         if isinstance(content, str):

@@ -36,11 +36,7 @@ class TriedHandler:
 
 
 async def try_mounted(project: ProjectSpec, name: str) -> TriedHandler:
-    """Try a project of ``handler_config_list``.
-
-    Raises:
-        ConfigError: the handler fails to load.
-    """
+    """Try a project of ``handler_config_list``; raise ConfigError if the handler fails to load."""
     problems, services = await _try(project, name, TRIAL_SECONDS)
     if problems:
         raise ConfigError(problems)

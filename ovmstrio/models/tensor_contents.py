@@ -67,7 +67,7 @@ def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Conten
     """
     code, count = _CODES.get(spec.datatype.name), prod(shape)
     if code is None or not 0 < count <= _MAX_LISTED:
-        return _no_numbers
+        return lambda _: None
     dtype, field = spec.datatype.numpy, spec.datatype.contents_field
     allowed = _PYTHON_TYPES[dtype.kind]
 
@@ -85,10 +85,6 @@ def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Conten
             return None
 
     return numbers
-
-
-def _no_numbers(_: Contents | None) -> None:
-    return None
 
 
 def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec: TensorSpec) -> Array:

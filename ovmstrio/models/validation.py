@@ -43,11 +43,7 @@ class InputValidator:
         self._listed = listed_numbers(spec, least)
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
-        """Validate one input and return its array.
-
-        Raises:
-            InvalidRequest: the input is invalid.
-        """
+        """Validate one input and return its array; raise InvalidRequest if the input is invalid."""
         shape = given.shape
         if given.datatype == self._datatype:
             if raw is not None:
@@ -137,9 +133,6 @@ class Validator:
             check_style(inputs, raws)
         if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
             return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
-        return self._validate_all(inputs, raws)
-
-    def _validate_all(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
         arrays, errors = self._check(inputs, raws)
         if errors:
             raise Gathered(errors).error()

@@ -534,7 +534,7 @@ def _models(models: ModelsSpec | None) -> dict[str, Any]:
         return {}
     values: dict[str, Any] = {
         "path": models.entries[0].path if models.kind == "path" else None,
-        "paths": [_entry(entry) for entry in models.entries] if models.kind == "paths" else None,
+        "paths": [entry.model_dump(exclude_none=True) for entry in models.entries] if models.kind == "paths" else None,
         "dir": models.dir or None,
         "signature_key": models.signature_key,
         "cache_size": models.cache_size,
@@ -543,7 +543,3 @@ def _models(models: ModelsSpec | None) -> dict[str, Any]:
         "reload_interval_seconds": models.reload_interval_seconds,
     }
     return {models.section: {key: value for key, value in values.items() if value is not None}}
-
-
-def _entry(entry: ModelEntry) -> dict[str, str]:
-    return entry.model_dump(exclude_none=True)

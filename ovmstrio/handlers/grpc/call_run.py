@@ -316,11 +316,7 @@ class AsyncRequests(Requests):
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next request.
-
-        Raises:
-            CallEndedError: no more requests can be read.
-        """
+        """Return the next request; raise CallEndedError if no more requests can be read."""
         message = await self._receive()
         if message is None:
             raise StopAsyncIteration

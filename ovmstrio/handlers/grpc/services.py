@@ -82,7 +82,9 @@ async def compile_proto(source: Path, roots: Sequence[Path], folder: Path) -> Co
     Cancellation: kills the compiler.
     """
     if importlib.util.find_spec("grpc_tools") is None:
-        raise ConfigError([_no_compiler(source)])
+        message, hint = "the protobuf compiler is not installed", way_to_install(Extra.HANDLERS)
+        suggestion = f"{hint}, or install the package grpcio-tools"
+        raise ConfigError([Problem(message, file=str(source), path="protobuf_path", suggestion=suggestion)])
     if not await trio.Path(source).is_file():
         raise ConfigError([Problem("the protobuf file does not exist", file=str(source), path="protobuf_path")])
     includes = [f"-I{root}" for root in roots]
@@ -105,17 +107,14 @@ async def _run(source: Path, arguments: Sequence[str]) -> None:
         stdout=subprocess.DEVNULL,
         capture_stderr=True,
     )
-    problems = _problems_in(done.stderr.decode("utf-8", "replace"), source)
+    lines = done.stderr.decode("utf-8", "replace").splitlines()
+    problems = [_problem_in(line, source) for line in lines if line.strip()]
     for problem in problems:
         if problem.severity == "warning":
             log.warning("protobuf compiler warning", problem=str(problem))
     if done.returncode:
         errors = [problem for problem in problems if problem.severity == "error"]
         raise ConfigError(errors or [Problem(f"the compiler failed with code {done.returncode}", file=str(source))])
-
-
-def _problems_in(output: str, source: Path) -> list[Problem]:
-    return [_problem_in(line, source) for line in output.splitlines() if line.strip()]
 
 
 def _problem_in(line: str, source: Path) -> Problem:
@@ -126,15 +125,6 @@ def _problem_in(line: str, source: Path) -> Problem:
     file = str(source) if Path(found["file"]).name == source.name else found["file"]
     number = None if found["line"] is None else int(found["line"])
     return Problem(found["text"], file=file, line=number, severity="warning" if found["warning"] else "error")
-
-
-def _no_compiler(source: Path) -> Problem:
-    return Problem(
-        "the protobuf compiler is not installed",
-        file=str(source),
-        path="protobuf_path",
-        suggestion=f"{way_to_install(Extra.HANDLERS)}, or install the package grpcio-tools",
-    )
 
 
 def _create_packages(folder: Path) -> None:

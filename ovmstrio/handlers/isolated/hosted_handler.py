@@ -160,11 +160,11 @@ class HostedHandler:
             case "finalize":
                 return Invocation(self._finalize)
             case "info":
-                return Invocation(self._opened_models.info)
+                return Invocation(_require(self._models).info)
         on_loop = _LoopCaller(self._token)
         functions: dict[str, Callable[..., Any]] = {"batch": self._batch, "rpc": self._call}
         function = functions.get(method, self._answer)
-        return Invocation(function, (on_loop, *value), convert_item=_identity, stop=on_loop.stop)
+        return Invocation(function, (on_loop, *value), convert_item=lambda item: item, stop=on_loop.stop)
 
     def forget(self, value: Any) -> None:
         """Run the callbacks of a sent response, or pass a request message to a gRPC call."""
@@ -255,10 +255,6 @@ class HostedHandler:
     def _loaded(self) -> LoadedHandler:
         return _require(self._handler)
 
-    @property
-    def _opened_models(self) -> ProjectModels:
-        return _require(self._models)
-
     # Requests
 
     def _answer(self, on_loop: _LoopCaller, name: str, row: list[Any], request_id: str) -> Any:
@@ -266,9 +262,6 @@ class HostedHandler:
             answer: HttpAnswer = on_loop.run(self._call_method, name, row, request_id)
         except (MalformedPayload, HTTPError) as error:
             return refusal_row(error)
-        return self._response_rows(answer, on_loop)
-
-    def _response_rows(self, answer: HttpAnswer, on_loop: _LoopCaller) -> Any:
         head = answer_head(answer, self._register_callbacks(answer.after))
         stream = answer.stream
         return [ANSWER, head, answer.content] if stream is None else _pieces(head, stream, on_loop)
@@ -283,9 +276,8 @@ class HostedHandler:
         events: Events = on_loop.run(_require(self._rpcs).start, number, description, first)
         return _iterate_events(events, on_loop)
 
-    def _batch(self, on_loop: _LoopCaller, name: str, rows: list[list[Any]]) -> list[Any]:
-        result: list[Any] = on_loop.run(self._call_batch, name, rows)
-        return result
+    def _batch(self, on_loop: _LoopCaller, name: str, rows: list[list[Any]]) -> Any:
+        return on_loop.run(self._call_batch, name, rows)
 
     async def _call_batch(self, name: str, rows: list[list[Any]]) -> list[Any]:
         responses: dict[int, Any] = {}
@@ -343,10 +335,6 @@ def _iterate_events(events: Events, on_loop: _LoopCaller) -> Iterator[Any]:
             yield event
     finally:
         _LoopCaller(on_loop.loop).run(events.aclose)
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def _require(found: ValueT | None) -> ValueT:

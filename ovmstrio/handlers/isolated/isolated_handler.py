@@ -34,8 +34,6 @@ from ovmstrio.isolation.worker_process import WorkerEnded
 from ovmstrio.serving.batching import Batcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ovmstrio.handlers.grpc.rpc_call import RpcCall
     from ovmstrio.handlers.grpc.services import Rpc
 
@@ -55,11 +53,7 @@ class _BatchedRequest:
 
 @asynccontextmanager
 async def _acquired(slots: trio.Semaphore, within: float) -> AsyncIterator[None]:
-    """Hold a slot of a process during the block.
-
-    Raises:
-        QueueTimeout: no slot became free in time.
-    """
+    """Hold a slot of a process during the block; raise QueueTimeout if no slot became free in time."""
     with trio.move_on_after(within) as scope:
         await slots.acquire()
     if scope.cancelled_caught:
@@ -181,7 +175,7 @@ class IsolatedHandler:
         except BaseException:
             await stream.aclose()
             raise
-        return AnswerHead(*head).answer(stream, partial(_run_after, worker))
+        return AnswerHead(*head).answer(stream, worker.forget)
 
     def run_after(self, callbacks: Iterable[Callback]) -> None:
         """Run the callbacks of a sent response in its process; see :class:`HttpHandler`."""
@@ -203,11 +197,7 @@ class IsolatedHandler:
     # Models
 
     async def info(self) -> dict[str, Any]:
-        """Return the model metadata for ``/info``.
-
-        Raises:
-            ServerError: no process can answer.
-        """
+        """Return the model metadata for ``/info``; raise ServerError if no process can answer."""
         _, result = await self._call("info", "/info", None)
         return dict(result)
 
@@ -254,15 +244,11 @@ class _ChunkStream:
 
 def _buffered_answer(worker: CodeWorker, result: list[Any]) -> HttpAnswer:
     _, head, body = result
-    return AnswerHead(*head).answer(body, partial(_run_after, worker))
+    return AnswerHead(*head).answer(body, worker.forget)
 
 
 def _worker_error(end: WorkerEnded) -> UserCodeError:
     return UserCodeError(f"the process that ran this call {end.why}")
-
-
-def _run_after(worker: CodeWorker, number: int) -> None:
-    worker.forget(number)
 
 
 def _remote_method(**_: Any) -> Any:
@@ -350,11 +336,7 @@ class RemoteRpc:
         self._unreadable: GRPCError | None = None
 
     async def start_message(self) -> list[Any]:
-        """Return the message that starts the call in the process.
-
-        Raises:
-            GRPCError: the request cannot be read.
-        """
+        """Return the message that starts the call in the process; raise GRPCError if the request cannot be read."""
         start_message = None
         if not self._rpc.client_streaming:
             message = await self._call.recv_message()
@@ -406,12 +388,14 @@ class RemoteRpc:
 
     async def _process_event(self, kind: str, *result: Any) -> bool:
         """Process an event; return True if it is the last."""
-        steps: dict[str, Callable[..., Any]] = {
-            events.HEADERS: self._send_headers,
-            events.REPLY: self._call.send_message,
-            events.TRAILERS: self._send_trailers,
-        }
         match kind:
+            case events.REPLY:
+                await self._call.send_message(*result)
+            case events.HEADERS:
+                await self._call.send_initial_metadata(metadata=_pairs(result[0]))
+            case events.TRAILERS:
+                message, pairs = result
+                await self._call.send_trailing_metadata(status_message=message, metadata=_pairs(pairs))
             case events.TAKEN:
                 self._credit.release()
             case events.CANCEL:
@@ -420,18 +404,11 @@ class RemoteRpc:
                 self._code.report(decode_error(result[1]), result[0])
             case events.STATUS | events.RAISED:
                 raise _failure(*result)
-            case events.ENDED:
-                return True
-            case _:
-                await steps[kind](*result)
-        return False
+        return kind == events.ENDED
 
-    async def _send_headers(self, pairs: list[Any]) -> None:
-        await self._call.send_initial_metadata(metadata=[(key, value) for key, value in pairs])
 
-    async def _send_trailers(self, message: str | None, pairs: list[Any]) -> None:
-        metadata = [(key, value) for key, value in pairs]
-        await self._call.send_trailing_metadata(status_message=message, metadata=metadata)
+def _pairs(metadata: list[Any]) -> list[tuple[Any, Any]]:
+    return [(key, value) for key, value in metadata]
 
 
 def _failure(result: Any, *more: Any) -> Exception:

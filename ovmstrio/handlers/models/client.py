@@ -217,17 +217,15 @@ def _decimal_strings(array: Array) -> list[Any]:
     return list(map(str, array.tolist()))
 
 
-def _base64(array: Array) -> list[Any]:
-    return [base64.b64encode(value).decode() for value in array]
-
-
 def _bits(array: Array) -> list[Any]:
     return list(array.view(np.uint16).tolist())
 
 
 def _doubles(array: Array) -> list[Any]:
     values: list[Any] = array.tolist()
-    return values if np.isfinite(array).all() else [_json_number(value) for value in values]
+    if np.isfinite(array).all():
+        return values
+    return ["NaN" if math.isnan(value) else _SPECIAL.get(value, value) for value in values]
 
 
 def _floats(array: Array) -> list[Any]:
@@ -235,14 +233,10 @@ def _floats(array: Array) -> list[Any]:
     return _doubles(array.astype("U").astype(np.float64))
 
 
-def _json_number(value: float) -> float | str:
-    return "NaN" if math.isnan(value) else _SPECIAL.get(value, value)
-
-
 _TO_LIST: Final[Mapping[str, Callable[[Array], list[Any]]]] = {
     "INT64": _decimal_strings,
     "UINT64": _decimal_strings,
-    "BYTES": _base64,
+    "BYTES": lambda array: [base64.b64encode(value).decode() for value in array],
     "FP16": _bits,
     "BF16": _bits,
     "FP32": _floats,

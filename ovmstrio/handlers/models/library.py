@@ -192,11 +192,7 @@ class SavedModelLoader:
         self._loop = trio.lowlevel.current_trio_token()
 
     def __call__(self, folder: str) -> RunnableModel:
-        """Load a model.
-
-        Raises:
-            ConfigError: the model fails to load, or its signature is missing or ambiguous.
-        """
+        """Load a model; raise ConfigError if the model fails to load, or its signature is missing or ambiguous."""
         return trio.from_thread.run(load_saved_model, Path(folder), self.key_for(Path(folder)), trio_token=self._loop)
 
     def key_for(self, folder: Path) -> str | None:
@@ -370,7 +366,9 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
     """
     spec = project.models
     if spec is not None and options is None:
-        options = _options(spec)
+        root = os.environ.get(_ROOT_VARIABLE)
+        watch = WatchOptions(interval_seconds=spec.reload_interval_seconds)
+        options = LibraryOptions(watch, Path(root) if root else None)
     if spec is None:
         yield ProjectModels()
     elif project.type == "python":
@@ -384,12 +382,6 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
             info = None if spec.is_cached else SavedModelInfo(load_model.key_for)
             async with _open_tensorflow(library, project.batching) as client:
                 yield ProjectModels(library, {TENSORFLOW_CLIENT: client}, info)
-
-
-def _options(spec: ModelsSpec) -> LibraryOptions:
-    root = os.environ.get(_ROOT_VARIABLE)
-    watch = WatchOptions(interval_seconds=spec.reload_interval_seconds)
-    return LibraryOptions(watch, Path(root) if root else None)
 
 
 @asynccontextmanager

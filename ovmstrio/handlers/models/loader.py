@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -72,12 +73,11 @@ class StorageThreads:
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(self._count):
-                    nursery.start_soon(self._host, limiter)
+                    nursery.start_soon(
+                        partial(trio.to_thread.run_sync, self._work, abandon_on_cancel=True, limiter=limiter)
+                    )
         finally:
             self._close()
-
-    async def _host(self, limiter: trio.CapacityLimiter) -> None:
-        await trio.to_thread.run_sync(self._work, abandon_on_cancel=True, limiter=limiter)
 
     def _close(self) -> None:
         with self._lock:

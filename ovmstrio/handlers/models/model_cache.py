@@ -535,15 +535,12 @@ class StorageSync:
         tree = await trio.to_thread.run_sync(self._apply_listing, listed)
         if not self._spec.is_cached:
             is_complete = await self._fetch_changes(tree) and is_complete
-        self._update_staleness(is_complete=is_complete)
-        return is_complete
-
-    def _update_staleness(self, *, is_complete: bool) -> None:
         if self.is_stale and is_complete:
             log.info("model storage sync recovered")
         self.is_stale = not is_complete
         if is_complete:
             self.synced.set()
+        return is_complete
 
     async def _list(self, source: ModelSource) -> Tree | None:
         try:
@@ -555,11 +552,11 @@ class StorageSync:
     def _merge(self, listed: Sequence[Tree | None]) -> dict[ModelKey, VersionFiles]:
         joined: dict[ModelKey, VersionFiles] = {}
         for source, tree in zip(self._sources, listed, strict=True):
-            joined |= self._known_versions(source) if tree is None else tree
+            if tree is None:
+                joined |= {key: files for key, files in self._shelf.catalog.items() if source.has(key)}
+            else:
+                joined |= tree
         return joined
-
-    def _known_versions(self, source: ModelSource) -> Tree:
-        return {key: files for key, files in self._shelf.catalog.items() if source.has(key)}
 
     def _apply_listing(self, listed: Sequence[Tree | None]) -> Tree:
         tree = self._select_versions(self._merge(listed))

@@ -118,7 +118,11 @@ class SavedModel:
         entries = self._served.signature_def if self._served is not None else ()
         # TensorFlow stores internal entries as signatures, without outputs or under the key _INIT_OP.
         self.signatures: dict[str, SavedModelSignature] = {
-            entry.key: _signature(entry.value) for entry in entries if entry.value.outputs and entry.key != _INIT_OP
+            entry.key: SavedModelSignature(
+                _tensors(entry.value.inputs), _tensors(entry.value.outputs), entry.value.method_name
+            )
+            for entry in entries
+            if entry.value.outputs and entry.key != _INIT_OP
         }
 
     @property
@@ -172,10 +176,6 @@ def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str 
 def _no_signature(message: str, known: str) -> ConfigError:
     suggestion = "set 'signature_key' in the configuration"
     return ConfigError([Problem(message, expected=f"one of: {known}", suggestion=suggestion)])
-
-
-def _signature(message: Any) -> SavedModelSignature:
-    return SavedModelSignature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
 
 
 def _tensors(entries: Any) -> dict[str, SavedModelTensor]:
@@ -266,11 +266,7 @@ def _with_graph_file(folder: Path, content: bytes) -> Iterator[Path]:
 
 
 async def run_model(model: RunnableModel, arrays: Mapping[str, Array]) -> list[Tensor]:
-    """Run a model on validated inputs.
-
-    Raises:
-        ModelFailure: OpenVINO failed.
-    """
+    """Run a model on validated inputs; raise ModelFailure if OpenVINO failed."""
     request = InferRequest(model.name, model.version)
     for spec in model.servable.metadata.inputs:
         array = arrays[spec.name]

@@ -186,10 +186,6 @@ class Copy:
     uses: int = 0
 
 
-def _ignore_progress() -> None:
-    pass
-
-
 def _storage_span(name: str, location: str, about: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[object]:
     if scheme_of(location) in {"", "file"}:
         return nullcontext()
@@ -207,7 +203,7 @@ class CopyMaker:
         self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, moved: Moved = _ignore_progress) -> Copy:
+    def make(self, key: ModelKey, version: VersionFiles, moved: Moved = lambda: None) -> Copy:
         """Download all files of a version.
 
         Raises:
@@ -250,11 +246,7 @@ class ModelSource:
     storage: ModelStorage
 
     def read(self) -> dict[ModelKey, VersionFiles]:
-        """List the versions in the location.
-
-        Raises:
-            StorageFailure: the storage cannot be read.
-        """
+        """List the versions in the location; raise StorageFailure if the storage cannot be read."""
         with _storage_span("list models", self.location):
             files = self.storage.list_files(self.location)
         tree = models_below(files) if self.name is None else versions_of(self.name, files)

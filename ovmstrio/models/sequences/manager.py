@@ -119,7 +119,9 @@ class SequenceManager:
         return sequence
 
     def _start(self, number: int | str, *, by_default: bool) -> Sequence:
-        if self._count() >= self.capacity:
+        directory = self.directory
+        count = len(self._sequences) if directory is None else directory.count(self.name, self.version)
+        if count >= self.capacity:
             raise TooManySequences(_TOO_MANY)
         if not number:
             return self._start_with_new_id(by_default=by_default)
@@ -127,9 +129,6 @@ class SequenceManager:
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(EXISTS)
         return self._create(number, by_default=by_default)
-
-    def _count(self) -> int:
-        return len(self._sequences) if self.directory is None else self.directory.count(self.name, self.version)
 
     def _start_with_new_id(self, *, by_default: bool) -> Sequence:
         while True:

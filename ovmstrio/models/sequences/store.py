@@ -482,7 +482,11 @@ class SequenceStore:
         if is_rewrite:
             for manager in self._managers:
                 first.mention(manager)
-        items = _all_items(self._managers) if is_rewrite else _changed_items(changes)
+        items: Iterator[_Item] = (
+            _all_items(self._managers)
+            if is_rewrite
+            else ((manager, number, sequence) for (manager, number), sequence in changes.changed.items())
+        )
         while portion := list(islice(items, _PORTION)):
             for manager, number, sequence in portion:
                 if self._managers.is_current(manager):
@@ -506,10 +510,6 @@ def _all_items(managers: SequenceManagers) -> Iterator[_Item]:
     # A snapshot: each sequence is written once; the next segment records moves to other managers.
     there = [(manager, tuple(manager)) for manager in managers]
     return ((manager, sequence.id, sequence) for manager, sequences in there for sequence in sequences)
-
-
-def _changed_items(changes: SequenceChanges) -> Iterator[_Item]:
-    return ((manager, number, sequence) for (manager, number), sequence in changes.changed.items())
 
 
 def _read(path: Path) -> StoredSegments | None:
