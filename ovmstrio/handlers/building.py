@@ -114,7 +114,7 @@ def _check_verbs(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]
     names = [f"handle_{verb}" for verb in VERBS]
     present = [name for name in names if _method(cls, name) is not None]
     if not present:
-        message = "the Handler has no method for any verb"
+        message = "the Handler has no method for an HTTP verb"
         near = [name for name in vars(cls) if difflib.get_close_matches(name, names, 1)]
         yield _problem(message, _place(cls, "", contract), _did_you_mean(near), expected=" or ".join(names))
     for name in present:
@@ -127,7 +127,7 @@ def _check_batched(cls: type[Any], contract: HandlerContract) -> Iterator[Proble
     method = _method(cls, "handle_post")
     place = _place(cls, "handle_post", contract)
     if method is None:
-        message = "server_side_batching is for handle_post, which the Handler does not have"
+        message = "server_side_batching requires handle_post, which the Handler does not define"
         yield _problem(message, place, "define handle_post, or remove server_side_batching")
     elif inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         message = "handle_post yields, but with server_side_batching it must return a list"
@@ -152,11 +152,11 @@ def _check_parameters(
         if parameter.kind in _VARIADIC or (parameter.default is not parameter.empty and name not in known):
             continue
         if parameter.kind not in _KEYWORD_KINDS:
-            message = f"{method} takes {name} by position only; arguments are given by name"
+            message = f"{method} takes {name} by position only; arguments are passed by name"
             yield _problem(message, place, "remove the / from its signature")
         elif name not in known:
             near = _did_you_mean(difflib.get_close_matches(name, known, 1))
-            message = f"{method} asks for {name!r}, which the server does not have"
+            message = f"{method} asks for {name!r}, which the server does not provide"
             yield _problem(message, place, near, expected=", ".join(sorted(known)) or "no arguments", found=name)
 
 

@@ -71,7 +71,7 @@ class Callbacks:
         if self._nursery is None:
             log.warning("callbacks dropped at shutdown", callbacks=len(chosen))
             return
-        self._nursery.start_soon(self._run_all, chosen, name="callbacks of an answer")
+        self._nursery.start_soon(self._run_all, chosen, name="response callbacks")
 
     async def _run_all(self, callbacks: list[Callback]) -> None:
         for callback in callbacks:

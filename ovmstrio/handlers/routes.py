@@ -280,10 +280,10 @@ class HandlerRoutes:
 def _response_error(answer: HttpAnswer) -> str | None:
     """Return why a response is invalid HTTP, such as a line break in a header that would start another header."""
     if answer.status not in _STATUSES:
-        return f"the status is {answer.status}; expected one of {_STATUSES.start} to {_STATUSES.stop - 1}"
+        return f"status {answer.status}: expected {_STATUSES.start} to {_STATUSES.stop - 1}"
     for name, value in answer.headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            return f"the header {name!r} with the value {value!r} is not one of HTTP"
+            return f"invalid header {name!r}: {value!r}"
     return None
 
 

@@ -67,7 +67,7 @@ def _is_channels_last(layout: str) -> bool:
 
 def _decode(encoded: bytes, spec: TensorSpec) -> Array:
     if not encoded:
-        raise refused("Bytes contents empty", f"an encoded image is expected; input name: {spec.name}")
+        raise refused("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape
     image = decoded(encoded, spec)
     depth = len(image.getbands())
@@ -133,7 +133,7 @@ def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
         if image.width * image.height > MAX_PIXELS:
-            raise _unreadable(spec, f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
+            raise _unreadable(spec, f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
         if image.mode in _DECODED_MODES:
             return image.convert(_DECODED_MODES[image.mode])
         image.load()
@@ -141,7 +141,7 @@ def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
         raise
     except UnidentifiedImageError:
         # Pillow's message contains only a memory address.
-        detail = f"its {len(encoded)} bytes are no image of a known format ({', '.join(_FORMATS)})"
+        detail = f"its {len(encoded)} bytes are not an image of a known format ({', '.join(_FORMATS)})"
         raise _unreadable(spec, detail) from None
     except _UNREADABLE as error:
         raise _unreadable(spec, str(error) or type(error).__name__) from None

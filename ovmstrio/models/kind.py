@@ -83,7 +83,7 @@ class ModelKind(Kind[ModelSpec]):
         """Reject the replacement of a stateful model by a stateless one and vice versa."""
         models = [each for each in (spec, *served) if isinstance(each, ModelSpec)]
         if len({each.stateful for each in models}) > 1:
-            suggestion = "give it another name, or take the model out of the configuration first"
+            suggestion = "rename it, or remove the model from the configuration first"
             raise ConfigError([Problem(_KIND_CHANGED, file=spec.origin, path="stateful", suggestion=suggestion)])
 
     def examine(self, spec: ModelSpec) -> Sequence[Problem]:

@@ -104,7 +104,7 @@ def check_auto(inputs: tuple[TensorSpec, ...]) -> str:
     """Return the reason why the model cannot have automatic shapes; empty if it can."""
     scalars = [tensor.name for tensor in inputs if not tensor.shape]
     if scalars:
-        return f"batch_size or shape auto is not for inputs without dimensions, such as {scalars[0]!r}"
+        return f"batch_size or shape auto: the input {scalars[0]!r} has no dimensions"
     return ""
 
 
@@ -323,7 +323,7 @@ def _split(array: Array, tensor: TensorSpec, ends: Sequence[int]) -> list[Array]
     axis = tensor.batch_axis or 0
     if array.ndim <= axis or array.shape[axis] != ends[-1]:
         raise ModelFailure(
-            f"output {tensor.name!r} cannot be divided among the requests of a batch: expected {ends[-1]} rows, "
-            f"found the shape {list(array.shape)}"
+            f"output {tensor.name!r} cannot be split among the requests of a batch: expected {ends[-1]} rows, "
+            f"got shape {list(array.shape)}"
         )
     return [np.ascontiguousarray(part) for part in np.split(array, ends[:-1], axis)]

@@ -203,11 +203,11 @@ def _split_elements(raw: Buffer, spec: TensorSpec) -> list[bytes]:
     while position < end:
         start = position + _LENGTH.size
         if start > end:
-            raise _bad_framing(spec, f"{end - position} bytes are left where a length of 4 bytes must stand")
+            raise _bad_framing(spec, f"{end - position} bytes left, expected a 4-byte length")
         (length,) = _LENGTH.unpack_from(view, position)
         position = start + length
         if position > end:
-            raise _bad_framing(spec, f"an element of {length} bytes is announced and {end - start} are left")
+            raise _bad_framing(spec, f"an element has {length} bytes, {end - start} bytes left")
         elements.append(bytes(view[start:position]))
     return elements
 
@@ -215,14 +215,14 @@ def _split_elements(raw: Buffer, spec: TensorSpec) -> list[bytes]:
 def _bad_framing(spec: TensorSpec, detail: str) -> Exception:
     fixed = "Inputs inside buffer do not match the expected format"
     return refused(
-        fixed, f"BYTES elements are each behind a little-endian uint32 length; {detail}; input name: {spec.name}"
+        fixed, f"each BYTES element follows a little-endian uint32 length; {detail}; input name: {spec.name}"
     )
 
 
 def _check_size(elements: Sequence[bytes], width: int, spec: TensorSpec) -> None:
     if len(elements) * width > MAX_BYTES:
         fixed = "String max size exceeded"
-        detail = f"{len(elements)} strings, of which the longest has {width} bytes"
+        detail = f"{len(elements)} strings of up to {width} bytes"
         raise mismatch(fixed, f"at most {MAX_BYTES} bytes", detail, spec)
 
 

@@ -23,7 +23,7 @@ from ovmstrio.models.tensor_contents import is_string_matrix, listed_numbers, na
 
 __all__ = ["InputValidator", "Validator", "check_style"]
 
-_COUNTS: Final = "raw_input_contents must hold one buffer an input. Expected: {expected}; Actual: {actual}"
+_COUNTS: Final = "raw_input_contents must contain one buffer per input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
 
 

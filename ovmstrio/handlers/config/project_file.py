@@ -80,7 +80,7 @@ def find_models_section(top: Section, project_type: str | None) -> str | None:
         elif not given:
             top.refuse("models", "the type tensorflow needs the key 'models'", suggestion="add it")
     elif len(given) > 1:
-        top.refuse("models", "for the type python this is the same as 'multi_model_reloading', which is there too")
+        top.refuse("models", "duplicate of 'multi_model_reloading' for the type python")
     elif "models" in given:
         message = "for the type python this key is deprecated"
         top.warn("models", message, f"write {proper!r}")
@@ -114,7 +114,7 @@ def read_models(top: Section, key: str, directory: Path, project_type: str | Non
         fields["entries"] = _entries(section, directory, project_type, fields.get("signature_key"))
     if len(given) != 1:
         found = f"found {' and '.join(map(repr, given))}" if given else "found none"
-        top.refuse(key, f"one of 'path', 'paths' and 'dir' must be given, {found}")
+        top.refuse(key, f"exactly one of 'path', 'paths' and 'dir' is required, {found}")
     if "path" in given and "cache_size" in fields:
         section.refuse("cache_size", "caching requires several models", suggestion="use 'paths' or 'dir'")
     return ModelsSpec(kind=given[0], **fields) if len(section.findings.fatal) == before else None
@@ -128,7 +128,7 @@ def _check_caches(section: Section, sizes: Mapping[str, Any]) -> None:
     memory, disk = (sizes.get(key) for key in _CACHES)
     if memory and disk and memory > disk:
         expected = f"{disk} or less, which is 'disk_cache_size'"
-        section.refuse("cache_size", "more models cannot be in memory than on disk", expected=expected)
+        section.refuse("cache_size", "the memory cache must not exceed the disk cache", expected=expected)
 
 
 def _warn_signature(section: Section, given: Mapping[str, Any], project_type: str | None) -> None:
@@ -155,7 +155,7 @@ def _entries(
 
 def _check_name(item: Section, name: str | None, taken: Mapping[str, ModelEntry]) -> None:
     if name is not None and ("/" in name or name in {".", ".."}):
-        item.refuse("name", "the name cannot be used", expected="a name without '/'")
+        item.refuse("name", "invalid name", expected="a name without '/'")
     elif name in taken:
         item.refuse("name", f"the name {name!r} is used twice", expected="unique names")
 
@@ -172,9 +172,9 @@ def _location(section: Section, key: str, text: str | None, directory: Path) -> 
     scheme, rest = url[1].lower(), url[2]
     bucket, _, prefix = rest.partition("/")
     if scheme in _BUCKETS and not (bucket and prefix.strip("/")):
-        section.refuse(key, "a bucket and a folder in it are needed", expected=f"{scheme}://bucket/folder")
+        section.refuse(key, "bucket or folder missing", expected=f"{scheme}://bucket/folder")
     elif not rest.strip("/"):
-        section.refuse(key, "the URL names no folder", expected=_WHERE)
+        section.refuse(key, "the URL has no folder", expected=_WHERE)
     elif scheme == "file":
         _warn_missing(section, key, Path(unquote(urlsplit(text).path)))
     return text
@@ -231,20 +231,20 @@ IMAGE_KEYS: Final[Rules] = {
 }
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {
-    "py_version": "the server's own Python runs the handler",
+    "py_version": "handlers run in the server's Python",
     "tfs_version": _NO_SERVING,
-    "gpu": "the handler finds the devices that this machine has",
-    "gpu_version": "the handler finds the CUDA that this machine has",
-    "dependencies": "what the handler imports must be installed where the server is",
-    "use_local_cortex_libs": "the server that runs is the one that was started",
+    "gpu": "serving uses the devices of the machine",
+    "gpu_version": "serving uses the CUDA version of the machine",
+    "dependencies": "dependencies must be installed in the server's environment",
+    "use_local_cortex_libs": "serving uses the running server",
 }
 _IMAGE_VERSIONS: Final = {
-    "py_version": (python_for, f"the image gets Python {DEFAULT_PYTHON}; 3.11 to 3.13 can be had"),
+    "py_version": (python_for, f"the image gets Python {DEFAULT_PYTHON}; supported: 3.11 to 3.13"),
     "tfs_version": (
         tensorflow_for,
-        "the image gets no TensorFlow unless the requirements name one; 2.12 or newer can be had",
+        "the image gets no TensorFlow unless the requirements name one; supported: 2.12 or newer",
     ),
-    "cuda": (system_for, "its images are too old for OpenVINO; write 11.0 or newer"),
+    "cuda": (system_for, "its images are too old for OpenVINO; supported: 11.0 or newer"),
 }
 """By key: the function that selects the version in the image, and the consequence if there is none."""
 log = structlog.get_logger(__name__)

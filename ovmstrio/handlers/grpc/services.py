@@ -168,7 +168,7 @@ def _load(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType
             _use_private_pool(proto, package)
             modules = _import_all(proto, package)
     except Exception as error:
-        text = f"the code generated from it cannot be imported: {describe(error)}"
+        text = f"the generated code cannot be imported: {describe(error)}"
         raise ConfigError([Problem(text, file=str(proto.source), path="protobuf_path")]) from error
     main = module_name(proto.name)
     short = main.rpartition(".")[2]

@@ -83,7 +83,7 @@ class StorageThreads:
         with self._lock:
             self._is_closed = True
             for fetch in self._open:
-                _settle(fetch, StorageFailure("the models are about to be closed"))
+                _settle(fetch, StorageFailure("the model storage is closing"))
         for _ in range(self._count):
             self._queue.put(None)
 
@@ -97,11 +97,9 @@ class StorageThreads:
         fetch = _Fetch(key, version)
         with self._lock:
             if self._is_closed:
-                raise StorageFailure("the models are about to be closed")
+                raise StorageFailure("the model storage is closing")
             if len(self._open) >= MAX_WAITING:
-                raise Overloaded(
-                    f"{key} cannot be fetched now: {MAX_WAITING} calls wait for models of storages already"
-                )
+                raise Overloaded(f"{key} cannot be downloaded: {MAX_WAITING} calls already wait for model downloads")
             self._open.add(fetch)
         try:
             self._queue.put(fetch)
@@ -119,7 +117,7 @@ class StorageThreads:
             except TimeoutError:
                 if fetch.future.done() or self._moved(fetch) + self._stall_seconds > time.monotonic():
                     continue
-                what = "nothing came from its storage" if fetch.is_begun else "the storage threads stood still"
+                what = "no data from its storage" if fetch.is_begun else "all storage threads stalled"
                 _settle(fetch, StorageFailure(f"{fetch.key}: {what} for {self._stall_seconds:g} s"))
 
     def _moved(self, fetch: _Fetch) -> float:
@@ -223,7 +221,7 @@ class ModelLoader:
 
     def _not_found(self, name: str, version: str) -> UserRuntimeException:
         if version == LATEST:
-            return UserRuntimeException(f"no version of model {name} is left: all of them were removed")
+            return UserRuntimeException(f"no version of model {name} is left: all were removed")
         return UserRuntimeException(f"model {name} of version {version} wasn't found")
 
     def _load_exclusively(self, key: ModelKey) -> LoadedModel:
@@ -261,7 +259,7 @@ class ModelLoader:
 
     def _call_load_model(self, copy: Copy) -> Any:
         if self.load_model is None:
-            raise UserRuntimeException("the handler has no method load_model, which models are loaded with")
+            raise UserRuntimeException("the handler has no method load_model")
         return self.load_model(str(copy.folder))
 
     def _handle_failure(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:

@@ -69,7 +69,7 @@ class CallLeases:
             release(each)
 
 
-_current: ContextVar[CallLeases | None] = ContextVar("leases of models in this call", default=None)
+_current: ContextVar[CallLeases | None] = ContextVar("model leases", default=None)
 
 
 def current_call() -> CallLeases | None:

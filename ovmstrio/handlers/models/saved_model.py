@@ -341,7 +341,7 @@ async def run_batch(runs: Sequence[BatchedRun]) -> list[list[Tensor] | Exception
 def _check_outputs(outputs: Sequence[Tensor], size: int) -> None:
     for output in outputs:
         if not output.shape:
-            raise UserRuntimeException("Batched output tensor has 0 dimensions.", f"it is {output.name!r}")
+            raise UserRuntimeException("Batched output tensor has 0 dimensions.", f"output {output.name!r}")
         if output.shape[0] != size:
             raise UserRuntimeException(
                 "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the inputs",

@@ -222,7 +222,7 @@ class CopyMaker:
                     source.storage.fetch(file, target, moved)
             unfinished.rename(place)
         except OSError as error:
-            raise StorageFailure(f"{key} cannot be kept below {self._root}: {error}") from error
+            raise StorageFailure(f"{key} cannot be stored in {self._root}: {error}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return Copy(key, version.fingerprint, place / key.name / key.version)

@@ -114,9 +114,9 @@ def _locked_problem(folder: Path, written: str) -> Problem:
     except (ValueError, LookupError, TypeError):
         found = "a server that is starting"
     return Problem(
-        f"another server keeps its sequences in {folder}",
+        f"another server uses the folder {folder}",
         path=_OPTION,
-        expected="a folder that no other server has",
+        expected="an unused folder",
         found=found,
         suggestion="stop that server, or set another folder; if that server has exited, one of its child processes"
         f" still holds {folder / LOCK_FILE}",
@@ -253,12 +253,12 @@ def read_segments(content: bytes) -> StoredSegments:
 
 def _decode(content: memoryview) -> tuple[Index, memoryview, memoryview]:
     if len(content) < _HEAD.size + _LENGTH.size:
-        raise DamagedStore(f"the file has {len(content)} bytes only")
+        raise DamagedStore(f"the file has only {len(content)} bytes")
     magic, version, size, digest = _HEAD.unpack_from(content)
     if magic != _MAGIC:
-        raise DamagedStore("the file does not hold sequences")
+        raise DamagedStore("not a sequence file")
     if version != _VERSION:
-        raise DamagedStore(f"the file has version {version} of the format, and this server reads version {_VERSION}")
+        raise DamagedStore(f"unsupported format version {version}, expected {_VERSION}")
     end = _HEAD.size + size
     rest = content[_HEAD.size : end]
     if len(rest) < size or hashlib.sha256(rest).digest() != digest:
@@ -305,7 +305,7 @@ def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> i
             except TooManySequences:
                 skipped += 1
     if skipped:
-        log.error("sequences not restored", reason="max_sequence_number was larger before", sequences=skipped)
+        log.error("sequences not restored", reason="max_sequence_number exceeded", sequences=skipped)
     return count
 
 

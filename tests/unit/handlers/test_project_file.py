@@ -170,7 +170,7 @@ def test_an_interval_that_is_no_time_is_refused(tmp_path: Path, interval: str) -
         (
             "python",
             "models: {dir: s3://b/a}\nmulti_model_reloading: {dir: s3://b/a}",
-            "3 models: for the type python this is the same as 'multi_model_reloading', which is there too",
+            "3 models: duplicate of 'multi_model_reloading' for the type python",
         ),
         (
             "python",
@@ -199,16 +199,16 @@ def test_contradictions_are_refused(tmp_path: Path, kind: str, keys: str, proble
         ("python", "multi_model_reloading: {dir: s3://b/a, signature_key: k}", ""),
         ("python", "multi_model_reloading: {paths: [{name: b, path: s3://b/c, signature_key: d}]}", ""),
         ("python", "multi_model_reloading: {dir: stock}", "models are served once it exists"),
-        ("python", "py_version: 3.10", "the image gets Python 3.11; 3.11 to 3.13 can be had"),
+        ("python", "py_version: 3.10", "the image gets Python 3.11; supported: 3.11 to 3.13"),
         (
             "tensorflow",
             f"tfs_version: 2.3.0\n{_MODELS}",
-            "the image gets no TensorFlow unless the requirements name one; 2.12 or newer can be had",
+            "the image gets no TensorFlow unless the requirements name one; supported: 2.12 or newer",
         ),
         (
             "python",
             "gpu_version: {cuda: 10.2, cudnn: 7}\ngpu: true",
-            "its images are too old for OpenVINO; write 11.0 or newer",
+            "its images are too old for OpenVINO; supported: 11.0 or newer",
         ),
     ],
 )
@@ -428,16 +428,16 @@ def test_local_folders_are_relative_to_the_project_and_urls_are_kept(tmp_path: P
 @pytest.mark.parametrize(
     ("section", "problems"),
     [
-        ("{}", "models: one of 'path', 'paths' and 'dir' must be given, found none"),
+        ("{}", "models: exactly one of 'path', 'paths' and 'dir' is required, found none"),
         (
             "{path: s3://b/a, dir: s3://b/c}",
-            "models: one of 'path', 'paths' and 'dir' must be given, found 'path' and 'dir'",
+            "models: exactly one of 'path', 'paths' and 'dir' is required, found 'path' and 'dir'",
         ),
         ("{dir: s3://b/a, cache_size: 3}", "models.cache_size: the key requires 'disk_cache_size'"),
         ("{dir: s3://b/a, disk_cache_size: 3}", "models.disk_cache_size: the key requires 'cache_size'"),
         (
             "{dir: s3://b/a, cache_size: 3, disk_cache_size: 2}",
-            "models.cache_size: more models cannot be in memory than on disk",
+            "models.cache_size: the memory cache must not exceed the disk cache",
         ),
         (
             "{path: s3://b/a, cache_size: 1, disk_cache_size: 2}",
@@ -453,15 +453,15 @@ def test_local_folders_are_relative_to_the_project_and_urls_are_kept(tmp_path: P
         ("{paths: [a]}", "models.paths[0]: wrong type"),
         ("{paths: [{path: s3://b/a}]}", "models.paths[0]: the key 'name' is missing"),
         ("{paths: [{name: a}]}", "models.paths[0]: the key 'path' is missing"),
-        ("{paths: [{name: a/b, path: s3://b/a}]}", "models.paths[0].name: the name cannot be used"),
+        ("{paths: [{name: a/b, path: s3://b/a}]}", "models.paths[0].name: invalid name"),
         (
             "{paths: [{name: a, path: s3://b/a}, {name: a, path: s3://b/c}]}",
             "models.paths[1].name: the name 'a' is used twice",
         ),
-        ("{path: s3://bucket}", "models.path: a bucket and a folder in it are needed"),
-        ("{path: s3://bucket/}", "models.path: a bucket and a folder in it are needed"),
-        ("{path: s3:///a}", "models.path: a bucket and a folder in it are needed"),
-        ("{path: memory://}", "models.path: the URL names no folder"),
+        ("{path: s3://bucket}", "models.path: bucket or folder missing"),
+        ("{path: s3://bucket/}", "models.path: bucket or folder missing"),
+        ("{path: s3:///a}", "models.path: bucket or folder missing"),
+        ("{path: memory://}", "models.path: the URL has no folder"),
         ("{dir: [a]}", "models.dir: the value cannot be used"),
         ("3", "models: wrong type"),
     ],
@@ -480,7 +480,7 @@ def test_keys_that_serving_ignores_are_logged(tmp_path: Path) -> None:
         log_image_only_keys(good(tmp_path, text))
     images = ("key is for images only", "gpu"), ("key is for images only", "py_version")
     assert [(line["event"], line["key"]) for line in logs] == [*images, ("key has no effect", "tfs_container_dns")]
-    assert logs[1]["reason"] == "the server's own Python runs the handler"
+    assert logs[1]["reason"] == "handlers run in the server's Python"
 
 
 def test_versions_of_images() -> None:

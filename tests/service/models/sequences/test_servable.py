@@ -196,7 +196,7 @@ async def test_special_inputs_do_not_count_as_inputs(tmp_path: Path) -> None:
         await servable.infer(twice)
     short = sequence_request(ONES, number=9, control=START)
     short.raw_inputs.pop()
-    with pytest.raises(errors.InvalidRequest, match="must hold one buffer an input"):
+    with pytest.raises(errors.InvalidRequest, match="must contain one buffer per input"):
         await servable.infer(short)
 
 
