@@ -29,6 +29,7 @@ __all__ = [
     "PLATFORM",
     "BatchedServable",
     "ModelServable",
+    "NetworkServable",
     "NetworkSource",
     "check_auto",
     "follows_requests",
@@ -113,13 +114,31 @@ def check_auto(inputs: tuple[TensorSpec, ...]) -> str:
 PLATFORM = "OpenVINO"
 
 
-class ModelServable:
-    """Servable that validates and runs requests one by one; ``source`` reshapes the model to the requests."""
+class NetworkServable:
+    """Base of the servables that run one network."""
 
-    def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:
+    def __init__(self, spec: ModelSpec, version: int, network: Network) -> None:
         self.name = spec.name
         self.version = str(version)
         self._network: Network | None = network
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Device and compilation settings; empty after close."""
+        return {} if self._network is None else self._network.facts
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Measure the model's layers; see ``LayeredServable``."""
+        if self._network is None:
+            raise trio.ClosedResourceError
+        return await self._network.layer_times(seconds)
+
+
+class ModelServable(NetworkServable):
+    """Servable that validates and runs requests one by one; ``source`` reshapes the model to the requests."""
+
+    def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:
+        super().__init__(spec, version, network)
         self._source = source
         inputs = network.signature.inputs
         self._validate = Validator(inputs if source is None else relaxed(spec, inputs))
@@ -136,11 +155,6 @@ class ModelServable:
     def follows_requests(self) -> bool:
         """Whether the model is reshaped to the requests."""
         return self._source is not None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Device and compilation settings; empty after close."""
-        return {} if self._network is None else self._network.facts
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run one request; return all outputs of the model, sorted by name.
@@ -163,12 +177,6 @@ class ModelServable:
         results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
-
-    async def layer_times(self, seconds: float) -> LayerTimes:
-        """Measure the model's layers; see ``LayeredServable``."""
-        if self._network is None:
-            raise trio.ClosedResourceError
-        return await self._network.layer_times(seconds)
 
     async def aclose(self) -> None:
         """Unload the model; called once, with no call in flight. Never waits."""
@@ -207,7 +215,7 @@ class _BatchItem(NamedTuple):
     arrived: float = 0.0
 
 
-class BatchedServable:
+class BatchedServable(NetworkServable):
     """Servable that validates requests one by one and runs them in batches, while :meth:`serve` runs."""
 
     def __init__(
@@ -218,9 +226,7 @@ class BatchedServable:
         network: Network,
         hooks: BatchHooks = NULL_BATCH_HOOKS,
     ) -> None:
-        self.name = spec.name
-        self.version = str(version)
-        self._network: Network | None = network
+        super().__init__(spec, version, network)
         self._signature = network.signature
         self._validate = Validator(network.signature.inputs)
         known = model_metadata(spec.name, network.signature)
@@ -242,11 +248,6 @@ class BatchedServable:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the batches until the servable is closed."""
         await self._batcher.serve(task_status=task_status)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Device and compilation settings; empty after close."""
-        return {} if self._network is None else self._network.facts
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run one request in a batch; return all outputs of the model, sorted by name.
@@ -273,12 +274,6 @@ class BatchedServable:
         return InferResponse(
             self.name, self.version, named_outputs(self._signature, outputs, keeps_rows=request.keeps_rows), request.id
         )
-
-    async def layer_times(self, seconds: float) -> LayerTimes:
-        """Measure the model's layers; see ``LayeredServable``."""
-        if self._network is None:
-            raise trio.ClosedResourceError
-        return await self._network.layer_times(seconds)
 
     async def aclose(self) -> None:
         """Unload the model; called once, with no call in flight. Waits for batches of cancelled calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -16,7 +16,7 @@ from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
 from ovmstrio.inference.tensors import StateChange
 from ovmstrio.models.sequences.manager import EXISTS
 from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, Control, read_control
-from ovmstrio.models.servable import model_metadata, named_outputs
+from ovmstrio.models.servable import NetworkServable, model_metadata, named_outputs
 from ovmstrio.models.validation import Validator
 from ovmstrio.util.truncation import utf8
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.request import ServableMetadata
-    from ovmstrio.core.service import LayerTimes, SequenceInfo
+    from ovmstrio.core.service import SequenceInfo
     from ovmstrio.core.tensor import Array, RawTensor
     from ovmstrio.core.worker_peers import SequenceOwners
     from ovmstrio.inference.network import Network
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["StatefulServable"]
 
 
-class StatefulServable:
+class StatefulServable(NetworkServable):
     """Servable that validates requests and runs each with the state of its sequence.
 
     Raises:
@@ -51,27 +51,19 @@ class StatefulServable:
         owners: SequenceOwners | None = None,
     ) -> None:
         _check_names(spec, network.signature)
-        self.name = spec.name
-        self.version = str(version)
+        super().__init__(spec, version, network)
         self.metadata: ServableMetadata = replace(model_metadata(spec.name, network.signature), has_sequences=True)
-        self._network: Network | None = network
         self._validate = Validator(network.signature.inputs)
         self._variables = {variable.name: variable for variable in network.variables}
         self._managers = managers
         self._manager = managers.open(spec, version, network.variables)
         self._owners = owners
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Device and compilation settings; empty after close."""
-        return {} if self._network is None else self._network.facts
-
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run one request; return all outputs of the model, sorted by name, and ``sequence_id``.
 
         Requests of one sequence run in order of arrival, different sequences concurrently. A failed or cancelled
-        request does
-        not change its sequence. The buffers of the request must not change until this returns.
+        request does not change its sequence. The buffers of the request must not change until this returns.
 
         Raises:
             InvalidRequest: the request does not match the inputs, or names no sequence.
@@ -135,12 +127,6 @@ class StatefulServable:
         return sorted(
             (sequence.info for sequence in self._manager), key=lambda info: (isinstance(info.id, str), info.id)
         )
-
-    async def layer_times(self, seconds: float) -> LayerTimes:
-        """Measure the model's layers; see ``LayeredServable``."""
-        if self._network is None:
-            raise trio.ClosedResourceError
-        return await self._network.layer_times(seconds)
 
     async def aclose(self) -> None:
         """Unload the model; called once, with no call in flight. Never waits."""

@@ -1,8 +1,8 @@
 """Validation of requests against a servable's inputs, and conversion to arrays, for all protocols.
 
-The checks, their order and the fixed part of their texts are OVMS's (KServe validation), because clients match on
-them. Differences: ``INT64`` and ``UINT64`` have their full range, out-of-range integers are rejected instead of
-truncated, undecodable images are the client's fault, and all invalid inputs are listed after the first.
+The checks, their order and the fixed part of their texts are OVMS's (KServe validation), because clients match on them.
+Differences: ``INT64`` and ``UINT64`` have their full range, out-of-range integers are rejected instead of truncated,
+undecodable images are the client's fault, and all invalid inputs are listed after the first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sequence controls of requests: OVMS's two special inputs, or Triton's three parameters.
 
-Inputs: ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 = step, 1 = start,
-2 = end). Parameters: ``sequence_id`` (number or text) and the flags ``sequence_start`` and ``sequence_end``; both
-flags together are a sequence of one request.
+Inputs: ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 = step, 1 = start, 2 =
+end). Parameters: ``sequence_id`` (number or text) and the flags ``sequence_start`` and ``sequence_end``; both flags
+together are a sequence of one request.
 """
 
 from __future__ import annotations

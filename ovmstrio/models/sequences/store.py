@@ -5,8 +5,8 @@
     requests ─> SequenceChanges ── each seconds/2 ──> segments ── thread ──> appended to the file
                                                    └ all sequences: a new file, from time to time
 
-A successful step is in the file after at most ``seconds``. A drained server writes all sequences; a killed one may
-lose the steps of its last seconds.
+A successful step is in the file after at most ``seconds``. A drained server writes all sequences; a killed one may lose
+the steps of its last seconds.
 """
 
 from __future__ import annotations
