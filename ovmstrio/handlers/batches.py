@@ -90,9 +90,8 @@ class BatchedMethod:
     async def run(self, items: Sequence[BatchItem]) -> list[Any]:
         """Call the method for all items; return a result or an error for each.
 
-        Raises:
-            UserCodeError: the method raised, or its result is not a list of matching length; this has been logged.
-            Exception: raised by the method and passed on.
+        Raises UserCodeError, which has been logged, if the method raised or its result is not a list of matching
+        length.
         """
         with in_log(*(item.request_id for item in items)):
             return await self._results(items)

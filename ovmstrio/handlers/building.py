@@ -147,7 +147,6 @@ def _check_rpcs(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]:
 def _check_parameters(
     parameters: Mapping[str, inspect.Parameter], known: Collection[str], method: str, place: SourceLine
 ) -> Iterator[Problem]:
-    """Find parameters that the server cannot pass."""
     for name, parameter in parameters.items():
         if parameter.kind in _VARIADIC or (parameter.default is not parameter.empty and name not in known):
             continue
@@ -169,7 +168,6 @@ def _method(cls: type[Any], name: str) -> Callable[..., Any] | None:
 
 
 def _parameters_of(cls: type[Any], name: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a method except ``self``; empty if they cannot be inspected."""
     method = getattr(cls, name)
     try:
         parameters = dict(inspect.signature(method).parameters)
@@ -379,22 +377,13 @@ async def open_handler(
     gathers: bool = True,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
-    """Load a project's handler and run it during the block.
+    """Load a project's handler and run it during the block; raise ConfigError with all problems of its class.
 
-    The constructor runs in the threads of the methods, in the same thread if there is only one. Callbacks, batches and
-    threads that have not ended ``DRAIN_SECONDS`` after the block are abandoned.
+    The constructor runs in the threads of the methods, in the same thread if there is only one. ``is_alone`` adds the
+    handler's folders to ``sys.path``, since it is the only service. ``gathers`` batches requests here if the project
+    configures batching. A call waits ``queue_timeout`` seconds for a thread, forever if 0.
 
-    Args:
-        project: the project.
-        supplies: constructor arguments and importable modules.
-        batch_hooks: batch metrics.
-        is_alone: whether the handler is the only service, so that its folders are added to ``sys.path``.
-        code: reports errors of user code; logs by default.
-        gathers: whether to batch requests here if the project configures batching.
-        queue_timeout: how many seconds a call waits for a thread; 0 for no limit.
-
-    Raises:
-        ConfigError: the handler cannot be loaded; lists all problems of its class.
+    Callbacks, batches and threads that have not ended ``DRAIN_SECONDS`` after the block are abandoned.
     """
     code = code or HandlerCode(project.name, project.directory)
     threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.log_fields)

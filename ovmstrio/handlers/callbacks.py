@@ -36,10 +36,7 @@ class Callbacks:
         self._closing = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the callbacks until :meth:`close`, and then drain for at most ``DRAIN_SECONDS``.
-
-        Cancellation: at any checkpoint; running plain functions are abandoned.
-        """
+        """Run callbacks until :meth:`close`, and drain for at most ``DRAIN_SECONDS``; running ones are abandoned."""
         try:
             async with trio.open_nursery() as threads_nursery:
                 try:
@@ -94,8 +91,7 @@ async def call_handler_code(
         UserCodeRaisedError: the function raised.
         QueueTimeout: no thread became free in ``start_within`` seconds.
 
-    Cancellation: a queued plain function is dropped; a running one keeps its thread until it returns, and its result is
-    dropped. A coroutine is cancelled at its next checkpoint.
+    Cancellation: see :meth:`LoadedHandler.call`.
     """
     return await call_user_code(
         threads, function, (), arguments, around=lease_models, may_leave=True, start_within=start_within

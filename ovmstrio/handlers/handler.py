@@ -35,12 +35,7 @@ _NO_TIMEOUTS: Final = Patience()
 class LoadedHandler:
     """Instance of the user's class ``Handler`` and the execution of its methods in this process.
 
-    Args:
-        threads: run plain methods.
-        callbacks: run after responses.
-        code: reports the errors of user code.
-        batcher: batches calls of the batched method, if any.
-        patience: timeouts of queued calls.
+    ``threads`` run plain methods, ``callbacks`` run after responses, and ``code`` reports errors of user code.
     """
 
     def __init__(
@@ -104,11 +99,8 @@ class LoadedHandler:
     async def iterate(self, name: str, convert: Callable[[Any], _T], /, **arguments: Any) -> UserStream[_T]:
         """Call a method that returns an iterable; the caller must close the stream.
 
-        ``convert`` converts the values as for :meth:`stream`.
-
-        Raises:
-            UserCodeError: the method raised, or its result is not iterable; this has been logged.
-            Exception: see :meth:`call`.
+        ``convert`` converts the values as for :meth:`stream`. Errors are those of :meth:`call`; UserCodeError also if
+        the result is not iterable.
         """
         result = await self.call(name, **arguments)
         if not isinstance(result, Iterator | AsyncIterator):
@@ -124,10 +116,7 @@ class LoadedHandler:
     ) -> UserStream[_T]:
         """Create a stream of an iterator's values; the caller must close it.
 
-        Args:
-            values: the iterator.
-            convert: converts a value in the thread that produced it; its errors count as the iterator's.
-            step: name of the method, for the log.
+        ``convert`` runs in the thread that produced a value, and its errors count as the iterator's.
         """
         return UserStream(values, convert, self._threads, self._code, step)
 
@@ -159,15 +148,7 @@ async def invoke(
     given: Arguments,
     start_within: float = math.inf,
 ) -> Any:
-    """Call a method; wait at most ``start_within`` seconds for a thread.
-
-    Raises:
-        QueueTimeout: no thread became free in time.
-        UserCodeError: the method raised, which has been logged.
-        Exception: raised by the method and passed on, such as ``HTTPError``.
-
-    Cancellation: see :func:`call_handler_code`.
-    """
+    """Call a method; wait at most ``start_within`` seconds for a thread; errors are those of ``LoadedHandler.call``."""
     try:
         return await call_handler_code(threads, method.call, given, start_within=start_within)
     except UserCodeRaisedError as raised:
@@ -205,12 +186,7 @@ class UserStream(Generic[_T]):
         return self
 
     async def __anext__(self) -> _T:
-        """Return the next value.
-
-        Raises:
-            UserCodeError: the iterator raised, which has been logged.
-            Exception: raised by the iterator and passed on.
-        """
+        """Return the next value; raise errors as :meth:`LoadedHandler.call`."""
         if self._is_over:
             raise StopAsyncIteration
         item = await self._pump.pull()
@@ -266,8 +242,6 @@ class HttpHandler(Protocol):
             UserCodeError: the method raised, which has been logged, or its process exited.
             HTTPError: raised by the method, or converted from Starlette's ``HTTPException``.
             ServerError: raised by the method, or the call cannot run now.
-
-        Cancellation: see :meth:`LoadedHandler.call`.
         """
         ...
 

@@ -82,12 +82,7 @@ def on_sys_path(folders: list[Path]) -> Iterator[None]:
 
 
 def load_handler_class(package: HandlerPackage, file: Path) -> type[Any]:
-    """Load the class from a Python file or a pickle.
-
-    Raises:
-        ConfigError: the file or class does not exist.
-        BaseException: raised by the file.
-    """
+    """Load the class from a Python file or a pickle; raise ConfigError if it does not exist."""
     if not file.is_file():
         raise _problem(file, "the handler's file does not exist", hint="correct path in the project's file")
     cls = _unpickle(file) if file.suffix == _PICKLE else _find_class(vars(package.load(file)))
@@ -101,7 +96,6 @@ def load_handler_class(package: HandlerPackage, file: Path) -> type[Any]:
 
 
 def _find_class(members: dict[str, Any]) -> Any:
-    """Return the class named ``Handler`` in the module, else a class defined with that name."""
     named = members.get(CLASS)
     if inspect.isclass(named):
         return named

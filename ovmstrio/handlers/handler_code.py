@@ -22,13 +22,7 @@ log = structlog.get_logger(__name__)
 class HandlerCode:
     """Reporter of errors in the code of one handler.
 
-    Args:
-        project: name in the log.
-        folder: folder of the user's code.
-        passing: exceptions that end a call without being failures.
-
-    Attributes:
-        log_fields: log fields for lines that the handler prints.
+    Exceptions in ``passing`` end a call without being failures. ``log_fields`` are for lines that the handler prints.
     """
 
     def __init__(self, project: str, folder: Path, passing: tuple[type[BaseException], ...] = ()) -> None:

@@ -44,13 +44,7 @@ _PLATFORM: Final = "handler"
 
 
 class HandlerServable(ResidentService):
-    """Loaded handler project.
-
-    Args:
-        handler: local or isolated handler.
-        limit: limit of concurrent requests, if the server counts them.
-        grpc: gRPC services; None for HTTP.
-        models: source of the model metadata.
+    """Loaded handler project; ``limit`` is None if the server does not count concurrent requests.
 
     Attributes:
         concurrency_limit: acquired before request bodies are read.
@@ -93,7 +87,7 @@ log = structlog.get_logger(__name__)
 
 
 def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
-    """Read a project of ``handler_config_list`` and return it with its warnings; blocking.
+    """Read and check a project of ``handler_config_list``; return it with its warnings; blocking.
 
     Raises:
         ConfigError: the project is missing or invalid.
@@ -111,11 +105,7 @@ def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
 
 
 def read_mounted(spec: HandlerSpec) -> ProjectSpec:
-    """Read a project as :func:`examine_mounted`, and log its warnings; blocking.
-
-    Raises:
-        ConfigError: the project is missing or invalid.
-    """
+    """Read a project as :func:`examine_mounted`, and log its warnings; blocking."""
     project, warnings = examine_mounted(spec)
     for warning in warnings:
         log.warning("handler project warning", handler=spec.name, problem=str(warning))
@@ -127,8 +117,6 @@ async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServab
 
     Raises:
         ConfigError: the project is invalid, or its handler fails to load.
-
-    Cancellation: while loading; all resources are released.
     """
     if context.is_alone:
         project, _ = await trio.to_thread.run_sync(read_project, spec.path, abandon_on_cancel=True)
@@ -145,14 +133,8 @@ async def load_project(
 ) -> HandlerServable:
     """Load a project that has been read; see :func:`load_handler`.
 
-    Args:
-        project: the project.
-        context: services of the server.
-        isolation: worker processes for the handler; None to run it in threads.
-        mounted_as: name in ``handler_config_list``; empty if the handler is the only service.
-
-    Raises:
-        ConfigError: the handler fails to load.
+    The handler runs in threads if ``isolation`` is None. ``mounted_as`` is its name in ``handler_config_list``; empty
+    if the handler is the only service.
     """
     opened = (
         _open_local(project, context) if isolation is None else _open_isolated(project, context, isolation, mounted_as)

@@ -121,25 +121,12 @@ class JSONResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Encode the content as JSON.
-
-        Raises:
-            TypeError: the content is not serializable.
-            ValueError: the content is not serializable.
-        """
+        """Encode the content as JSON; raise TypeError or ValueError if it is not serializable."""
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class StreamingResponse(Response):
-    """Response whose body is produced while it is sent.
-
-    Args:
-        content: iterable of text or bytes, asynchronous or not.
-        status_code: HTTP status.
-        headers: additional headers.
-        media_type: content type.
-        background: called after the response is sent.
-    """
+    """Response whose body is an iterable of text or bytes, asynchronous or not; see :class:`Response`."""
 
     def __init__(
         self,
@@ -179,11 +166,7 @@ OpenStream = Callable[[Any, Callable[[Any], bytes], str], ByteStream]
 
 
 async def starlette_answer(result: Any, open_stream: OpenStream, method: str) -> HttpAnswer | None:
-    """Convert a Starlette response; return None for other objects.
-
-    Raises:
-        OSError: the file of a ``FileResponse`` cannot be read.
-    """
+    """Convert a Starlette response; return None for other objects. OSError if its file cannot be read."""
     module: Any = sys.modules.get("starlette.responses")
     if module is None or not isinstance(result, module.Response):
         return None
@@ -235,11 +218,6 @@ _LINES: Final = "application/x-ndjson"
 
 async def to_answer(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
     """Convert the result of a method to a response; the caller closes a streamed body.
-
-    Args:
-        result: returned by the method.
-        handler: the handler.
-        method: name of the method, for the log.
 
     Raises:
         UserCodeError: the result cannot be sent, or its generator raised before the first value; this has been logged.

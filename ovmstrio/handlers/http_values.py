@@ -48,9 +48,7 @@ _V = TypeVar("_V")
 
 
 class UploadFile:
-    """Uploaded file of a form, in memory.
-
-    Plain handlers use ``file``; ``async def`` handlers can use the asynchronous methods.
+    """Uploaded file of a form, in memory; ``async def`` handlers can use the asynchronous methods.
 
     Attributes:
         filename: as sent by the client.
@@ -203,11 +201,8 @@ def error_answer(
 ) -> HttpAnswer:
     """Create the response to a failed request.
 
-    Args:
-        error: raised by the handler or the server.
-        status: HTTP status for server errors; an ``HTTPError`` has its own.
-        shows_details: whether the response includes type, message and line of a user error.
-        as_json: whether the client wants JSON; an ``HTTPError`` keeps its own text.
+    ``status`` applies to server errors; an ``HTTPError`` has its own. With ``shows_details``, the response includes
+    type, message and line of a user error. ``as_json`` does not apply to the text of an ``HTTPError``.
     """
     if isinstance(error, HTTPError):
         return _http_error_answer(error)
@@ -245,8 +240,7 @@ _MAX_INLINE_BYTES: Final = 16 * 1024
 def urlencoded_form(body: bytes) -> Any:
     """Parse ``application/x-www-form-urlencoded``; undecodable bytes are read as Latin-1.
 
-    Raises:
-        MalformedPayload: the form is too large or has too many fields.
+    Raises MalformedPayload if the form is too large or has too many fields.
     """
     if len(body) > _MAX_URLENCODED_BYTES:
         raise MalformedPayload(
@@ -261,8 +255,7 @@ def urlencoded_form(body: bytes) -> Any:
 def multipart_form(content_type: str, body: bytes) -> Any:
     """Parse ``multipart/form-data``; the boundary in ``content_type`` is case-sensitive.
 
-    Raises:
-        MalformedPayload: the form is malformed, or the boundary is missing.
+    Raises MalformedPayload if the form is malformed, or the boundary is missing.
     """
     return _form([(part.name, _field_value(part)) for part in form_parts(content_type, body, most=_MAX_PARTS)])
 
@@ -287,7 +280,6 @@ def _form(pairs: list[tuple[str, Any]]) -> Any:
 
 @cache
 def _starlette() -> Any:
-    """Return ``starlette.datastructures``; None if Starlette is not installed."""
     try:
         import starlette.datastructures as classes  # noqa: PLC0415 - loaded only when a form is parsed
     except ImportError:
@@ -298,8 +290,7 @@ def _starlette() -> Any:
 async def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
     """Create the arguments that a method accepts; large payloads are parsed in a worker thread.
 
-    Raises:
-        MalformedPayload: the body does not match its content type.
+    Raises MalformedPayload if the body does not match its content type.
     """
     made: dict[str, Any] = {}
     if "payload" in wanted:

@@ -42,10 +42,7 @@ __all__ = ["HandlerMountKind", "HandlerRoutes", "HeldStream", "refuse", "text_to
 class HeldStream:
     """Response body that holds a resource until it is closed, and reports failures as broken connections.
 
-    Args:
-        give_back: releases the resource, if any.
-        request_id: of the request, for the log.
-        known: the request, cancelled when its credentials are revoked, and the function that unregisters it.
+    ``known`` is the request, cancelled when its credentials are revoked, and the function that unregisters it.
     """
 
     def __init__(
@@ -66,8 +63,7 @@ class HeldStream:
     async def __anext__(self) -> bytes:
         """Return the next piece.
 
-        Raises:
-            trio.BrokenResourceError: the handler failed, or the caller's credentials were revoked.
+        Raises trio.BrokenResourceError if the handler failed, or the caller's credentials were revoked.
         """
         if self._known is None:
             return await self._next()
@@ -174,10 +170,7 @@ _INFO: Final = "/info"
 class HandlerRoutes:
     """Routes of one handler: its methods at ``/`` and the model metadata at ``/info``.
 
-    Args:
-        info: returns the model metadata; blocking.
-        shows_details: whether responses include type, message and line of user errors.
-        logs_access: whether each request is logged.
+    With ``shows_details``, responses include type, message and line of user errors. ``info`` is blocking.
     """
 
     def __init__(
@@ -278,7 +271,6 @@ class HandlerRoutes:
 
 
 def _response_error(answer: HttpAnswer) -> str | None:
-    """Return why a response is invalid HTTP, such as a line break in a header that would start another header."""
     if answer.status not in _STATUSES:
         return f"status {answer.status}: expected {_STATUSES.start} to {_STATUSES.stop - 1}"
     for name, value in answer.headers:
@@ -288,11 +280,7 @@ def _response_error(answer: HttpAnswer) -> str | None:
 
 
 class HandlerMountKind:
-    """Routes of handlers among other services.
-
-    Args:
-        shows_details: whether responses include type, message and line of user errors.
-    """
+    """Routes of handlers among other services; see :class:`HandlerRoutes` for ``shows_details``."""
 
     door = HANDLERS_HTTP
 

@@ -174,21 +174,13 @@ async def load_model(
 ) -> Servable:
     """Load, compile and warm up one version; the caller closes the servable.
 
-    Args:
-        spec: configuration of the model.
-        version: version number.
-        directory: contains the model files.
-        hooks: receives inferences and batches.
-        managers: sequences of stateful models; they continue after a reload.
-        tasks: nursery for batches and for keeping compiled files; must outlive the servable.
-        remark: receives warnings.
-        owners: forwards requests to other workers; None for a single worker.
+    ``hooks`` receives inferences and batches, ``remark`` warnings. ``tasks`` runs batches and keeps compiled files; it
+    must outlive the servable. ``managers`` has the sequences that continue after a reload. ``owners`` forwards requests
+    to other workers; None for a single worker.
 
     Raises:
         ConfigError: the model is missing, unreadable or contradicts its settings, or OpenVINO crashes with it.
         NotReady: the crash probe could not run.
-
-    Cancellation: at once; the load continues in its thread and its result is dropped.
     """
     source = await run_load(partial(_find_model, spec, directory))
     network = await _load_cached(source, directory, hooks, tasks, remark)
@@ -216,7 +208,6 @@ async def _load_cached(
     tasks: trio.Nursery | None,
     remark: Callable[[Problem], None],
 ) -> Network:
-    """Probe and load a model, and keep its compiled files if there is a nursery for that."""
     lent = None if tasks is None else await run_load(partial(_lend_folder, source, directory))
     if lent is None or tasks is None:
         return await _try_and_load(source, directory, hooks, remark)
@@ -271,7 +262,6 @@ async def _load_network(
 
 
 def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
-    """Compile a model and release the page cache of its files; return the warnings too."""
     compiled, warnings = warm_buckets(compile_model(source))
     for folder in {source.file.parent, source.spec.cache_dir or source.kept or source.file.parent}:
         let_file_pages_go(folder)
@@ -307,11 +297,6 @@ def _find_model(spec: ModelSpec, directory: Path) -> ModelFile:
 
 
 def _labels(directory: Path) -> tuple[str, ...]:
-    """Read the class names, one per line, next to the model or its versions; empty without a file.
-
-    Raises:
-        ConfigError: the file is not text.
-    """
     for folder in (directory, directory.parent) if directory.is_dir() else ():
         path = folder / LABELS_FILE
         try:

@@ -77,8 +77,6 @@ class NetworkSource:
 
         Raises:
             FailedPrecondition: the model cannot be reshaped; the current network stays.
-
-        Cancellation: at once; the result of a started load is dropped.
         """
         async with self._lock:
             if not _accepts(self.current, arrays):
@@ -165,8 +163,6 @@ class ModelServable(NetworkServable):
             InvalidRequest: the request does not match the inputs.
             FailedPrecondition: the model cannot be reshaped to the request.
             ModelFailure: OpenVINO failed on a valid request.
-
-        Cancellation: see :meth:`Network.infer`.
         """
         arrays = self._validate(request)
         network = self._network
@@ -207,8 +203,6 @@ _SHORT_STRING_BITS: Final = 10
 
 
 class _BatchItem(NamedTuple):
-    """Inputs of one request in a batch."""
-
     arrays: tuple[Array, ...]
     rows: int
     event: CallEvent | None = None
@@ -250,14 +244,10 @@ class BatchedServable(NetworkServable):
         await self._batcher.serve(task_status=task_status)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in a batch; return all outputs of the model, sorted by name.
-
-        The buffers of the request must not change until this returns.
+        """Run one request in a batch; see :meth:`ModelServable.infer`.
 
         Raises:
-            InvalidRequest: the request does not match the inputs.
             Overloaded: the queue is full.
-            ModelFailure: OpenVINO failed on this request.
             NotReady: the server is stopping.
             trio.ClosedResourceError: the servable is closed.
 
@@ -281,7 +271,6 @@ class BatchedServable(NetworkServable):
         self._network = None
 
     def _key(self, arrays: Sequence[Array]) -> Hashable:
-        """Return the batch key: requests with different keys cannot be batched."""
         return tuple(
             (*array.shape[:axis], *array.shape[axis + 1 :], _length_class(array))
             for array, axis in zip(arrays, self._axes, strict=True)

@@ -67,13 +67,8 @@ class StatefulServable(NetworkServable):
 
         Raises:
             InvalidRequest: the request does not match the inputs, or names no sequence.
-            SequenceMissing: the sequence does not exist.
-            SequenceExists: the sequence to start exists.
-            SequenceEnding: the sequence to start is processing its last request.
-            TooManySequences: the limit of sequences is reached.
             ModelFailure: OpenVINO failed on a valid request.
-
-        Cancellation: while waiting for the turn in the sequence; otherwise see :meth:`Network.infer`.
+            ServerError: see :meth:`SequenceManager.admit`.
         """
         control, plain = read_control(request)
         arrays = self._validate(plain)
@@ -83,7 +78,6 @@ class StatefulServable(NetworkServable):
     async def _answer(
         self, control: Control, arrays: Mapping[str, Array], request: InferRequest
     ) -> list[Tensor | RawTensor]:
-        """Run a request in the worker that has its sequence, or will have it."""
         by_default = not request.model_version.strip("0")
         owners, identity = self._owners, control.id
         if owners is None:

@@ -42,11 +42,8 @@ _OTHER_FILES: Final = re.compile(r"^\s*(\.|/|file:|-e\b|-r\b|-c\b|--editable|--r
 def make_dockerfile(project: ProjectSpec, context: Path, version: str, wheel: str = "") -> str:
     """Return the Dockerfile.
 
-    Args:
-        project: the project.
-        context: build context folder that contains the project.
-        version: version of the server.
-        wheel: wheel of the server in ``context``; installed from the package index if empty.
+    ``context`` is the build context folder that contains the project. The server of ``version`` is installed from
+    ``wheel`` in ``context``, or from the package index if empty.
     """
     install = _install_server(project, version, wheel)
     return "\n".join([*_base(project), *_server(project, wheel, install), *_project(project, context, install), ""])

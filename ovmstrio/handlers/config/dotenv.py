@@ -40,10 +40,7 @@ class _ParseError(ValueError):
 def parse_dotenv(text: str, environment: Mapping[str, str], file: str) -> tuple[dict[str, str], list[Problem]]:
     """Parse assignments; return the variables, and one problem for each unreadable line.
 
-    Args:
-        text: content of the file.
-        environment: variables that ``$NAME`` may refer to, in addition to earlier assignments.
-        file: name of the file in problems.
+    ``$NAME`` refers to earlier assignments and ``environment``. ``file`` is the name of the file in problems.
     """
     reader = _DotenvReader(text.replace("\r\n", "\n").replace("\0", ""), dict(environment))
     problems: list[Problem] = []

@@ -89,14 +89,7 @@ def find_models_section(top: Section, project_type: str | None) -> str | None:
 
 
 def read_models(top: Section, key: str, directory: Path, project_type: str | None) -> ModelsSpec | None:
-    """Read the models section ``key``; return None after reporting a problem.
-
-    Args:
-        top: the document.
-        key: key of the section.
-        directory: folder for relative paths.
-        project_type: type of the project, None if unknown.
-    """
+    """Read the models section ``key``, with paths relative to ``directory``; return None after a problem."""
     section = top.section(key)
     if section is None:
         return None
@@ -161,7 +154,6 @@ def _check_name(item: Section, name: str | None, taken: Mapping[str, ModelEntry]
 
 
 def _location(section: Section, key: str, text: str | None, directory: Path) -> str | None:
-    """Return a URL unchanged, or a path as absolute path."""
     if text is None:
         return None
     url = _URL.fullmatch(text)
@@ -334,9 +326,8 @@ def find_project_file(path: Path) -> Path | None:
 def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list[Problem]]:
     """Read a project and its ``.env``; return the project and warnings.
 
-    Args:
-        path: project file of any name, or a folder with a ``nucleus.yaml``.
-        mounted_as: name in ``handler_config_list``; empty to use the name of the folder.
+    ``path`` is the project file or its folder. ``mounted_as`` is the name in ``handler_config_list``, else that of the
+    folder.
 
     Raises:
         ConfigError: the project is invalid; lists all problems, warnings included.
@@ -475,7 +466,6 @@ class _ProjectReader:
         return folder
 
     def _file_of(self, key: str, text: str | None, *others: Path) -> Path | None:
-        """Return the first existing file among the project's folder and the other folders."""
         if text is None:
             return None
         candidates = list(dict.fromkeys(local_path(folder, text) for folder in (self._directory, *others)))

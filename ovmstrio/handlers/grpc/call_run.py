@@ -49,11 +49,7 @@ PASSING: Final = (CallEndedError, WrongReplyError)
 
 
 def status_of_code(code: Any) -> Status:
-    """Convert a ``grpc.StatusCode``, its number or its name to a status.
-
-    Raises:
-        ValueError: there is no such status.
-    """
+    """Convert a ``grpc.StatusCode``, its number or its name to a status; ValueError for others."""
     value = getattr(code, "value", code)
     number = value[0] if isinstance(value, tuple) else value
     try:
@@ -136,11 +132,7 @@ class HandlerContext:
         return self._trailers
 
     def set_code(self, code: Any) -> None:
-        """Set the status of the call: a ``grpc.StatusCode`` or its number.
-
-        Raises:
-            ValueError: there is no such status.
-        """
+        """Set the status of the call: a ``grpc.StatusCode`` or its number; ValueError for others."""
         self._code = status_of_code(code)
         self._user_code = code
 
@@ -149,24 +141,14 @@ class HandlerContext:
         self._details = str(details)
 
     def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
-        """Set the trailing metadata.
-
-        Raises:
-            ValueError: a key or value cannot be sent.
-            TypeError: a value has the wrong type for its key.
-        """
+        """Set the trailing metadata; ValueError or TypeError if an entry cannot be sent."""
         entries = tuple(Metadatum(*pair) for pair in trailing_metadata)
         rich = [value for key, value in entries if key == _RICH_DETAILS and isinstance(value, bytes)]
         self._trailers = _validated(entry for entry in entries if entry.key != _RICH_DETAILS)
         self._rich_details = rich[-1] if rich else None
 
     def send_initial_metadata(self, initial_metadata: Metadata) -> None:
-        """Send initial metadata, once and before the first reply.
-
-        Raises:
-            ValueError: initial metadata has been sent, or an entry cannot be sent.
-            TypeError: a value has the wrong type for its key.
-        """
+        """Send initial metadata, once and before the first reply; ValueError otherwise."""
         checked = _validated(initial_metadata)
         with self._lock:
             if not self._headers_allowed:
@@ -178,11 +160,7 @@ class HandlerContext:
     # The end
 
     def abort(self, code: Any, details: str = "") -> NoReturn:
-        """End the call with a status other than OK.
-
-        Raises:
-            CallEndedError: always, to leave the method.
-        """
+        """End the call with a status other than OK, by raising CallEndedError to leave the method."""
         status = status_of_code(code)
         self._user_code = code
         self._code = Status.UNKNOWN if status is Status.OK else status
@@ -190,11 +168,7 @@ class HandlerContext:
         raise CallEndedError(f"aborted with {self._code.name}: {self._details}")
 
     def abort_with_status(self, status: Any) -> NoReturn:
-        """End the call with a ``grpc.Status``: code, details and trailing metadata.
-
-        Raises:
-            CallEndedError: always, to leave the method.
-        """
+        """End the call with code, details and trailing metadata of a ``grpc.Status``."""
         self.set_trailing_metadata(status.trailing_metadata or ())
         self.abort(status.code, status.details)
 
@@ -217,11 +191,7 @@ class HandlerContext:
         return self._code is _NO_CODE
 
     async def send_waiting_headers(self) -> None:
-        """Send pending initial metadata; later calls of ``send_initial_metadata`` fail.
-
-        Raises:
-            StreamTerminatedError: the call has ended.
-        """
+        """Send pending initial metadata; later calls of ``send_initial_metadata`` fail."""
         with self._lock:
             headers, self._pending_headers = self._pending_headers, None
             self._headers_allowed = False
@@ -234,13 +204,9 @@ class HandlerContext:
         await self.send_waiting_headers()
 
     async def finish(self, default: GRPCError | None, cause: Exception | None = None) -> None:
-        """Send trailing metadata and raise the status that the handler set, else ``default``.
+        """Send trailing metadata and raise the status that the handler set, else ``default`` (None: OK).
 
-        ``default`` is None for success; ``cause`` is the handler's exception, if any.
-
-        Raises:
-            GRPCError: the status is not OK.
-            StreamTerminatedError: the call has ended.
+        ``cause`` is the handler's exception, if any. StreamTerminatedError if the call has ended.
         """
         await self.send_waiting_headers()
         await self._call.send_trailing_metadata(status_message=self._details or None, metadata=self._trailers)
@@ -316,7 +282,6 @@ class AsyncRequests(Requests):
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next request; raise CallEndedError if no more requests can be read."""
         message = await self._receive()
         if message is None:
             raise StopAsyncIteration
@@ -354,11 +319,6 @@ class BlockingRequests(Requests):
         return self
 
     def __next__(self) -> Any:
-        """Return the next request; blocks, so only for threads.
-
-        Raises:
-            CallEndedError: no more requests can be read.
-        """
         if self._ended is not None:
             raise self._ended
         message = self._queue.get()
@@ -376,8 +336,7 @@ WRONG_REPLY: Final = "Failed to serialize response!"
 def serialised(rpc: Rpc, reply: Any) -> bytes:
     """Serialize a reply in the thread that created it, since the handler may modify the message afterwards.
 
-    Raises:
-        WrongReplyError: the type is not that of the RPC, or required fields are missing.
+    Raises WrongReplyError if the type is not that of the RPC, or required fields are missing.
     """
     expected = rpc.reply_class.DESCRIPTOR.full_name
     if not isinstance(reply, rpc.reply_class):

@@ -52,11 +52,7 @@ async def open_rpc_handler(
     code: HandlerCode | None = None,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
-    """Load a handler with a method for each RPC of its services; see ``open_handler``.
-
-    Raises:
-        ConfigError: the handler fails to load or does not match the services.
-    """
+    """Load a handler with a method for each RPC of its services; see ``open_handler``."""
     supplies = Supplies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
     code = code or HandlerCode(project.name, project.directory, PASSING)
     async with open_handler(project, supplies, is_alone=is_alone, code=code, queue_timeout=queue_timeout) as handler:
@@ -64,11 +60,7 @@ async def open_rpc_handler(
 
 
 def proto_of(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
-    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`.
-
-    Raises:
-        ConfigError: the project has none, or compilation fails on entering the context.
-    """
+    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`."""
     if project.protobuf_path is None:
         raise ConfigError([Problem("key is missing", file=str(project.file), path="protobuf_path")])
     return open_proto(project.protobuf_path, project.directory)

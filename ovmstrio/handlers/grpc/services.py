@@ -51,7 +51,6 @@ class CompiledProto:
     """Output of the protobuf compiler.
 
     Attributes:
-        source: compiled file.
         name: name of the file in ``files``.
         files: descriptors of the file and its imports, by name.
         folder: contains the generated Python modules.
@@ -69,12 +68,7 @@ def module_name(file: str) -> str:
 
 
 async def compile_proto(source: Path, roots: Sequence[Path], folder: Path) -> CompiledProto:
-    """Compile a ``.proto`` file and its imports to Python modules in ``folder``.
-
-    Args:
-        source: ``.proto`` file below one of the roots.
-        roots: folders for imports.
-        folder: output folder; nothing is written elsewhere.
+    """Compile a ``.proto`` below one of the ``roots``, and its imports, to Python modules in ``folder``.
 
     Raises:
         ConfigError: with the compiler's messages if compilation fails; or the compiler is not installed.
@@ -130,7 +124,7 @@ def _problem_in(line: str, source: Path) -> Problem:
 def _create_packages(folder: Path) -> None:
     """Create ``__init__.py`` files, so that generated modules take precedence over installed packages.
 
-    ``google`` stays a namespace, since it also contains protobuf's project_files modules.
+    ``google`` stays a namespace package, since it also contains protobuf's modules.
     """
     for each in folder.rglob("*"):
         if each.is_dir() and each.relative_to(folder).parts[0] != "google":
@@ -147,10 +141,7 @@ _PRIVATE_POOL: Final = "ovmstrio_private_pool"
 def imported_modules(proto: CompiledProto) -> Iterator[dict[str, ModuleType]]:
     """Import the generated modules, by the names that handlers use; blocking.
 
-    The main file is available with and without its folder.
-
-    Raises:
-        ConfigError: the generated code cannot be imported.
+    The main file is available with and without its folder. Raises ConfigError if the generated code cannot be imported.
     """
     package = HandlerPackage(proto.folder)
     try:
@@ -202,14 +193,7 @@ def _use_private_pool(proto: CompiledProto, package: HandlerPackage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """RPC of a service.
-
-    Attributes:
-        name: of the RPC and the handler's method.
-        path: ``/package.Service/Method``.
-        request_class: generated message class.
-        reply_class: generated message class.
-    """
+    """RPC of a service, with generated message classes."""
 
     name: str
     path: str

@@ -78,8 +78,6 @@ class _ForwardingReporter(HandlerCode):
 
 
 class _BatchReporter(_ForwardingReporter):
-    """Error reporter for errors among the results of a batch."""
-
     def convert_error(self, error: BaseException, step: str) -> Exception:
         chosen = starlette_error(error) or error
         if not isinstance(chosen, HTTPError):
@@ -97,12 +95,7 @@ class _LoopCaller:
         self._process = os.getpid()
 
     def run(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Run an async function on the loop and return its result.
-
-        Raises:
-            BaseException: raised by the function; for user code the original error.
-            InterruptedError: the call was cancelled.
-        """
+        """Run an async function on the loop; raise its errors, or InterruptedError if cancelled."""
         try:
             return trio.from_thread.run(self._run, function, args, trio_token=self.loop)
         except UserCodeRaisedError as raised:
@@ -120,7 +113,6 @@ class _LoopCaller:
         raise InterruptedError("cancelled")
 
     def stop(self) -> None:
-        """Cancel the running and all later calls; callable from any thread."""
         self._is_stopped = True
         self.loop.run_sync_soon(self._cancel)
 
@@ -132,9 +124,7 @@ class _LoopCaller:
 class HostedHandler:
     """Handler hosted in a worker process; see :class:`Hosted`.
 
-    Args:
-        file: project file.
-        mounted_as: name of the handler among other services; empty if it is the only service.
+    ``mounted_as`` is the name of the handler among other services; empty if it is the only service.
     """
 
     def __init__(self, file: str, mounted_as: str) -> None:
@@ -420,10 +410,7 @@ class _Metadata:
 class _RemoteCall:
     """:class:`RpcCall` whose client is connected to the server process.
 
-    Args:
-        description: path, metadata, user agent, client endpoint, and seconds until the deadline or None.
-        emit: sends an event to the server.
-        requests: serialized requests, None after the last.
+    ``description`` is path, metadata, user agent, client endpoint, and seconds until the deadline or None.
     """
 
     def __init__(
@@ -495,10 +482,7 @@ class HostedRpcs:
     async def start(self, number: int, description: list[Any], first: bytes | None) -> Events:
         """Start a call and return its events; the caller closes them.
 
-        Args:
-            number: id of the call for :meth:`put_request`.
-            description: description of the call, see ``_RemoteCall``.
-            first: the request of a unary call; None for a stream of requests.
+        ``first`` is the request of a unary call; None for a stream of requests, which :meth:`put_request` passes.
         """
         # Unbounded: the server sends only as many requests as it has credits.
         sender, receiver = trio.open_memory_channel[bytes | None](math.inf)

@@ -45,15 +45,12 @@ _HOSTED: Final = "ovmstrio.handlers.isolated.hosted_handler:host_handler"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BatchedRequest:
-    """One request of a batch."""
-
     row: list[Any]
     request_id: str
 
 
 @asynccontextmanager
 async def _acquired(slots: trio.Semaphore, within: float) -> AsyncIterator[None]:
-    """Hold a slot of a process during the block; raise QueueTimeout if no slot became free in time."""
     with trio.move_on_after(within) as scope:
         await slots.acquire()
     if scope.cancelled_caught:
@@ -67,8 +64,7 @@ async def _acquired(slots: trio.Semaphore, within: float) -> AsyncIterator[None]
 class IsolatedHandler:
     """:class:`HttpHandler` with one handler object in each worker process.
 
-    Args:
-        mounted_as: name of the handler among other services; empty if it is the only service.
+    ``mounted_as`` is the name of the handler among other services; empty if it is the only service.
     """
 
     def __init__(
@@ -185,7 +181,6 @@ class IsolatedHandler:
     # Batches
 
     async def _run_batch(self, name: str, items: Sequence[_BatchedRequest]) -> list[Any]:
-        """Return a response or an error for each request of a batch."""
         worker, result = await self._call("batch", name, [name, [[item.row, item.request_id] for item in items]])
         return [self._outcome(name, worker, each) for each in result]
 
@@ -266,8 +261,7 @@ async def open_isolated_handler(
 ) -> AsyncIterator[IsolatedHandler]:
     """Run a project's handler in worker processes during the block.
 
-    ``mounted_as`` is empty if the handler is the only service. Calls wait ``queue_timeout`` seconds for a slot of a
-    process, forever if 0.
+    Calls wait ``queue_timeout`` seconds for a slot of a process, forever if 0.
 
     Raises:
         ConfigError: the handler cannot be loaded.
@@ -346,9 +340,7 @@ class RemoteRpc:
     async def run(self, worker: CodeWorker, result: RemoteGenerator) -> None:
         """Forward requests to the process and its events to the client until the call ends.
 
-        Raises:
-            GRPCError: status of a failed call.
-            ServerError: raised by the handler.
+        Raises GRPCError for a failed call, and ServerError if the handler raised it.
         """
         try:
             async with trio.open_nursery() as nursery:

@@ -24,11 +24,7 @@ _SHOWN: Final = 20
 
 
 def version_text(version: str | int | None) -> str:
-    """Normalize a requested version to a number or ``latest`` (also for None and ``""``).
-
-    Raises:
-        UserRuntimeException: the version is neither.
-    """
+    """Normalize a version to a number or ``latest`` (None and ``""`` too); UserRuntimeException for others."""
     if version is None or version in {LATEST, ""}:
         return LATEST
     text = str(version)
@@ -135,8 +131,7 @@ def read_inputs(given: Any, inputs: Sequence[TensorSpec], model: str, unused: Co
 
     ``model`` is the name in messages; the values of inputs in ``unused`` are ignored.
 
-    Raises:
-        UserRuntimeException: an input is missing or has the wrong type, datatype or shape.
+    Raises UserRuntimeException if an input is missing or has the wrong type, datatype or shape.
     """
     if not isinstance(given, Mapping):
         raise UserRuntimeException(

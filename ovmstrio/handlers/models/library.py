@@ -159,14 +159,11 @@ def _new_folder(parent: Path | None) -> Iterator[Path]:
 
 
 class _Janitor:
-    """Task that removes copies when they are no longer needed."""
-
     def __init__(self) -> None:
         self._loop = trio.lowlevel.current_trio_token()
         self._wakeup = trio.Event()
 
     def wake(self) -> None:
-        """Wake the task; callable from any thread."""
         with suppress(trio.RunFinishedError):
             self._loop.run_sync_soon(self._set, idempotent=True)
 
@@ -201,11 +198,7 @@ class SavedModelLoader:
 
 
 class TensorFlowClient(TensorFlowClientBase):
-    """Client that runs SavedModels for the handler's code, in its constructor too.
-
-    Args:
-        batcher: batches concurrent calls; None if the project does not configure batching.
-    """
+    """Client that runs SavedModels for the handler's code; ``batcher`` is None without batching."""
 
     def __init__(
         self,
@@ -319,12 +312,9 @@ _ROOT_VARIABLE: Final = "CORTEX_MODEL_DIR"
 
 
 class ProjectModels:
-    """Models of a project, if any, and the clients for its handler.
+    """Models of a project, if any, and the clients by the constructor argument that requests them.
 
-    Args:
-        library: None if the project has no models.
-        clients: by the constructor argument that requests them.
-        saved_models: descriptions for ``/info``; None to return versions and timestamps.
+    ``saved_models`` describes models for ``/info``; None to return versions and timestamps.
     """
 
     def __init__(

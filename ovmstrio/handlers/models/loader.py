@@ -30,8 +30,6 @@ MAX_WAITING: Final = 64
 
 
 class _Fetch:
-    """Download of one version; ``moved`` is the time of the last received piece, by ``time.monotonic``."""
-
     __slots__ = ("context", "future", "is_begun", "key", "moved", "version")
 
     def __init__(self, key: ModelKey, version: VersionFiles) -> None:
@@ -50,9 +48,7 @@ class _Fetch:
 class StorageThreads:
     """Threads that download model versions for blocking callers, including callers on the event loop's thread.
 
-    Args:
-        count: number of threads.
-        stall_seconds: how long a storage may send nothing before its download fails.
+    A download fails if its storage sends nothing for ``stall_seconds``.
     """
 
     def __init__(self, maker: CopyMaker, count: int, stall_seconds: float) -> None:

@@ -98,11 +98,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class RecentlyUsed(Generic[_K]):
-    """Keys in order of use, least recently used first.
-
-    Args:
-        limit: maximum number of keys, exceeded only while keys are in use; None for no limit.
-    """
+    """Keys in order of use, least recently used first; over ``limit`` only while keys are in use."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -150,10 +146,8 @@ class LoadedModel:
 class Shelf:
     """Versions of models: catalog of the storages, copies on disk, and models in memory; thread-safe.
 
-    Args:
-        memory_limit: maximum number of versions in memory, exceeded only while versions are in use; None for no limit.
-        disk_limit: maximum number of versions on disk, at least ``memory_limit``; None for no limit.
-        on_trash: called from any thread when :meth:`take_trash` has copies to return.
+    The limits are numbers of versions, exceeded only while versions are in use; None for no limit. ``on_trash`` is
+    called from any thread when :meth:`take_trash` has copies to return.
     """
 
     def __init__(self, memory_limit: int | None, disk_limit: int | None, on_trash: Callable[[], None]) -> None:
@@ -482,7 +476,6 @@ class WatchOptions:
     Attributes:
         interval_seconds: from the end of one synchronization to the start of the next.
         fetches: concurrent downloads.
-        list_seconds: timeout of a listing.
         fetch_seconds: timeout of a download of one version.
     """
 

@@ -155,11 +155,7 @@ def read_saved_model(folder: Path) -> SavedModel:
 
 
 def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str | None) -> str:
-    """Return the requested signature key, else the only key, else ``predict``.
-
-    Raises:
-        ConfigError: the requested signature does not exist, or the choice is ambiguous.
-    """
+    """Return the requested signature key, else the only key, else ``predict``; ConfigError if ambiguous."""
     known = ", ".join(sorted(signatures)) or "none"
     if wanted is not None:
         if wanted in signatures:
@@ -218,10 +214,7 @@ class RunnableModel:
 async def load_saved_model(folder: Path, signature_key: str | None) -> RunnableModel:
     """Load a SavedModel from a folder ``<name>/<version>``.
 
-    Raises:
-        ConfigError: the model fails to load, or has no such signature.
-
-    Cancellation: at once; the load continues in its thread and its result is dropped.
+    Raises ConfigError if the model fails to load, or has no such signature. Cancellation drops the result of the load.
     """
     name, version = folder.parts[-2:]
     saved = await trio.to_thread.run_sync(read_saved_model, folder, abandon_on_cancel=True)
@@ -297,9 +290,7 @@ async def submit(
 ) -> list[Tensor]:
     """Run a model in a batch with other calls whose inputs have the same shapes except for the first dimension.
 
-    Raises:
-        UserRuntimeException: an input or output has no first dimension.
-        Exception: see :meth:`Batcher.submit`.
+    Raises UserRuntimeException if an input or output has no first dimension.
     """
     sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
     if None in sizes:
@@ -316,9 +307,7 @@ async def submit(
 async def run_batch(runs: Sequence[BatchedRun]) -> list[list[Tensor] | Exception]:
     """Run one batch and split the outputs among the calls.
 
-    Raises:
-        UserRuntimeException: an output cannot be split.
-        ModelFailure: OpenVINO failed.
+    Raises UserRuntimeException if an output cannot be split, and ModelFailure if OpenVINO failed.
     """
     model = runs[0].model
     if len(runs) == 1:

@@ -170,11 +170,7 @@ def owner_of(identity: int | str, owners: int) -> int:
 
 
 def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
-    """Encode named arrays as headers and buffers; return None if an array contains objects.
-
-    Args:
-        arrays: name, a text that is passed through, and array.
-    """
+    """Encode arrays, each with its name and a text that is passed through; return None if an array contains objects."""
     heads, buffers = [], []
     for name, told, array in arrays:
         if array.dtype.hasobject:

@@ -69,9 +69,7 @@ _OPTION: Final = "--sequence_store"
 def locked_folder(folder: Path, configuration: str) -> Iterator[None]:
     """Create and lock a folder against other servers, also of this process, during the block.
 
-    Args:
-        folder: folder of the sequences.
-        configuration: shown to a server that finds the folder locked.
+    ``configuration`` is shown to a server that finds the folder locked.
 
     Raises:
         ConfigError: another server has the lock, or the folder cannot be written.
@@ -363,12 +361,9 @@ _Item = tuple["SequenceManager", int | str, "Sequence | None"]
 
 
 class SequenceStore:
-    """Store of a server's sequences in an exclusively locked folder.
+    """Store of a server's sequences in an existing, exclusively locked folder.
 
-    Args:
-        managers: start to record changes for the store.
-        folder: existing folder.
-        seconds: maximum age of steps lost by a killed server; 0 writes only on shutdown.
+    A killed server loses the steps of at most ``seconds``; 0 writes only on shutdown.
     """
 
     def __init__(self, managers: SequenceManagers, folder: Path, seconds: float) -> None:
@@ -425,10 +420,7 @@ class SequenceStore:
             log.warning("sequence file truncated", ignored_bytes=stored.torn_bytes)
 
     async def run(self) -> None:
-        """Write changes every ``seconds / 2`` until cancelled; failures are logged and retried.
-
-        Cancellation: while sleeping, or between portions; the file is valid up to its last segment.
-        """
+        """Write changes every ``seconds / 2`` until cancelled; failures are logged and retried."""
         while self._seconds:
             await trio.sleep(self._seconds / 2)
             async with self._lock:
