@@ -647,7 +647,7 @@ async def test_the_number_of_waiting_callers_is_limited(tmp_path: Path) -> None:
             assert f"cannot be downloaded: {MAX_WAITING} calls already wait" in refusals[0]
         maker.release.set()
     assert failures == ["the model storage is closing"] * MAX_WAITING
-    with pytest.raises(StorageFailure, match="about to be closed"):
+    with pytest.raises(StorageFailure, match="is closing"):
         threads.fetch(ModelKey("n", "1"), version)
 
 
