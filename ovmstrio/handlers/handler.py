@@ -55,7 +55,7 @@ class LoadedHandler:
         self._callbacks = callbacks
         self._code = code
         self._batcher = batcher
-        self._patience = patience
+        self._timeouts = patience
 
     @property
     def obstacle(self) -> str:
@@ -91,10 +91,10 @@ class LoadedHandler:
         given = {each: arguments[each] for each in method.arguments}
         if method.is_batched and self._batcher is not None:
             item = BatchItem(given, current_request_id())
-            return await self._batcher.submit(item, start_within=self._patience.batch)
+            return await self._batcher.submit(item, start_within=self._timeouts.batch)
         if method.is_generator:
             return method.call(**given)
-        return await invoke(self._threads, self._code, method, given, self._patience.thread)
+        return await invoke(self._threads, self._code, method, given, self._timeouts.thread)
 
     async def iterate(self, name: str, convert: Callable[[Any], _T], /, **arguments: Any) -> UserStream[_T]:
         """Call a method that returns an iterable; the caller must close the stream.

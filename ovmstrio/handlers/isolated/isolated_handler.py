@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IsolatedHandler", "IsolatedModels", "RemoteRpc", "call_row", "open_isolated_handler"]
 
-_UNTIL_THE_END: Final = Patience()
+_NO_TIMEOUTS: Final = Patience()
 _HOSTED: Final = "ovmstrio.handlers.isolated.hosted_handler:host_handler"
 
 
@@ -68,7 +68,7 @@ class IsolatedHandler:
     """
 
     def __init__(
-        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: Patience = _UNTIL_THE_END
+        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: Patience = _NO_TIMEOUTS
     ) -> None:
         self.methods: Mapping[str, HandlerMethod] = {}
         self._project = project
@@ -80,7 +80,7 @@ class IsolatedHandler:
         # No slots here for cached models: calls that wait for a storage release their thread in the process.
         releases_slots = project.models is not None and project.models.is_cached
         count = project.threads_per_process * isolation.processes
-        self._patience = patience
+        self._timeouts = patience
         self._slots: trio.Semaphore | None = None if releases_slots else trio.Semaphore(count)
 
     # Lifecycle
@@ -126,7 +126,7 @@ class IsolatedHandler:
         row, request_id = request_row(request), current_request_id()
         if self.methods[name].is_batched and self._batcher is not None:
             item = _BatchedRequest(row, request_id)
-            answer: HttpAnswer = await self._batcher.submit(item, start_within=self._patience.batch)
+            answer: HttpAnswer = await self._batcher.submit(item, start_within=self._timeouts.batch)
             return answer
         async with self._slot(name):
             worker, result = await self._call("answer", name, [name, row, request_id])
@@ -149,7 +149,7 @@ class IsolatedHandler:
     def _slot(self, name: str) -> AbstractAsyncContextManager[Any]:
         if self._slots is None or name in self._async:
             return nullcontext()
-        return _acquired(self._slots, self._patience.thread)
+        return _acquired(self._slots, self._timeouts.thread)
 
     async def _call(self, method: str, name: str, value: Any) -> tuple[CodeWorker, Any]:
         try:

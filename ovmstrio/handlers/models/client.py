@@ -39,12 +39,12 @@ class ModelNames:
     def __init__(self, spec: ModelsSpec, shelf: Shelf) -> None:
         self._has_one = spec.kind == "path"
         self._listed = frozenset(entry.name for entry in spec.entries)
-        self._shelf = shelf
+        self._cache = shelf
 
     @property
     def known(self) -> list[str]:
         """Sorted model names."""
-        return sorted(self._listed or {key.name for key in self._shelf.catalog})
+        return sorted(self._listed or {key.name for key in self._cache.catalog})
 
     def check(self, name: str | None) -> str:
         """Return the name of the requested model.
@@ -54,7 +54,7 @@ class ModelNames:
         """
         if self._has_one:
             return DEFAULT_MODEL
-        if name is not None and (name in self._listed or self._shelf.versions(name)):
+        if name is not None and (name in self._listed or self._cache.versions(name)):
             return name
         known = self.known
         listing = ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
@@ -76,7 +76,7 @@ class ModelClient(ModelClientBase):
         *,
         is_caching: bool,
     ) -> None:
-        self._shelf = shelf
+        self._cache = shelf
         self._loader = loader
         self._names = names
         self._is_caching = is_caching
@@ -111,7 +111,7 @@ class ModelClient(ModelClientBase):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Models by name, each with ``versions`` (highest first) and ``timestamps``."""
-        return self._shelf.metadata()
+        return self._cache.metadata()
 
     @property
     def caching(self) -> bool:

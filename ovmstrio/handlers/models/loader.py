@@ -174,7 +174,7 @@ class ModelLoader:
 
     def __init__(self, shelf: Shelf, maker: CopyMaker, storage: StorageThreads) -> None:
         self.load_model: LoadModel | None = None
-        self._shelf = shelf
+        self._cache = shelf
         self._maker = maker
         self._storage = storage
         self._limiter = trio.CapacityLimiter(2 * MAX_WAITING)
@@ -188,12 +188,12 @@ class ModelLoader:
             UserRuntimeException: the version does not exist or fails to load.
             Overloaded: the version is not local, and too many calls wait for storages.
         """
-        found = self._shelf.find(name, version)
+        found = self._cache.find(name, version)
         if found is not None:
             return found
         failed: dict[ModelKey, UserRuntimeException] = {}
         while True:
-            key = self._shelf.resolve(name, version)
+            key = self._cache.resolve(name, version)
             if key is None:
                 raise self._not_found(name, version)
             if key in failed:
@@ -210,7 +210,7 @@ class ModelLoader:
 
         Cancellation: at once; a started load continues. No checkpoint if the model is in memory.
         """
-        found = self._shelf.find(name, version)
+        found = self._cache.find(name, version)
         if found is not None:
             return found
         return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True, limiter=self._limiter)
@@ -221,10 +221,10 @@ class ModelLoader:
         return UserRuntimeException(f"model {name} of version {version} wasn't found")
 
     def _load_exclusively(self, key: ModelKey) -> LoadedModel:
-        version, copy = self._shelf.begin_load(key)
+        version, copy = self._cache.begin_load(key)
         try:
             # The previous holder of the lock may have loaded the model.
-            found = self._shelf.find(*key)
+            found = self._cache.find(*key)
             if found is not None:
                 return found
             if version is None:
@@ -232,24 +232,24 @@ class ModelLoader:
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
-                self._shelf.reserve_memory(key)
+                self._cache.reserve_memory(key)
                 loaded = LoadedModel(copy, self._call_load_model(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return self._handle_failure(key, version, error)
-            self._shelf.put(loaded)
+            self._cache.put(loaded)
             return loaded
         finally:
-            self._shelf.end_load(key, copy)
+            self._cache.end_load(key, copy)
             self.empty_trash()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        self._shelf.begin_fetch(key)
+        self._cache.begin_fetch(key)
         try:
             self.empty_trash()
             copy = self._storage.fetch(key, version)
         finally:
-            self._shelf.end_fetch(key)
-        self._shelf.replace_copy(copy, old)
+            self._cache.end_fetch(key)
+        self._cache.replace_copy(copy, old)
         log.debug("model version downloaded", model=key.name, version=key.version)
         return copy
 
@@ -260,7 +260,7 @@ class ModelLoader:
 
     def _handle_failure(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
         is_unreachable = isinstance(error, StorageFailure | Overloaded)
-        old, is_news = self._shelf.keep_old(key, version, is_unreachable=is_unreachable)
+        old, is_news = self._cache.keep_old(key, version, is_unreachable=is_unreachable)
         if is_news:
             log.warning(
                 "model load failed",
@@ -279,5 +279,5 @@ class ModelLoader:
 
     def empty_trash(self) -> None:
         """Remove the files of copies that are no longer needed."""
-        for copy in self._shelf.take_trash():
+        for copy in self._cache.take_trash():
             self._maker.remove(copy)

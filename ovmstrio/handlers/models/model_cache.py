@@ -509,7 +509,7 @@ class StorageSync:
         self.is_stale = False
         self.synced = trio.Event()
         self._sources = sources
-        self._shelf = shelf
+        self._cache = shelf
         self._maker = maker
         self._spec = spec
         self._validate = validate
@@ -546,7 +546,7 @@ class StorageSync:
         joined: dict[ModelKey, VersionFiles] = {}
         for source, tree in zip(self._sources, listed, strict=True):
             if tree is None:
-                joined |= {key: files for key, files in self._shelf.catalog.items() if source.has(key)}
+                joined |= {key: files for key, files in self._cache.catalog.items() if source.has(key)}
             else:
                 joined |= tree
         return joined
@@ -554,7 +554,7 @@ class StorageSync:
     def _apply_listing(self, listed: Sequence[Tree | None]) -> Tree:
         tree = self._select_versions(self._merge(listed))
         if self._spec.is_cached:
-            self._shelf.replace_catalog(tree)
+            self._cache.replace_catalog(tree)
         return tree
 
     def _select_versions(self, tree: Tree) -> Tree:
@@ -562,10 +562,10 @@ class StorageSync:
         latest = self._spec.latest_versions
         if latest is None:
             return valid
-        failed = self._shelf.failed_versions()
+        failed = self._cache.failed_versions()
         # A version that failed with other files may load now.
         broken = {key for key in failed.keys() & valid.keys() if valid[key].fingerprint == failed[key]}
-        kept = keep_latest(valid, latest, broken=broken, loaded=self._shelf.in_memory())
+        kept = keep_latest(valid, latest, broken=broken, loaded=self._cache.in_memory())
         return {key: valid[key] for key in valid if key in kept}
 
     def _valid_versions(self, tree: Tree) -> dict[ModelKey, VersionFiles]:
@@ -579,18 +579,18 @@ class StorageSync:
             refused[key] = files.fingerprint
             if self._refused.get(key) != files.fingerprint:
                 log.warning("model version rejected", model=key.name, version=key.version, reason=problem)
-            if key in self._shelf.catalog:
-                valid[key] = self._shelf.catalog[key]
+            if key in self._cache.catalog:
+                valid[key] = self._cache.catalog[key]
         self._refused = refused
         return valid
 
     async def _fetch_changes(self, tree: Tree) -> bool:
-        changes = await trio.to_thread.run_sync(diff, self._shelf.catalog, tree)
+        changes = await trio.to_thread.run_sync(diff, self._cache.catalog, tree)
         fetched = await self._for_each(changes.written, lambda key: self._fetch(key, tree[key]))
         if changes.removed:
             log.info("model versions removed", versions=sorted(map(str, changes.removed)))
-            left = {key: files for key, files in self._shelf.catalog.items() if key in tree}
-            await trio.to_thread.run_sync(self._shelf.replace_catalog, left)
+            left = {key: files for key, files in self._cache.catalog.items() if key in tree}
+            await trio.to_thread.run_sync(self._cache.replace_catalog, left)
         return all(fetched)
 
     async def _fetch(self, key: ModelKey, version: VersionFiles) -> bool:
@@ -599,7 +599,7 @@ class StorageSync:
         except StorageFailure as error:
             log.warning("model download failed", version=str(key), reason=str(error))
             return False
-        self._shelf.publish(copy, version)
+        self._cache.publish(copy, version)
         log.info("model version downloaded", model=key.name, version=key.version)
         return True
 
