@@ -85,12 +85,10 @@ class ModelLibrary:
     """Models of one project.
 
     Attributes:
-        shelf: cache of versions.
         storage_threads: downloads for calls of a project with cached models.
         client: passed to the handler's constructor.
         sync: synchronizes the cache with the storages.
         watcher: runs ``sync`` periodically.
-        janitor: removes unused copies.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Object stores through fsspec; imported only for URLs that need it.
 
-fsspec runs asynchronous clients on one shared thread of its own. Calls wait for that thread and cancel their operation
-there when no data has arrived for some time.
+fsspec runs asynchronous clients on one shared thread. Calls wait for that thread and cancel their operation there when
+no data has arrived for some time.
 """
 
 from __future__ import annotations
