@@ -199,7 +199,7 @@ async def test_loaded_models_are_served_while_the_server_hangs(
     async def expect_failure() -> None:
         with pytest.raises(UserCodeError) as caught:
             await handler.call(verb, payload="b")
-        assert "nothing" in caught.value.detail
+        assert "no data" in caught.value.detail
         failed.set()
 
     relay = _Relay(bucket.environment["AWS_ENDPOINT_URL"])
