@@ -38,7 +38,7 @@ from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.encoding.messages import decode_request
 from ovmstrio.handlers.building import open_handler
 from ovmstrio.handlers.handler_service import HandlerServable
-from ovmstrio.handlers.models.library import open_clients
+from ovmstrio.handlers.models.library import open_models
 from ovmstrio.models.kind import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
@@ -224,7 +224,7 @@ async def _rest_handler(folder: Path) -> float:
     project = make_project(folder, _HANDLER)
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
     request = _post("/", b'{"a":1}', "Content-Type: application/json")
-    async with open_clients(project) as models, open_handler(project) as handler:
+    async with open_models(project) as models, open_handler(project) as handler:
         servable = HandlerServable(project.name, handler, LocalLimit(project.max_concurrency), None, models)
         servable.gone()
         async with (

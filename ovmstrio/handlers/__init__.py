@@ -2,7 +2,7 @@
 
 from ovmstrio.util.deprecation import forward_names
 
-# Names of the last release, which user code now imports from ``ovmstrio.ext.handlers``.
+# Deprecated names: user code now imports them from ``ovmstrio.ext.handlers``.
 __getattr__ = forward_names(
     __name__,
     "ovmstrio.ext.handlers",

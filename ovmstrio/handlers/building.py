@@ -1,4 +1,4 @@
-"""From a project to an object of its class ``Handler``, in the threads that the object's methods will run in."""
+"""Loading of a project's handler: class checks, construction in the handler's threads, and batching."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, TracebackType
@@ -47,77 +47,62 @@ from ovmstrio.serving.batching import Batcher
 
 __all__ = ["NO_SUPPLIES", "HandlerBuilder", "Supplies", "drain_batcher", "open_handler", "start_batcher"]
 
-# ----------------------------------------------------------------------
-# From a project to an object of its class ``Handler``, in the threads that the object's methods will run in
-# ----------------------------------------------------------------------
-
 LOAD_MODEL: Final = "load_model"
-_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_REST: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_KEYWORD_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+@dataclass(frozen=True, slots=True)
 class HandlerContract:
-    """What a project asks of its Handler.
+    """Requirements of a project for its class ``Handler``.
 
-    Args:
-        file: the handler's, for problems without a better place.
-        injected: all names that its constructor may ask for.
-        rpc_names: the methods of its gRPC service; None where it is called over HTTP.
-        is_batched: whether requests are gathered.
-        loads_models: whether it must load the project's models.
-        client_names: of which the constructor must take one.
+    Attributes:
+        file: reported for problems without a better location.
+        injected: names of all available constructor arguments.
+        rpc_names: methods of the gRPC service; None for HTTP.
+        client_names: the constructor must accept one of these.
     """
 
-    def __init__(
-        self,
-        file: str,
-        injected: Collection[str],
-        *,
-        rpc_names: Collection[str] | None = None,
-        is_batched: bool = False,
-        loads_models: bool = False,
-        client_names: Collection[str] = (),
-    ) -> None:
-        self.file = file
-        self.injected = injected
-        self.rpc_names = rpc_names
-        self.is_batched = is_batched
-        self.loads_models = loads_models
-        self.client_names = client_names
+    file: str
+    injected: Collection[str]
+    rpc_names: Collection[str] | None = None
+    is_batched: bool = False
+    loads_models: bool = False
+    client_names: Collection[str] = ()
 
 
-def check_handler(made: type[Any], contract: HandlerContract) -> list[Problem]:
-    """Find everything that is wrong with a Handler class."""
-    checks = (_constructor, _load_model, _verbs if contract.rpc_names is None else _rpcs)
-    return [problem for check in checks for problem in check(made, contract)]
+def check_handler(cls: type[Any], contract: HandlerContract) -> list[Problem]:
+    """Return all problems of a handler class."""
+    checks = (_check_constructor, _check_load_model, _check_verbs if contract.rpc_names is None else _check_rpcs)
+    return [problem for check in checks for problem in check(cls, contract)]
 
 
-def constructor_parameters(made: type[Any]) -> dict[str, inspect.Parameter]:
-    """Give the parameters of a class's constructor; none where it has no constructor of its own."""
-    return {} if made.__init__ is object.__init__ else _parameters_of(made, "__init__")
+def constructor_parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of the constructor; empty without a constructor."""
+    return {} if cls.__init__ is object.__init__ else _parameters_of(cls, "__init__")
 
 
-def _constructor(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
-    parameters = constructor_parameters(made)
-    place = _place(made, "__init__", contract)
-    yield from _unknown(parameters, contract.injected, "__init__", place)
+def _check_constructor(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    parameters = constructor_parameters(cls)
+    place = _place(cls, "__init__", contract)
+    yield from _check_parameters(parameters, contract.injected, "__init__", place)
     if contract.client_names and not set(contract.client_names) & set(parameters):
         name = next(iter(contract.client_names))
         message = f"the constructor does not take {name}, although the project has models"
         yield _problem(message, place, f"write def __init__(self, {name}, ...)")
 
 
-def _load_model(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+def _check_load_model(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]:
     if not contract.loads_models:
         return
-    place = _place(made, LOAD_MODEL, contract)
-    if _method(made, LOAD_MODEL) is None:
+    place = _place(cls, LOAD_MODEL, contract)
+    if _method(cls, LOAD_MODEL) is None:
         fix = f"define {LOAD_MODEL}(self, model_path) that returns the model"
         yield _problem(f"the Handler has no {LOAD_MODEL}, although the project has models", place, fix)
         return
-    method = getattr(made, LOAD_MODEL)
-    parameters = _parameters_of(made, LOAD_MODEL)
-    required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _REST]
+    method = getattr(cls, LOAD_MODEL)
+    parameters = _parameters_of(cls, LOAD_MODEL)
+    required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
     if is_async(method):
         yield _problem(f"{LOAD_MODEL} is async; it is called in a thread", place, "write a plain def")
     if not parameters or len(required) > 1:
@@ -125,83 +110,81 @@ def _load_model(made: type[Any], contract: HandlerContract) -> Iterator[Problem]
         yield _problem(f"{LOAD_MODEL} must take one argument", place, expected="(self, model_path)", found=found)
 
 
-def _verbs(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+def _check_verbs(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]:
     names = [f"handle_{verb}" for verb in VERBS]
-    present = [name for name in names if _method(made, name) is not None]
+    present = [name for name in names if _method(cls, name) is not None]
     if not present:
-        message = "the Handler has no method for any verb"
-        near = [name for name in vars(made) if difflib.get_close_matches(name, names, 1)]
-        yield _problem(message, _place(made, "", contract), _did_you_mean(near), expected=" or ".join(names))
+        message = "the Handler has no method for an HTTP verb"
+        near = [name for name in vars(cls) if difflib.get_close_matches(name, names, 1)]
+        yield _problem(message, _place(cls, "", contract), _did_you_mean(near), expected=" or ".join(names))
     for name in present:
-        yield from _unknown(_parameters_of(made, name), HTTP_ARGUMENTS, name, _place(made, name, contract))
+        yield from _check_parameters(_parameters_of(cls, name), HTTP_ARGUMENTS, name, _place(cls, name, contract))
     if contract.is_batched:
-        yield from _batched(made, contract)
+        yield from _check_batched(cls, contract)
 
 
-def _batched(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
-    method = _method(made, "handle_post")
-    place = _place(made, "handle_post", contract)
+def _check_batched(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+    method = _method(cls, "handle_post")
+    place = _place(cls, "handle_post", contract)
     if method is None:
-        message = "server_side_batching is for handle_post, which the Handler does not have"
+        message = "server_side_batching requires handle_post, which the Handler does not define"
         yield _problem(message, place, "define handle_post, or remove server_side_batching")
     elif inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         message = "handle_post yields, but with server_side_batching it must return a list"
         yield _problem(message, place, "return a list with one result for each payload")
 
 
-def _rpcs(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
+def _check_rpcs(cls: type[Any], contract: HandlerContract) -> Iterator[Problem]:
     for name in contract.rpc_names or ():
-        place = _place(made, name, contract)
-        if _method(made, name) is None:
+        place = _place(cls, name, contract)
+        if _method(cls, name) is None:
             message = f"the Handler does not implement the method {name} of its service"
             yield _problem(message, place, f"define {name}(self, payload, context)")
         else:
-            yield from _unknown(_parameters_of(made, name), GRPC_ARGUMENTS, name, place)
+            yield from _check_parameters(_parameters_of(cls, name), GRPC_ARGUMENTS, name, place)
 
 
-def _unknown(
+def _check_parameters(
     parameters: Mapping[str, inspect.Parameter], known: Collection[str], method: str, place: SourceLine
 ) -> Iterator[Problem]:
-    """Find parameters that nobody gives a value."""
     for name, parameter in parameters.items():
-        if parameter.kind in _REST or (parameter.default is not parameter.empty and name not in known):
+        if parameter.kind in _VARIADIC or (parameter.default is not parameter.empty and name not in known):
             continue
-        if parameter.kind not in _KINDS:
-            message = f"{method} takes {name} by position only; arguments are given by name"
+        if parameter.kind not in _KEYWORD_KINDS:
+            message = f"{method} takes {name} by position only; arguments are passed by name"
             yield _problem(message, place, "remove the / from its signature")
         elif name not in known:
             near = _did_you_mean(difflib.get_close_matches(name, known, 1))
-            message = f"{method} asks for {name!r}, which the server does not have"
+            message = f"{method} asks for {name!r}, which the server does not provide"
             yield _problem(message, place, near, expected=", ".join(sorted(known)) or "no arguments", found=name)
 
 
 # The class
 
 
-def _method(made: type[Any], name: str) -> Callable[..., Any] | None:
-    method = getattr(made, name, None)
+def _method(cls: type[Any], name: str) -> Callable[..., Any] | None:
+    method = getattr(cls, name, None)
     return method if callable(method) else None
 
 
-def _parameters_of(made: type[Any], name: str) -> dict[str, inspect.Parameter]:
-    """Give the parameters of a method beside ``self``; those of a callable that hides them are taken as fitting."""
-    method = getattr(made, name)
+def _parameters_of(cls: type[Any], name: str) -> dict[str, inspect.Parameter]:
+    method = getattr(cls, name)
     try:
         parameters = dict(inspect.signature(method).parameters)
     except (TypeError, ValueError):
         return {}
-    if inspect.isfunction(method) and not isinstance(inspect.getattr_static(made, name), staticmethod) and parameters:
+    if inspect.isfunction(method) and not isinstance(inspect.getattr_static(cls, name), staticmethod) and parameters:
         parameters.pop(next(iter(parameters)))
     return parameters
 
 
-def _place(made: type[Any], name: str, contract: HandlerContract) -> SourceLine:
-    method = _method(made, name)
+def _place(cls: type[Any], name: str, contract: HandlerContract) -> SourceLine:
+    method = _method(cls, name)
     place = None if method is None else place_of(method)
     if place is not None:
         return place
     try:
-        return SourceLine(inspect.getsourcefile(made) or contract.file, inspect.getsourcelines(made)[1])
+        return SourceLine(inspect.getsourcefile(cls) or contract.file, inspect.getsourcelines(cls)[1])
     except (OSError, TypeError):
         return SourceLine(contract.file, 0)
 
@@ -223,13 +206,13 @@ _BATCHED: Final = "handle_post"
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """What the server has for a handler.
+    """Dependencies of a handler.
 
     Attributes:
-        clients: of the models, by the name that a constructor asks for: ``model_client`` or ``tensorflow_client``.
-        proto_module: the messages of its service.
-        modules: what it can import besides the modules in its folders.
-        rpc_names: the methods of its service.
+        clients: of the models, by constructor argument: ``model_client`` or ``tensorflow_client``.
+        proto_module: generated messages of the gRPC service.
+        modules: additional importable modules.
+        rpc_names: methods of the gRPC service.
     """
 
     clients: Mapping[str, Any] = field(default_factory=dict)
@@ -238,7 +221,7 @@ class Supplies:
     rpc_names: tuple[str, ...] = ()
 
     def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Give all arguments that a constructor may ask for, under all names that they go by."""
+        """Return all constructor arguments under all their names."""
         given: dict[str, Any] = {"config": copy.deepcopy(config)}
         if self.proto_module is not None:
             given |= dict.fromkeys(_PROTO_MODULE, self.proto_module)
@@ -251,14 +234,10 @@ NO_SUPPLIES: Final = Supplies()
 
 
 class HandlerBuilder:
-    """Makes a project's handler; as a context it holds the modules that were imported for it.
+    """Builder of a project's handler; a context manager that owns the imported modules.
 
     Args:
-        project: whose handler.
-        supplies: what the server has for it.
-        code: whose code it is.
-        threads: where it is made.
-        is_alone: whether nothing else is served in this process, so that its modules may have their plain names.
+        is_alone: whether the handler is the only service, so that its modules keep their plain names.
     """
 
     def __init__(
@@ -287,29 +266,25 @@ class HandlerBuilder:
         self._package.unload()
 
     async def load(self) -> type[Any]:
-        """Import the file and check the class, without making an object.
+        """Import the file and check the class, without creating an instance.
 
         Raises:
-            ConfigError: any of these failed; all problems of the class are told at once.
-
-        Cancellation: as a plain method's call.
+            ConfigError: the import failed, or the class has problems, all of which are listed.
         """
-        made: type[Any] = await self._run("the import", load_handler_class, self._package, self._project.handler_path)
-        problems = check_handler(made, self._contract())
+        cls: type[Any] = await self._run("the import", load_handler_class, self._package, self._project.handler_path)
+        problems = check_handler(cls, self._contract())
         if problems:
             raise ConfigError(problems)
-        return made
+        return cls
 
     async def build(self) -> tuple[Any, dict[str, HandlerMethod]]:
-        """Load the class and make the object.
+        """Load the class and create its instance.
 
         Raises:
-            ConfigError: as :meth:`load`, or the constructor failed.
-
-        Cancellation: as a plain method's call.
+            ConfigError: see :meth:`load`, or the constructor raised.
         """
-        made = await self.load()
-        instance = await self._run("the constructor", self._construct, made)
+        cls = await self.load()
+        instance = await self._run("the constructor", self._construct, cls)
         return instance, self._methods(instance)
 
     async def _run(self, step: str, function: Any, *args: Any) -> Any:
@@ -346,28 +321,27 @@ class HandlerBuilder:
 
     @property
     def _is_batched(self) -> bool:
-        """Whether calls are gathered here; those of TensorFlow models are gathered where the models run."""
+        """Whether requests are batched here; TensorFlow projects batch in the models."""
         return self._project.batching is not None and self._project.type == "python"
 
-    def _construct(self, made: type[Any]) -> Any:
-        """Make the object; its models can be loaded as soon as it exists, even while its constructor runs."""
+    def _construct(self, cls: type[Any]) -> Any:
+        """Create the instance; its models can be loaded even while its constructor runs."""
         given = self._supplies.arguments(self._project.config)
-        wanted = constructor_parameters(made)
-        arguments = {name: value for name, value in given.items() if name in wanted}
-        if type(made).__call__ is not type.__call__:
-            instance = made(**arguments)
-            self._offer(instance)
+        parameters = constructor_parameters(cls)
+        arguments = {name: value for name, value in given.items() if name in parameters}
+        if type(cls).__call__ is not type.__call__:
+            instance = cls(**arguments)
+            self._set_load_method(instance)
             return instance
-        make_new: Any = made.__new__
-        instance = make_new(made, **arguments)
-        self._offer(instance)
-        # Type.__call__ does the same: what __new__ gives may be of another class.
-        if isinstance(instance, made):
+        make_new: Any = cls.__new__
+        instance = make_new(cls, **arguments)
+        self._set_load_method(instance)
+        # As in type.__call__: __new__ may return an instance of another class.
+        if isinstance(instance, cls):
             instance.__init__(**arguments)
         return instance
 
-    def _offer(self, instance: Any) -> None:
-        """Let the client of the models load them with the object's method."""
+    def _set_load_method(self, instance: Any) -> None:
         load_model = getattr(instance, "load_model", None)
         for client in self._supplies.clients.values():
             take = getattr(client, "set_load_method", None)
@@ -385,9 +359,7 @@ class HandlerBuilder:
         }
 
 
-# ----------------------------------------------------------------------
-# Load a project's handler, and keep what it needs to run
-# ----------------------------------------------------------------------
+# Running handlers
 
 BatchedT = TypeVar("BatchedT")
 
@@ -405,34 +377,20 @@ async def open_handler(
     gathers: bool = True,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
-    """Import a project's handler, make its object, and run it while the block lasts.
+    """Load a project's handler and run it during the block; raise ConfigError with all problems of its class.
 
-    The constructor runs in the threads that methods run in, in the same one if there is only one.
+    The constructor runs in the threads of the methods, in the same thread if there is only one. ``is_alone`` adds the
+    handler's folders to ``sys.path``, since it is the only service. ``gathers`` batches requests here if the project
+    configures batching. A call waits ``queue_timeout`` seconds for a thread, forever if 0.
 
-    Args:
-        project: what to load.
-        supplies: what its constructor may ask for, and what it can import.
-        batch_hooks: are told of batches.
-        is_alone: whether nothing else is served in this process, so that its folders may be on ``sys.path``.
-        code: whose code it is, and what becomes of its errors; logged here, by default.
-        gathers: whether requests are gathered here where the project has batches; else whoever calls has done so.
-        queue_timeout: for how many seconds a call waits for a thread; 0 for any time.
-
-    Raises:
-        ConfigError: the handler cannot be loaded; every problem of its class is told at once.
-        ExceptionGroup: of what the block raises.
-
-    Ownership: the handler's threads, batches and callbacks; those that have not ended ``DRAIN_SECONDS`` after the
-    block are left.
-
-    Cancellation: while it loads, and at the end while batches and callbacks end.
+    Callbacks, batches and threads that have not ended ``DRAIN_SECONDS`` after the block are abandoned.
     """
     code = code or HandlerCode(project.name, project.directory)
-    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.names)
+    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.log_fields)
     callbacks = Callbacks(code)
     builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
     failure: ConfigError | None = None
-    with _path(project, is_alone=is_alone), builder:
+    with on_sys_path(import_folders(project)) if is_alone else nullcontext(), builder:
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(threads.run)
@@ -447,7 +405,7 @@ async def open_handler(
                 )
                 await drain_batcher(batcher, nursery.cancel_scope)
             except ConfigError as error:
-                # Raised outside, so that it does not come in a group.
+                # Raised outside the nursery, which would wrap it in a group.
                 failure = error
             finally:
                 callbacks.close()
@@ -455,10 +413,6 @@ async def open_handler(
                     await threads.aclose()
     if failure is not None:
         raise failure
-
-
-def _path(project: ProjectSpec, *, is_alone: bool) -> AbstractContextManager[None]:
-    return on_sys_path(import_folders(project)) if is_alone else nullcontext()
 
 
 async def _start_own_batcher(
@@ -485,15 +439,7 @@ async def start_batcher(
     concurrency: int,
     hooks: BatchHooks,
 ) -> Batcher[BatchedT, Any]:
-    """Start what gathers the requests of a project.
-
-    Args:
-        nursery: hosts it.
-        batching: how the project says so.
-        run: answers the requests of a batch.
-        concurrency: how many batches run at once.
-        hooks: are told of batches.
-    """
+    """Start the batcher of a project in a nursery."""
     batcher: Batcher[BatchedT, Any] = Batcher(
         run, batch_options(batching), concurrency=concurrency, retry_singly=batching.retry_singly, hooks=hooks
     )
@@ -502,14 +448,11 @@ async def start_batcher(
 
 
 async def drain_batcher(batcher: Batcher[Any, Any] | None, everything: trio.CancelScope) -> None:
-    """Let the batches that run end, and end everything if they do not in time.
-
-    Cancellation: at once.
-    """
+    """Wait for running batches; cancel ``everything`` after ``DRAIN_SECONDS``."""
     if batcher is None:
         return
     with trio.move_on_after(DRAIN_SECONDS) as scope:
         await batcher.aclose()
     if scope.cancelled_caught:
-        log.warning("a batch did not end in time", seconds=DRAIN_SECONDS)
+        log.warning("batch drain timed out", seconds=DRAIN_SECONDS)
         everything.cancel()

@@ -1,4 +1,4 @@
-"""Callbacks: what handlers have done after their answers were sent."""
+"""Callbacks that run after the response of a handler has been sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
 __all__ = ["DRAIN_SECONDS", "Callbacks", "call_handler_code"]
 
 DRAIN_SECONDS: Final = 10.0
-"""How long what runs for a handler that is closed may go on."""
+"""Maximum time that callbacks, batches and processes of a closed handler may continue."""
 _THREADS: Final = 4
 _STEP: Final = "callback"
 
@@ -27,25 +27,16 @@ log = structlog.get_logger(__name__)
 
 
 class Callbacks:
-    """Runs callbacks in threads of their own, so that none takes one from a request.
-
-    Args:
-        code: whose code they are.
-    """
+    """Execution of callbacks in separate threads, so that they do not occupy threads of requests."""
 
     def __init__(self, code: HandlerCode) -> None:
         self._code = code
-        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.names)
+        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.log_fields)
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Host the callbacks until :meth:`close`, and those that run then for ``DRAIN_SECONDS``.
-
-        Ownership: their tasks and threads.
-
-        Cancellation: at any checkpoint; plain functions that run are left to end by themselves.
-        """
+        """Run callbacks until :meth:`close`, and drain for at most ``DRAIN_SECONDS``; running ones are abandoned."""
         try:
             async with trio.open_nursery() as threads_nursery:
                 try:
@@ -66,18 +57,18 @@ class Callbacks:
             nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
 
     def close(self) -> None:
-        """Take no more callbacks, and let :meth:`run` end."""
+        """Accept no more callbacks and end :meth:`run`."""
         self._closing.set()
 
     def start(self, callbacks: Iterable[Callback]) -> None:
-        """Run callbacks one after the other, without waiting for them; their errors are logged."""
+        """Run callbacks in sequence in the background; their errors are logged."""
         chosen = list(callbacks)
         if not chosen:
             return
         if self._nursery is None:
-            log.warning("callbacks are not run: the server ends", callbacks=len(chosen))
+            log.warning("callbacks dropped at shutdown", callbacks=len(chosen))
             return
-        self._nursery.start_soon(self._run_all, chosen, name="callbacks of an answer")
+        self._nursery.start_soon(self._run_all, chosen, name="response callbacks")
 
     async def _run_all(self, callbacks: list[Callback]) -> None:
         for callback in callbacks:
@@ -94,14 +85,13 @@ async def call_handler_code(
     *,
     start_within: float = math.inf,
 ) -> Any:
-    """Call a function of the user's, which holds its models for as long as it runs, though its caller may have left.
+    """Call a user function; its models stay leased while it runs, even after its caller was cancelled.
 
     Raises:
-        UserCodeRaisedError: it raised.
-        QueueTimeout: a plain function waited for a thread for ``start_within`` seconds.
+        UserCodeRaisedError: the function raised.
+        QueueTimeout: no thread became free in ``start_within`` seconds.
 
-    Cancellation: a plain function that waits for a thread is not called; one that runs keeps its thread until it ends,
-    and its result is dropped; a coroutine is cancelled where it waits.
+    Cancellation: see :meth:`LoadedHandler.call`.
     """
     return await call_user_code(
         threads, function, (), arguments, around=lease_models, may_leave=True, start_within=start_within

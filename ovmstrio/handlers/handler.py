@@ -1,4 +1,4 @@
-"""A handler that is loaded: its methods, and how they are called."""
+"""Loaded handlers: calls of their methods and streams of their results."""
 
 from __future__ import annotations
 
@@ -28,25 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpHandler", "LoadedHandler"]
 
-# ----------------------------------------------------------------------
-# A handler that is loaded: its methods, and how they are called
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
-_UNTIL_THE_END: Final = Patience()
+_NO_TIMEOUTS: Final = Patience()
 
 
 class LoadedHandler:
-    """An object of the user's class ``Handler``, whose methods requests reach.
+    """Instance of the user's class ``Handler`` and the execution of its methods in this process.
 
-    Args:
-        instance: the object.
-        methods: by name.
-        threads: where plain methods run.
-        callbacks: where what comes after an answer runs.
-        code: whose code it is.
-        batcher: joins the calls of the method that is batched.
-        patience: for how long calls wait.
+    ``threads`` run plain methods, ``callbacks`` run after responses, and ``code`` reports errors of user code.
     """
 
     def __init__(
@@ -58,7 +47,7 @@ class LoadedHandler:
         *,
         code: HandlerCode,
         batcher: Batcher[BatchItem, Any] | None = None,
-        patience: Patience = _UNTIL_THE_END,
+        patience: Patience = _NO_TIMEOUTS,
     ) -> None:
         self.instance = instance
         self.methods = methods
@@ -66,108 +55,80 @@ class LoadedHandler:
         self._callbacks = callbacks
         self._code = code
         self._batcher = batcher
-        self._patience = patience
+        self._timeouts = patience
 
     @property
     def obstacle(self) -> str:
-        """Nothing ever: its threads are there as long as the server is."""
+        """Empty: a handler in this process is always ready."""
         return ""
 
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
-        """Have a method answer a request.
-
-        Raises:
-            MalformedPayload: the body is not what its content type says.
-            Exception: as :meth:`call`, and :func:`to_answer`.
-
-        Ownership: a stream in the answer is the caller's to close.
-
-        Cancellation: as :meth:`call`.
-        """
-        result = await self.call(name, **await http_arguments(self.methods[name].wanted, request))
+        """Answer a request; see :class:`HttpHandler`."""
+        result = await self.call(name, **await http_arguments(self.methods[name].arguments, request))
         return await to_answer(result, self, name)
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
         """Answer a call over gRPC; see :class:`RpcHandler`."""
-        # Those that are called over HTTP know nothing of gRPC.
-        from ovmstrio.handlers.grpc.call_run import CallRun  # noqa: PLC0415 - as said
+        from ovmstrio.handlers.grpc.call_run import CallRun  # noqa: PLC0415 - not imported for HTTP handlers
 
         await CallRun(rpc, call, self).run()
 
     async def call(self, name: str, /, **arguments: Any) -> Any:
-        """Call a method and give what it returns; a generator has not begun then.
+        """Call a method and return its result; a returned generator has not started.
 
-        Args:
-            name: of the method.
-            arguments: at least those that it wants; others are ignored.
+        ``arguments`` contains at least the arguments that the method accepts; others are ignored.
 
         Raises:
-            UserCodeError: it raised, which has been logged.
-            HTTPError: it raised this, or Starlette's ``HTTPException``.
-            ServerError: it raised this.
-            QueueTimeout: it waited too long for a thread.
-            KeyError: there is no such method.
+            UserCodeError: the method raised, which has been logged.
+            HTTPError: raised by the method, or converted from Starlette's ``HTTPException``.
+            ServerError: raised by the method.
+            QueueTimeout: no thread became free in time.
 
-        Cancellation: while it waits for a thread or a batch, it is not called; once a plain method runs it keeps its
-        thread until it ends, and its result is dropped; an ``async def`` one is cancelled where it waits.
+        Cancellation: a queued call is dropped. A running plain method keeps its thread until it returns, and its result
+        is dropped; an ``async def`` method is cancelled at its next checkpoint.
         """
         method = self.methods[name]
-        given = {each: arguments[each] for each in method.wanted}
+        given = {each: arguments[each] for each in method.arguments}
         if method.is_batched and self._batcher is not None:
             item = BatchItem(given, current_request_id())
-            return await self._batcher.submit(item, start_within=self._patience.batch)
+            return await self._batcher.submit(item, start_within=self._timeouts.batch)
         if method.is_generator:
             return method.call(**given)
-        return await invoke(self._threads, self._code, method, given, self._patience.thread)
+        return await invoke(self._threads, self._code, method, given, self._timeouts.thread)
 
     async def iterate(self, name: str, convert: Callable[[Any], _T], /, **arguments: Any) -> UserStream[_T]:
-        """Call a method that gives many values: a generator, an iterator, or anything that can be iterated.
+        """Call a method that returns an iterable; the caller must close the stream.
 
-        The caller must close the stream.
-
-        Args:
-            name: of the method.
-            convert: makes of a value what the stream gives, as for :meth:`stream`.
-            arguments: as for :meth:`call`.
-
-        Raises:
-            UserCodeError: it raised, or gave something that cannot be iterated; this has been logged.
-            Exception: as :meth:`call`.
-
-        Cancellation: as :meth:`call`.
+        ``convert`` converts the values as for :meth:`stream`. Errors are those of :meth:`call`; UserCodeError also if
+        the result is not iterable.
         """
         result = await self.call(name, **arguments)
         if not isinstance(result, Iterator | AsyncIterator):
             try:
                 result = aiter(result) if hasattr(result, "__aiter__") else iter(result)
             except TypeError:
-                found = f"expected something to iterate over, found a {type(result).__name__}"
-                raise self._code.wrong(name, found) from None
+                found = f"expected an iterable, got {type(result).__name__}"
+                raise self._code.invalid_result(name, found) from None
         return self.stream(result, convert, name)
 
     def stream(
         self, values: Iterator[Any] | AsyncIterator[Any], convert: Callable[[Any], _T], step: str
     ) -> UserStream[_T]:
-        """Run an iterator of the user's where it belongs; whoever gets the stream must close it.
+        """Create a stream of an iterator's values; the caller must close it.
 
-        Args:
-            values: the iterator.
-            convert: makes of a value what the stream gives; what it raises counts as the iterator's.
-            step: the method that it comes from, for the log.
+        ``convert`` runs in the thread that produced a value, and its errors count as the iterator's.
         """
         return UserStream(values, convert, self._threads, self._code, step)
 
-    def failure(self, error: BaseException, step: str) -> Exception:
-        """Log what user code is to blame for, and make of it what is raised instead."""
-        return self._code.failure(error, step)
+    def convert_error(self, error: BaseException, step: str) -> Exception:
+        """Log an error of user code and return the exception to raise instead."""
+        return self._code.convert_error(error, step)
 
     async def run_in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call a plain function in a thread of the handler's.
+        """Call a plain function in a thread of the handler.
 
         Raises:
-            BaseException: what it raises.
-
-        Cancellation: as a plain method's.
+            BaseException: raised by the function.
         """
         try:
             result: _T = await call_in_thread(self._threads, function, *args)
@@ -176,7 +137,7 @@ class LoadedHandler:
         return result
 
     def run_after(self, callbacks: Iterable[Callback]) -> None:
-        """Run the callbacks of an answer that has been sent, in the background and on no thread of requests."""
+        """Run the callbacks of a sent response in the background, outside the threads of requests."""
         self._callbacks.start(callbacks)
 
 
@@ -187,33 +148,18 @@ async def invoke(
     given: Arguments,
     start_within: float = math.inf,
 ) -> Any:
-    """Call a method with its arguments.
-
-    Raises:
-        QueueTimeout: it waited for a thread for ``start_within`` seconds.
-        UserCodeError: it raised, which has been logged.
-        Exception: it raised an error that passes.
-
-    Cancellation: as :func:`call_handler_code`.
-    """
+    """Call a method; wait at most ``start_within`` seconds for a thread; errors are those of ``LoadedHandler.call``."""
     try:
         return await call_handler_code(threads, method.call, given, start_within=start_within)
     except UserCodeRaisedError as raised:
-        raise code.failure(raised.error, method.name) from None
+        raise code.convert_error(raised.error, method.name) from None
 
 
 class UserStream(Generic[_T]):
-    """The values of an iterator of the user's, plain ones in worker threads and async ones on the event loop.
+    """Values of a user's iterator; plain iterators run in worker threads, async ones on the event loop.
 
-    A plain iterator runs a bounded number of values ahead, holds a thread only while it makes values, and keeps the
-    models that it asked for until the stream is over.
-
-    Args:
-        values: the iterator.
-        convert: makes of a value what is given out, where the value was made.
-        threads: of the handler.
-        code: whose code it is.
-        step: the method that the iterator comes from.
+    A plain iterator runs a bounded number of values ahead and holds a thread only while it produces values. Models that
+    the iterator requests stay leased until the stream ends.
     """
 
     def __init__(
@@ -229,7 +175,7 @@ class UserStream(Generic[_T]):
         self._context.run(self._leases.__enter__)
         self._pump: ThreadPump[_T] | AsyncPump[_T]
         if isinstance(values, AsyncIterator):
-            self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.names))
+            self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.log_fields))
         else:
             self._pump = ThreadPump(values, convert, threads, self._context)
         self._code = code
@@ -240,15 +186,7 @@ class UserStream(Generic[_T]):
         return self
 
     async def __anext__(self) -> _T:
-        """Give the next value.
-
-        Raises:
-            StopAsyncIteration: that was all.
-            UserCodeError: the iterator raised; it has been logged.
-            Exception: the iterator raised an error that passes.
-
-        Cancellation: while none is ready.
-        """
+        """Return the next value; raise errors as :meth:`LoadedHandler.call`."""
         if self._is_over:
             raise StopAsyncIteration
         item = await self._pump.pull()
@@ -257,13 +195,13 @@ class UserStream(Generic[_T]):
             raise StopAsyncIteration
         if isinstance(item, Failed):
             self._end()
-            raise self._code.failure(item.error, self._step) from None
+            raise self._code.convert_error(item.error, self._step) from None
         return item
 
     async def aclose(self) -> None:
-        """Close the iterator: a plain one when the step that it is in has ended, without waiting for that.
+        """Close the iterator; a plain one after its current step, without waiting for it.
 
-        Cancellation: shielded; closing an async iterator is waited for, for the threads' grace.
+        Cancellation: shielded; the close of an async iterator is awaited for the threads' grace period.
         """
         if self._is_over:
             return
@@ -280,40 +218,33 @@ class UserStream(Generic[_T]):
         self._context.run(self._leases.__exit__, None, None, None)
 
 
-# ----------------------------------------------------------------------
-# A handler that is called over HTTP, wherever its code runs
-# ----------------------------------------------------------------------
+# Interface of local and isolated handlers
 
 
 class HttpHandler(Protocol):
-    """What the paths of a handler need of it."""
+    """Handler called over HTTP, in this process or in worker processes."""
 
     @property
     def methods(self) -> Mapping[str, HandlerMethod]:
-        """Its methods by name."""
+        """Methods by name."""
         ...
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be called now, empty if it can."""
+        """Reason why calls fail now; empty if the handler is ready."""
         ...
 
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
-        """Have a method answer a request.
+        """Call a method for a request and return the response; the caller closes a streamed body.
 
         Raises:
-            MalformedPayload: the body is not what its content type says.
-            UserCodeError: the method raised, which has been logged, or its process ended.
-            HTTPError: it raised this, or Starlette's ``HTTPException``.
-            ServerError: it raised this, or cannot be called now.
-
-        Ownership: a stream in the answer is the caller's to close.
-
-        Cancellation: while it waits, it is not called; a plain method that runs goes on, and its result is dropped; an
-        ``async def`` one is cancelled where it waits.
+            MalformedPayload: the body does not match its content type.
+            UserCodeError: the method raised, which has been logged, or its process exited.
+            HTTPError: raised by the method, or converted from Starlette's ``HTTPException``.
+            ServerError: raised by the method, or the call cannot run now.
         """
         ...
 
     def run_after(self, callbacks: Iterable[Callback]) -> None:
-        """Run the callbacks of an answer that has been sent, in the background."""
+        """Run the callbacks of a sent response in the background."""
         ...

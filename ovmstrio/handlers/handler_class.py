@@ -1,4 +1,4 @@
-"""From a project's handler file to its class ``Handler``; blocking, in a thread."""
+"""Loading of the class ``Handler`` from a project's Python file or pickle; blocking."""
 
 from __future__ import annotations
 
@@ -29,41 +29,34 @@ __all__ = [
 ]
 
 VERBS: Final = ("post", "get", "put", "patch", "delete")
-"""The verbs of HTTP that a handler may have a method for: ``handle_post`` and so on."""
+"""HTTP verbs that handlers can implement, as ``handle_post`` and so on."""
 HTTP_ARGUMENTS: Final = frozenset({"payload", "headers", "query_params"})
 GRPC_ARGUMENTS: Final = frozenset({"payload", "context"})
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerMethod:
-    """One method, bound to the handler.
+    """Method of a handler instance.
 
     Attributes:
-        name: of the method.
-        call: the method.
-        wanted: the arguments that it asks for, of those that the server has.
-        is_generator: whether calling it only makes a generator, asynchronous or not.
-        is_batched: whether it gets lists of arguments, and gives a list of results.
+        arguments: names of the available arguments that the method accepts.
+        is_generator: whether a call only creates a generator, asynchronous or not.
+        is_batched: whether the method takes lists of arguments and returns a list of results.
     """
 
     name: str
     call: Callable[..., Any]
-    wanted: frozenset[str]
+    arguments: frozenset[str]
     is_generator: bool = False
     is_batched: bool = False
 
-    @property
-    def wants_payload(self) -> bool:
-        """Whether the body has to be read for it."""
-        return "payload" in self.wanted
-
     @classmethod
     def of(cls, instance: Any, name: str, known: frozenset[str], *, is_batched: bool = False) -> HandlerMethod:
-        """Take a method of an object, whose signature has been checked."""
+        """Create the description of a method, whose signature has been checked."""
         method = getattr(instance, name)
-        wanted = known & set(inspect.signature(method).parameters)
+        arguments = known & set(inspect.signature(method).parameters)
         is_generator = inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
-        return cls(name, method, frozenset(wanted), is_generator, is_batched)
+        return cls(name, method, arguments, is_generator, is_batched)
 
 
 CLASS: Final = "Handler"
@@ -71,14 +64,14 @@ _PICKLE: Final = ".pickle"
 
 
 def import_folders(project: ProjectSpec) -> list[Path]:
-    """Give the folders whose modules the handler can import, the first one first."""
+    """Return the folders that the handler can import from, in order of precedence."""
     folders = (project.directory, project.python_path, project.handler_path.parent)
     return list(dict.fromkeys(folders))
 
 
 @contextmanager
 def on_sys_path(folders: list[Path]) -> Iterator[None]:
-    """Let everything import from some folders for a while, for what looks modules up by name, as pickles do."""
+    """Append folders to ``sys.path`` during the block, for lookups by module name such as pickle's."""
     added = [str(folder) for folder in folders if str(folder) not in sys.path]
     sys.path.extend(added)
     try:
@@ -89,24 +82,20 @@ def on_sys_path(folders: list[Path]) -> Iterator[None]:
 
 
 def load_handler_class(package: HandlerPackage, file: Path) -> type[Any]:
-    """Load the class from a Python file, or from a pickle of the class.
-
-    Raises:
-        ConfigError: there is no such file or class.
-        BaseException: whatever the file raises.
-    """
+    """Load the class from a Python file or a pickle; raise ConfigError if it does not exist."""
     if not file.is_file():
-        raise _problem(file, "the handler's file does not exist", fix="correct path in the project's file")
-    made = _unpickled(file) if file.suffix == _PICKLE else _found(vars(package.load(file)))
-    if not inspect.isclass(made):
-        found = "" if made is None else type(made).__name__
-        fix = f"define or import class {CLASS} in it"
-        raise _problem(file, "the handler's file has no such class", expected=f"a class {CLASS}", found=found, fix=fix)
-    return made
+        raise _problem(file, "the handler's file does not exist", hint="correct path in the project's file")
+    cls = _unpickle(file) if file.suffix == _PICKLE else _find_class(vars(package.load(file)))
+    if not inspect.isclass(cls):
+        found = "" if cls is None else type(cls).__name__
+        hint = f"define or import class {CLASS} in it"
+        raise _problem(
+            file, f"the handler's file has no class {CLASS}", expected=f"a class {CLASS}", found=found, hint=hint
+        )
+    return cls
 
 
-def _found(members: dict[str, Any]) -> Any:
-    """Find the class by its name in the module, else by the name that it was defined with."""
+def _find_class(members: dict[str, Any]) -> Any:
     named = members.get(CLASS)
     if inspect.isclass(named):
         return named
@@ -114,18 +103,18 @@ def _found(members: dict[str, Any]) -> Any:
     return next(defined, named)
 
 
-def _unpickled(file: Path) -> Any:
+def _unpickle(file: Path) -> Any:
     try:
         import dill  # noqa: PLC0415 - only such handlers need it
     except ImportError:
         raise _problem(
             file,
             "a pickled handler needs dill, which is not installed",
-            fix=f"{way_to_install(Extra.HANDLERS)}, or write {CLASS}.py",
+            hint=f"{way_to_install(Extra.HANDLERS)}, or write {CLASS}.py",
         ) from None
     with open_regular(file) as opened:
-        return dill.load(opened)  # noqa: S301 - it is code of the user's, as a Python file would be
+        return dill.load(opened)  # noqa: S301 - trusted code, like the Python file
 
 
-def _problem(file: Path, message: str, *, expected: str = "", found: str = "", fix: str = "") -> ConfigError:
-    return ConfigError([Problem(message, file=os.fspath(file), expected=expected, found=found, suggestion=fix)])
+def _problem(file: Path, message: str, *, expected: str = "", found: str = "", hint: str = "") -> ConfigError:
+    return ConfigError([Problem(message, file=os.fspath(file), expected=expected, found=found, suggestion=hint)])

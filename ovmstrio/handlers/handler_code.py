@@ -1,4 +1,4 @@
-"""What the log and the caller are told of errors in a handler's code."""
+"""Logging of errors in handler code, and their conversion to errors for the caller."""
 
 from __future__ import annotations
 
@@ -14,33 +14,27 @@ from ovmstrio.isolation.user_code import describe, place_in, trimmed
 __all__ = ["HIDDEN", "HandlerCode"]
 
 HIDDEN: Final = "internal server error"
-"""What the caller is told of an error that is not for him."""
+"""Message for callers instead of the details of an error."""
 
 log = structlog.get_logger(__name__)
 
 
 class HandlerCode:
-    """Whose code it is that fails.
+    """Reporter of errors in the code of one handler.
 
-    Args:
-        project: its name, for the log.
-        folder: where the user's code lies.
-        passing: exceptions that user code may end a call with, which are no failures.
-
-    Attributes:
-        names: say whose it is in the log of what it prints.
+    Exceptions in ``passing`` end a call without being failures. ``log_fields`` are for lines that the handler prints.
     """
 
     def __init__(self, project: str, folder: Path, passing: tuple[type[BaseException], ...] = ()) -> None:
-        self.names = {"handler": project}
+        self.log_fields = {"handler": project}
         self._project = project
         self._folder = folder
         self._passing: tuple[type[BaseException], ...] = (HTTPError, UserCodeError, *passing)
 
-    def failure(self, error: BaseException, step: str) -> Exception:
-        """Log what user code raised, and make of it what is raised instead.
+    def convert_error(self, error: BaseException, step: str) -> Exception:
+        """Log an exception of user code and return the exception to raise instead.
 
-        Errors that carry a status, and those of the server itself, pass.  The text of all others is for the log.
+        Errors with a status, and server errors, are returned unchanged. The text of other errors is only logged.
         """
         chosen = starlette_error(error) or error
         if isinstance(chosen, Exception) and isinstance(chosen, self._passing):
@@ -48,24 +42,24 @@ class HandlerCode:
         self.report(error, step)
         if isinstance(error, ServerError):
             return error
-        return UserCodeError(HIDDEN, detail=self.described(error))
+        return UserCodeError(HIDDEN, detail=self.describe(error))
 
-    def wrong(self, step: str, problem: str) -> UserCodeError:
-        """Log that user code gave something that cannot be used, and make the error of it."""
-        log.error("a handler's result cannot be used", project=self._project, method=step, problem=problem)
+    def invalid_result(self, step: str, problem: str) -> UserCodeError:
+        """Log an invalid result of user code and return the error to raise."""
+        log.error("invalid handler result", project=self._project, method=step, problem=problem)
         return UserCodeError(HIDDEN, detail=problem)
 
     def report(self, error: BaseException, step: str) -> None:
-        """Log what user code raised, with the traceback of the user's own frames."""
+        """Log an exception of user code, with the traceback limited to user frames."""
         log.error(
-            "a handler raised",
+            "handler raised",
             project=self._project,
             method=step,
-            error=self.described(error),
+            error=self.describe(error),
             exc_info=(type(error), error, trimmed(error)),
         )
 
-    def described(self, error: BaseException) -> str:
-        """Give an error's type, text and line."""
+    def describe(self, error: BaseException) -> str:
+        """Return type, message, file and line of an error."""
         place = place_in(self._folder, error)
         return describe(error) + ("" if place is None else f" ({place})")

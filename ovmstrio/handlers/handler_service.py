@@ -1,4 +1,4 @@
-"""A project beside models and graphs: loaded, loaded again and retired as they are, but called by its own paths."""
+"""Handler projects as services of a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
 from ovmstrio.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
-from ovmstrio.handlers.models.library import open_clients
+from ovmstrio.handlers.models.library import open_models
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.serving.hosted_service import ResidentService, host
 
@@ -44,18 +44,11 @@ _PLATFORM: Final = "handler"
 
 
 class HandlerServable(ResidentService):
-    """A loaded project as the registry has it.
-
-    Args:
-        name: that it is served under.
-        handler: the user's object.
-        limit: how many requests may be in flight; None where nobody counts them.
-        grpc: its services; None if it is called over HTTP.
-        models: tells of the project's.
+    """Loaded handler project; ``limit`` is None if the server does not count concurrent requests.
 
     Attributes:
-        concurrency_limit: what counts its calls, from before their bodies are read.
-        declaration: the services that it brings, None if it is called over HTTP.
+        concurrency_limit: acquired before request bodies are read.
+        declaration: gRPC services for the front end; None for HTTP.
     """
 
     def __init__(
@@ -76,17 +69,17 @@ class HandlerServable(ResidentService):
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be called now, empty if it can."""
+        """Reason why calls fail now; empty if the handler is ready."""
         return self.handler.obstacle
 
     @property
     def metadata(self) -> ServableMetadata:
-        """What it tells of itself, which has neither inputs nor outputs."""
+        """Metadata without inputs and outputs."""
         return self._metadata
 
 
 def declaration_of(proto: UserProto) -> GrpcDeclaration:
-    """Give what the server has to know of the services of a project."""
+    """Return the declaration of a project's gRPC services for the front end."""
     return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)
 
 
@@ -94,10 +87,10 @@ log = structlog.get_logger(__name__)
 
 
 def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
-    """Read a project that is served beside others, and give it with warnings; blocking.
+    """Read and check a project of ``handler_config_list``; return it with its warnings; blocking.
 
     Raises:
-        ConfigError: it cannot be used, or not there.
+        ConfigError: the project is missing or invalid.
     """
     if spec.errors:
         raise ConfigError(spec.errors)
@@ -105,73 +98,54 @@ def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
         raise ConfigError([Problem("the project does not exist", path="path", found=str(spec.path))])
     project, warnings = read_project(spec.path, mounted_as=spec.name)
     if project.processes != 1:
-        problem = Problem("one process serves all of config.json", str(project.file), path="processes")
-        way = "leave it out, or serve the project alone: ovms serve FILE"
+        problem = Problem("handlers of config.json share one process", str(project.file), path="processes")
+        way = "remove the key, or serve the project alone: ovms serve FILE"
         raise ConfigError([replace(problem, expected="1", found=str(project.processes), suggestion=way)])
     return project, warnings
 
 
 def read_mounted(spec: HandlerSpec) -> ProjectSpec:
-    """Read a project as :func:`examine_mounted`, and log its warnings; blocking.
-
-    Raises:
-        ConfigError: it cannot be used, or not there.
-    """
+    """Read a project as :func:`examine_mounted`, and log its warnings; blocking."""
     project, warnings = examine_mounted(spec)
     for warning in warnings:
-        log.warning("handler", handler=spec.name, problem=str(warning))
+        log.warning("handler project warning", handler=spec.name, problem=str(warning))
     return project
 
 
 async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServable:
-    """Load a project; the caller owns the servable and closes it.
-
-    Args:
-        spec: how it was configured.
-        context: what the server lends; one that is alone has been read, and told of, before.
+    """Load a handler project; the caller closes the returned servable.
 
     Raises:
-        ConfigError: the project cannot be used, or its handler cannot be loaded.
-
-    Cancellation: while it loads; nothing is left.
+        ConfigError: the project is invalid, or its handler fails to load.
     """
-    read = _read_alone if context.is_alone else read_mounted
-    project = await trio.to_thread.run_sync(read, spec, abandon_on_cancel=True)
+    if context.is_alone:
+        project, _ = await trio.to_thread.run_sync(read_project, spec.path, abandon_on_cancel=True)
+    else:
+        project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
     mounted_as = "" if context.is_alone else spec.name
     memory_limit = context.python_memory_limit
     isolation = Isolation.of(spec.python, is_default=context.isolates_python, memory_limit=memory_limit)
     return await load_project(project, context, isolation=isolation, mounted_as=mounted_as)
 
 
-def _read_alone(spec: HandlerSpec) -> ProjectSpec:
-    return read_project(spec.path)[0]
-
-
 async def load_project(
     project: ProjectSpec, context: LoadContext, *, isolation: Isolation | None = None, mounted_as: str = ""
 ) -> HandlerServable:
-    """Load a project that has been read; as :func:`load_handler`.
+    """Load a project that has been read; see :func:`load_handler`.
 
-    Args:
-        project: what to load.
-        context: what the server lends.
-        isolation: how its code is run in processes of its own; None for threads.
-        mounted_as: the name that it was read with, where it is served beside others.
-
-    Raises:
-        ConfigError: its handler cannot be loaded.
-
-    Cancellation: while it loads; nothing is left.
+    The handler runs in threads if ``isolation`` is None. ``mounted_as`` is its name in ``handler_config_list``; empty
+    if the handler is the only service.
     """
-    opened = _opened(project, context) if isolation is None else _isolated(project, context, isolation, mounted_as)
+    opened = (
+        _open_local(project, context) if isolation is None else _open_isolated(project, context, isolation, mounted_as)
+    )
     return await host(context.tasks, opened, kind=HandlerSpec.kind, name=project.name)
 
 
 @asynccontextmanager
-async def _isolated(
+async def _open_isolated(
     project: ProjectSpec, context: LoadContext, isolation: Isolation, mounted_as: str
 ) -> AsyncIterator[HandlerServable]:
-    """Host a project whose code runs in processes of its own, until the block ends."""
     limit, hooks = context.make_limit(project.max_concurrency, project.name), context.meters.batches(project.name, "1")
     opening = open_isolated_handler(
         project, isolation, mounted_as=mounted_as, batch_hooks=hooks, queue_timeout=context.queue_timeout
@@ -186,13 +160,12 @@ async def _isolated(
 
 
 @asynccontextmanager
-async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerServable]:
-    """Host a project until the block ends."""
+async def _open_local(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerServable]:
     _export(project)
     limit, is_alone = context.make_limit(project.max_concurrency, project.name), context.is_alone
     seconds = context.queue_timeout
     batch_hooks = context.meters.batches(project.name, "1")
-    async with open_clients(project) as models:
+    async with open_models(project) as models:
         if project.protobuf_path is not None:
             loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
             async with proto_of(project) as proto, loading_rpc(project, proto) as rpc_handler:
@@ -205,7 +178,7 @@ async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[H
 
 
 def _export(project: ProjectSpec) -> None:
-    """Export a project's environment to the process that it shares, which it must not change for others."""
+    """Export the project's environment to the shared process, without changing existing variables."""
     for name, value in project.environment.items():
         if os.environ.setdefault(name, value) != value:
-            log.warning("the environment has another value already", handler=project.name, variable=name)
+            log.warning("environment variable already set", handler=project.name, variable=name)

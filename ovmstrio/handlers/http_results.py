@@ -1,6 +1,6 @@
-"""What handlers may return or raise to choose a status and headers; the names are those that Starlette has made known.
+"""Results of handler methods: the response classes that handlers return, and their conversion to responses.
 
-::
+The classes have the names of Starlette's::
 
     from ovmstrio.ext.handlers import HTTPError, JSONResponse
 
@@ -17,12 +17,15 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import trio
 
 from ovmstrio.core.http import ByteStream, Callback, Headers, HttpAnswer
 from ovmstrio.util.regular_files import open_regular
+
+if TYPE_CHECKING:
+    from ovmstrio.handlers.handler import LoadedHandler
 
 __all__ = [
     "HTMLResponse",
@@ -30,25 +33,20 @@ __all__ = [
     "JSONResponse",
     "PlainTextResponse",
     "Response",
-    "ResultBorder",
     "StreamingResponse",
     "starlette_answer",
     "starlette_error",
     "to_answer",
 ]
 
-# ----------------------------------------------------------------------
-# What handlers may return or raise to choose a status and headers; the names are those that Starlette has made known
-# ----------------------------------------------------------------------
-
 
 class HTTPError(Exception):
-    """Ends a request with a status; raised by handlers.
+    """Error raised by handlers to end a request with a status.
 
     Args:
-        status_code: of the answer.
-        detail: its text; what the status is called by default.
-        headers: more headers of the answer.
+        status_code: HTTP status.
+        detail: response body; the standard phrase of the status by default.
+        headers: additional headers.
     """
 
     def __init__(self, status_code: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> None:
@@ -62,14 +60,14 @@ class HTTPError(Exception):
 
 
 class Response:
-    """An answer whose status and headers are the handler's own.
+    """Response with a status and headers chosen by the handler.
 
     Args:
-        content: the body.
-        status_code: of the answer.
-        headers: more headers of the answer.
-        media_type: the content type; that of the class by default.
-        background: runs after the answer.
+        content: body, as text or bytes.
+        status_code: HTTP status.
+        headers: additional headers.
+        media_type: content type; that of the class by default.
+        background: called after the response is sent.
     """
 
     media_type: ClassVar[str | None] = None
@@ -91,11 +89,7 @@ class Response:
             self.headers.setdefault("content-type", _with_charset(kind))
 
     def render(self, content: Any) -> bytes:
-        """Make the body of the content.
-
-        Raises:
-            TypeError: it is neither text nor bytes.
-        """
+        """Encode the content as body; raise TypeError if the content is neither text nor bytes."""
         if content is None:
             return b""
         if isinstance(content, str):
@@ -105,47 +99,34 @@ class Response:
         raise TypeError(f"the content of a {type(self).__name__} is text or bytes, got {type(content).__name__}")
 
     def header_pairs(self) -> Headers:
-        """Give the headers as an answer has them; how long the body is, whoever writes it says."""
+        """Return the headers, without content-length, which the server sets."""
         return tuple((name, value) for name, value in self.headers.items() if name != "content-length")
 
 
 class PlainTextResponse(Response):
-    """An answer that is text."""
+    """Plain-text response."""
 
     media_type = "text/plain"
 
 
 class HTMLResponse(Response):
-    """An answer that is a page."""
+    """HTML response."""
 
     media_type = "text/html"
 
 
 class JSONResponse(Response):
-    """An answer that is JSON, of anything that ``json.dumps`` takes."""
+    """JSON response with content that ``json.dumps`` accepts."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Write the content as JSON.
-
-        Raises:
-            TypeError: it cannot be written.
-            ValueError: as above.
-        """
+        """Encode the content as JSON; raise TypeError or ValueError if it is not serializable."""
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class StreamingResponse(Response):
-    """An answer whose body a generator makes while it is sent.
-
-    Args:
-        content: gives text or bytes; any iterable, asynchronous or not.
-        status_code: of the answer.
-        headers: more headers of the answer.
-        media_type: the content type.
-        background: runs after the answer.
-    """
+    """Response whose body is an iterable of text or bytes, asynchronous or not; see :class:`Response`."""
 
     def __init__(
         self,
@@ -159,7 +140,7 @@ class StreamingResponse(Response):
         self.chunks = content
 
     def header_pairs(self) -> Headers:
-        """Give the headers as an answer has them; the handler may know how long the body will be."""
+        """Return the headers; a content-length that the handler set is kept."""
         return tuple(self.headers.items())
 
 
@@ -175,25 +156,17 @@ def _with_charset(media_type: str) -> str:
     return f"{media_type}; charset=utf-8" if is_text else media_type
 
 
-# ----------------------------------------------------------------------
-# Starlette's responses and errors, from handlers that import it; the server itself never does for this
-# ----------------------------------------------------------------------
+# Starlette's responses and errors, from handlers that import Starlette
 
 _CHUNK: Final = 64 * 1024
-# Requests for parts of a file are not answered with parts.
-_NOT_SENT: Final = frozenset({"accept-ranges"})
+# Range requests are not supported.
+_DROPPED_HEADERS: Final = frozenset({"accept-ranges"})
 
 OpenStream = Callable[[Any, Callable[[Any], bytes], str], ByteStream]
 
 
 async def starlette_answer(result: Any, open_stream: OpenStream, method: str) -> HttpAnswer | None:
-    """Make the answer of a response of Starlette's; None if it is none.
-
-    Raises:
-        OSError: the file of a ``FileResponse`` cannot be read.
-
-    Cancellation: while a file is looked for.
-    """
+    """Convert a Starlette response; return None for other objects. OSError if its file cannot be read."""
     module: Any = sys.modules.get("starlette.responses")
     if module is None or not isinstance(result, module.Response):
         return None
@@ -205,11 +178,11 @@ async def starlette_answer(result: Any, open_stream: OpenStream, method: str) ->
     else:
         body = bytes(result.body)
     after: tuple[Callback, ...] = () if result.background is None else (result.background,)
-    return HttpAnswer(result.status_code, _headers(result, is_whole=isinstance(body, bytes)), body, after)
+    return HttpAnswer(result.status_code, _headers(result, is_buffered=isinstance(body, bytes)), body, after)
 
 
 def starlette_error(error: BaseException) -> HTTPError | None:
-    """Make ours of an ``HTTPException`` of Starlette's; None if it is none."""
+    """Convert a Starlette ``HTTPException``; return None for other errors."""
     module: Any = sys.modules.get("starlette.exceptions")
     if module is None or not isinstance(error, module.HTTPException):
         return None
@@ -218,9 +191,9 @@ def starlette_error(error: BaseException) -> HTTPError | None:
     return made.with_traceback(error.__traceback__)
 
 
-def _headers(response: Any, *, is_whole: bool) -> Headers:
-    # Whoever writes a whole body says how long it is.
-    dropped = _NOT_SENT | {"content-length"} if is_whole else _NOT_SENT
+def _headers(response: Any, *, is_buffered: bool) -> Headers:
+    # The server sets content-length of a buffered body.
+    dropped = _DROPPED_HEADERS | {"content-length"} if is_buffered else _DROPPED_HEADERS
     pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers)
     return tuple((name, value) for name, value in pairs if name not in dropped)
 
@@ -235,9 +208,7 @@ def _encoder(charset: str) -> Callable[[Any], bytes]:
     return lambda piece: piece.encode(charset) if isinstance(piece, str) else bytes(piece)
 
 
-# ----------------------------------------------------------------------
-# What a handler's method returned, as an answer
-# ----------------------------------------------------------------------
+# Conversion of results
 
 _BYTES: Final = "application/octet-stream"
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -245,55 +216,34 @@ _JSON: Final = "application/json"
 _LINES: Final = "application/x-ndjson"
 
 
-class ResultBorder(Protocol):
-    """The handler that a result comes from, as far as making an answer needs it."""
-
-    def stream(self, values: Any, convert: Callable[[Any], bytes], step: str) -> ByteStream:
-        """Run an iterator of the user's where it belongs, a bounded number of values ahead."""
-        ...
-
-    def failure(self, error: BaseException, step: str) -> Exception:
-        """Log what user code is to blame for, and make of it what is raised instead."""
-        ...
-
-
-async def to_answer(result: Any, handler: ResultBorder, method: str) -> HttpAnswer:
-    """Make the answer of what a method returned.
-
-    Args:
-        result: the method's.
-        handler: whose method it is.
-        method: its name, for the log.
+async def to_answer(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
+    """Convert the result of a method to a response; the caller closes a streamed body.
 
     Raises:
-        UserCodeError: the result cannot be sent, or its generator raised before its first value; it has been logged.
-        HTTPError: its generator raised this before its first value.
-
-    Ownership: a stream in the answer is the caller's to close.
-
-    Cancellation: while a generator makes its first value; it is closed then.
+        UserCodeError: the result cannot be sent, or its generator raised before the first value; this has been logged.
+        HTTPError: raised by the generator before the first value.
     """
     if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):  # noqa: PLR2004 - result and callback
         return (await to_answer(result[0], handler, method)).followed_by(result[1])
     if isinstance(result, Iterator | AsyncIterator):
-        return await _streamed(result, handler, method)
+        return await _stream_values(result, handler, method)
     try:
-        return await starlette_answer(result, handler.stream, method) or _plain(result, handler, method)
+        return await starlette_answer(result, handler.stream, method) or _buffered(result, handler, method)
     except (TypeError, ValueError, RecursionError, OSError) as error:
-        raise handler.failure(error, method) from None
+        raise handler.convert_error(error, method) from None
 
 
-def _plain(result: Any, handler: ResultBorder, method: str) -> HttpAnswer:
+def _buffered(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
     if isinstance(result, bytes | bytearray | memoryview):
-        return _of_type(_BYTES, bytes(result))
+        return _ok(_BYTES, bytes(result))
     if isinstance(result, str):
-        return _of_type(_TEXT, result.encode())
+        return _ok(_TEXT, result.encode())
     if isinstance(result, Response):
         return _response(result, handler, method)
-    return _of_type(_JSON, _encode_json(result))
+    return _ok(_JSON, _encode_json(result))
 
 
-def _response(response: Response, handler: ResultBorder, method: str) -> HttpAnswer:
+def _response(response: Response, handler: LoadedHandler, method: str) -> HttpAnswer:
     after = () if response.background is None else (response.background,)
     body: bytes | ByteStream = response.body
     if isinstance(response, StreamingResponse):
@@ -303,7 +253,7 @@ def _response(response: Response, handler: ResultBorder, method: str) -> HttpAns
     return HttpAnswer(response.status_code, response.header_pairs(), body, after)
 
 
-def _of_type(kind: str, body: bytes | ByteStream) -> HttpAnswer:
+def _ok(kind: str, body: bytes | ByteStream) -> HttpAnswer:
     return HttpAnswer(200, (("content-type", kind),), body)
 
 
@@ -311,31 +261,30 @@ def _encode_json(value: Any) -> bytes:
     return _JSON_ENCODER.encode(value).encode()
 
 
-def _listed(value: Any) -> Any:
-    """Give what JSON has for arrays and their scalars."""
+def _array_to_list(value: Any) -> Any:
     try:
         return value.tolist()
     except AttributeError:
-        raise TypeError(f"an object of type {type(value).__name__!r} cannot be written as JSON") from None
+        raise TypeError(f"an object of type {type(value).__name__!r} is not JSON serializable") from None
 
 
-_JSON_ENCODER: Final = json.JSONEncoder(default=_listed)
+_JSON_ENCODER: Final = json.JSONEncoder(default=_array_to_list)
 
 
 # Streams
 
 
-async def _streamed(values: Any, handler: ResultBorder, method: str) -> HttpAnswer:
+async def _stream_values(values: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
     chunks = _Chunks()
     stream = handler.stream(values, chunks.encode, method)
     try:
         first = await anext(stream)
     except StopAsyncIteration:
-        return _of_type(_BYTES, b"")
+        return _ok(_BYTES, b"")
     except BaseException:
         await stream.aclose()
         raise
-    return _of_type(chunks.kind, _Begun(first, stream))
+    return _ok(chunks.kind, _StartedStream(first, stream))
 
 
 def _encode(value: Any) -> bytes:
@@ -347,22 +296,17 @@ def _encode(value: Any) -> bytes:
 
 
 class _Chunks:
-    """Encodes what a generator yields; ``kind`` is the content type that its first value asks for."""
-
     def __init__(self) -> None:
         self.kind = ""
 
     def encode(self, value: Any) -> bytes:
-        """Encode one value; in the thread that made it."""
         if not self.kind:
             is_bytes = isinstance(value, bytes | bytearray | memoryview)
             self.kind = _TEXT if isinstance(value, str) else _BYTES if is_bytes else _LINES
         return _encode(value)
 
 
-class _Begun:
-    """A stream whose first piece has been taken."""
-
+class _StartedStream:
     def __init__(self, first: bytes, rest: ByteStream) -> None:
         self._first: bytes | None = first
         self._rest = rest
@@ -375,8 +319,4 @@ class _Begun:
         return await anext(self._rest) if first is None else first
 
     async def aclose(self) -> None:
-        """Stop the stream.
-
-        Cancellation: as the stream's.
-        """
         await self._rest.aclose()

@@ -1,6 +1,6 @@
-"""Headers, query parameters and forms: mappings whose keys may have several values.
+"""Arguments of HTTP methods (payload, headers, query parameters) and the responses to errors.
 
-They have the names that handlers know from Starlette's classes, which are not needed for them.
+The classes have the names and methods of Starlette's, without requiring Starlette.
 """
 
 from __future__ import annotations
@@ -44,23 +44,17 @@ __all__ = [
     "wants_json",
 ]
 
-# ----------------------------------------------------------------------
-# Headers, query parameters and forms: mappings whose keys may have several values
-# ----------------------------------------------------------------------
-
 _V = TypeVar("_V")
 
 
 class UploadFile:
-    """A file of a form, in memory.
-
-    ``file`` is for plain handlers; the ``async`` methods do the same for ``async def`` ones.
+    """Uploaded file of a form, in memory; ``async def`` handlers can use the asynchronous methods.
 
     Attributes:
-        filename: as the client named it.
-        file: its content, open for reading from the start.
-        size: of the content in bytes.
-        headers: of its part of the form.
+        filename: as sent by the client.
+        file: content, opened for reading.
+        size: in bytes.
+        headers: of the file's part of the form.
     """
 
     def __init__(self, content: bytes, filename: str, headers: Headers = ()) -> None:
@@ -71,50 +65,34 @@ class UploadFile:
 
     @property
     def content_type(self) -> str | None:
-        """What the client says the content is."""
+        """Content type sent by the client."""
         return self.headers.get("content-type")
 
     def __repr__(self) -> str:
         return f"UploadFile(filename={self.filename!r}, size={self.size}, content_type={self.content_type!r})"
 
     async def read(self, size: int = -1) -> bytes:
-        """Read up to ``size`` bytes, all by default.
-
-        Cancellation: before anything is read.
-        """
+        """Read up to ``size`` bytes; all by default."""
         await trio.lowlevel.checkpoint()
         return self.file.read(size)
 
     async def seek(self, offset: int) -> None:
-        """Go to a place in the content.
-
-        Cancellation: before that.
-        """
+        """Set the position in the content."""
         await trio.lowlevel.checkpoint()
         self.file.seek(offset)
 
     async def write(self, data: bytes) -> None:
-        """Change the content at the place where it is read.
-
-        Cancellation: before that.
-        """
+        """Write at the current position."""
         await trio.lowlevel.checkpoint()
         self.file.write(data)
 
     async def close(self) -> None:
-        """Forget the content.
-
-        Cancellation: nowhere.
-        """
+        """Release the content."""
         self.file.close()
 
 
 class MultiDict(Mapping[str, _V], Generic[_V]):
-    """A mapping that gives the last of several values; the others are in :meth:`getlist`.
-
-    Args:
-        pairs: keys and values in their order.
-    """
+    """Mapping that returns the last of several values of a key; :meth:`getlist` returns all."""
 
     def __init__(self, pairs: Iterable[tuple[str, _V]] = ()) -> None:
         self._pairs = list(pairs)
@@ -133,20 +111,16 @@ class MultiDict(Mapping[str, _V], Generic[_V]):
         return f"{type(self).__name__}({self._pairs!r})"
 
     def getlist(self, key: str) -> list[_V]:
-        """Give all values of a key."""
+        """Return all values of a key."""
         return [value for each, value in self._pairs if each == key]
 
     def multi_items(self) -> list[tuple[str, _V]]:
-        """Give all keys and values in their order."""
+        """Return all key-value pairs in order."""
         return list(self._pairs)
 
 
 class QueryParams(MultiDict[str]):
-    """The parameters of a URL's query.
-
-    Args:
-        query: what follows the question mark, as it was sent.
-    """
+    """Parsed query string of a URL."""
 
     def __init__(self, query: str = "") -> None:
         super().__init__(parse_qsl(query, keep_blank_values=True))
@@ -156,24 +130,17 @@ class QueryParams(MultiDict[str]):
 
 
 class FormData(MultiDict[str | UploadFile]):
-    """The fields of a form: text, or files that were uploaded."""
+    """Fields of a form: text or uploaded files."""
 
     async def close(self) -> None:
-        """Close the files.
-
-        Cancellation: nowhere, as they lie in memory.
-        """
+        """Close the files."""
         for _, value in self._pairs:
             if isinstance(value, UploadFile):
                 await value.close()
 
 
 class RequestHeaders(Mapping[str, str]):
-    """Headers of a request; names are compared without case, and are given in lower case.
-
-    Args:
-        pairs: names and values in their order.
-    """
+    """Request headers; lookup is case-insensitive, and names are returned in lower case."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._pairs = [(name.lower(), value) for name, value in pairs]
@@ -197,13 +164,13 @@ class RequestHeaders(Mapping[str, str]):
         return f"RequestHeaders({self._pairs!r})"
 
     def getlist(self, name: str) -> list[str]:
-        """Give all values of a name."""
+        """Return all values of a name."""
         wanted = name.lower()
         return [value for each, value in self._pairs if each == wanted]
 
     @property
     def raw(self) -> list[tuple[bytes, bytes]]:
-        """All names and values as bytes."""
+        """All name-value pairs as bytes."""
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._pairs]
 
 
@@ -213,17 +180,17 @@ _NO_BODY: Final = frozenset({204, 304})
 
 
 def text_answer(status: int, text: str) -> HttpAnswer:
-    """Make an answer of a line of text."""
+    """Create a plain-text response."""
     return HttpAnswer(status, (_TEXT_HEADER,), text.encode("utf-8", "replace"))
 
 
 def wants_json(accept: str | None) -> bool:
-    """Tell whether a client wants errors in JSON: it says that it takes JSON, and not that it takes text."""
+    """Return whether the ``Accept`` header contains JSON and no text type."""
     return accept is not None and _JSON_HEADER[1] in accept and "text/" not in accept
 
 
 def plain_error(status: int, text: str, *, as_json: bool) -> HttpAnswer:
-    """Make the answer of an error that the server itself tells."""
+    """Create the response to an error of the server."""
     if as_json:
         return HttpAnswer(status, (_JSON_HEADER,), json.dumps({"error": text}).encode())
     return text_answer(status, text)
@@ -232,16 +199,13 @@ def plain_error(status: int, text: str, *, as_json: bool) -> HttpAnswer:
 def error_answer(
     error: ServerError | HTTPError, status: int, *, shows_details: bool = False, as_json: bool = False
 ) -> HttpAnswer:
-    """Make the answer to a request that failed.
+    """Create the response to a failed request.
 
-    Args:
-        error: what the handler, or the server before it, raised.
-        status: what the front end's table has for errors of the server; an ``HTTPError`` brings its own.
-        shows_details: whether the client may see what the handler's code raised, and where.
-        as_json: whether the client wants it in JSON; what the handler chose to say is sent as it says it.
+    ``status`` applies to server errors; an ``HTTPError`` has its own. With ``shows_details``, the response includes
+    type, message and line of a user error. ``as_json`` does not apply to the text of an ``HTTPError``.
     """
     if isinstance(error, HTTPError):
-        return _chosen(error)
+        return _http_error_answer(error)
     if isinstance(error, MalformedPayload) and error.is_json:
         as_json = True
     text = error.message
@@ -250,40 +214,37 @@ def error_answer(
     return plain_error(status, text, as_json=as_json)
 
 
-def _chosen(error: HTTPError) -> HttpAnswer:
+def _http_error_answer(error: HTTPError) -> HttpAnswer:
     extra = tuple((name.lower(), value) for name, value in error.headers.items())
-    # Statuses below 200 and these have no body, whatever the handler says.
+    # These statuses never have a body.
     if error.status_code in _NO_BODY:
         return HttpAnswer(error.status_code, extra)
     kind = () if any(name == "content-type" for name, _ in extra) else (_TEXT_HEADER,)
     return HttpAnswer(error.status_code, (*kind, *extra), error.detail.encode("utf-8", "replace"))
 
 
-# ----------------------------------------------------------------------
-# Forms: fields and files, in Starlette's classes where that is installed, else in look-alikes
-# ----------------------------------------------------------------------
+# Forms, in Starlette's classes if installed
 
 _DEFAULT_CHARSET: Final = "utf-8"
 _JSON_TYPE: Final = "application/json"
 _TEXT_TYPE: Final = "text/plain"
 _MULTIPART: Final = "multipart/form"
 _URLENCODED: Final = "application/x-www-form-urlencoded"
-_MOST_URLENCODED_BYTES: Final = 1024 * 1024
+_MAX_URLENCODED_BYTES: Final = 1024 * 1024
 _MAX_PARTS: Final = 4_096
-"""Parts of a multipart form; each takes 20 microseconds."""
-_AT_ONCE_BYTES: Final = 16 * 1024
-"""Of a form of many small fields, which takes milliseconds; larger ones are read beside the event loop."""
+"""Maximum number of parts of a multipart form; parsing a part takes 20 us."""
+_MAX_INLINE_BYTES: Final = 16 * 1024
+"""Larger payloads are parsed in a thread: a form of this size with many small fields takes milliseconds."""
 
 
 def urlencoded_form(body: bytes) -> Any:
-    """Parse ``application/x-www-form-urlencoded``; bytes that are no text become what Latin-1 has for them.
+    """Parse ``application/x-www-form-urlencoded``; undecodable bytes are read as Latin-1.
 
-    Raises:
-        MalformedPayload: the form is larger than such a form may be, or has too many fields.
+    Raises MalformedPayload if the form is too large or has too many fields.
     """
-    if len(body) > _MOST_URLENCODED_BYTES:
+    if len(body) > _MAX_URLENCODED_BYTES:
         raise MalformedPayload(
-            f"expected a form of at most {_MOST_URLENCODED_BYTES} bytes, got {len(body)}; send multipart/form-data"
+            f"expected a form of at most {_MAX_URLENCODED_BYTES} bytes, got {len(body)}; send multipart/form-data"
         )
     try:
         return _form(parse_qsl(body.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_MEMBERS))
@@ -292,19 +253,14 @@ def urlencoded_form(body: bytes) -> Any:
 
 
 def multipart_form(content_type: str, body: bytes) -> Any:
-    """Parse ``multipart/form-data``.
+    """Parse ``multipart/form-data``; the boundary in ``content_type`` is case-sensitive.
 
-    Args:
-        content_type: as it was sent, because the boundary in it is not without case.
-        body: the form.
-
-    Raises:
-        MalformedPayload: it cannot be parsed, or there is no boundary.
+    Raises MalformedPayload if the form is malformed, or the boundary is missing.
     """
-    return _form([(part.name, _value(part)) for part in form_parts(content_type, body, most=_MAX_PARTS)])
+    return _form([(part.name, _field_value(part)) for part in form_parts(content_type, body, most=_MAX_PARTS)])
 
 
-def _value(part: FormPart) -> Any:
+def _field_value(part: FormPart) -> Any:
     return part.text if part.filename is None else _upload(part.content, part.filename, part.headers)
 
 
@@ -324,7 +280,6 @@ def _form(pairs: list[tuple[str, Any]]) -> Any:
 
 @cache
 def _starlette() -> Any:
-    """Give the module with Starlette's classes, once, or None where it is not installed."""
     try:
         import starlette.datastructures as classes  # noqa: PLC0415 - loaded only when a form is parsed
     except ImportError:
@@ -333,12 +288,9 @@ def _starlette() -> Any:
 
 
 async def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
-    """Make the arguments that a method wants; a large payload is read in a worker thread.
+    """Create the arguments that a method accepts; large payloads are parsed in a worker thread.
 
-    Raises:
-        MalformedPayload: it wants the payload, which is not what its content type says.
-
-    Cancellation: before a thread reads a form, and between slices of large JSON.
+    Raises MalformedPayload if the body does not match its content type.
     """
     made: dict[str, Any] = {}
     if "payload" in wanted:
@@ -352,9 +304,8 @@ async def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[s
 
 
 async def _read_payload(given: str | None, body: bytes) -> Any:
-    """Read a payload as :func:`parse_payload`, in a worker thread if that may take long."""
     kind = (given or "").lower()
-    if len(body) <= _AT_ONCE_BYTES or not kind.startswith((_JSON_TYPE, _TEXT_TYPE, _MULTIPART, _URLENCODED)):
+    if len(body) <= _MAX_INLINE_BYTES or not kind.startswith((_JSON_TYPE, _TEXT_TYPE, _MULTIPART, _URLENCODED)):
         return parse_payload(given, body)
     if not kind.startswith(_JSON_TYPE):
         return await trio.to_thread.run_sync(parse_payload, given, body)
@@ -368,20 +319,20 @@ _CHARSET: Final = re.compile(r"charset=\s*[\"']?([^\s;\"']+)")
 
 
 def parse_payload(content_type: str | None, body: bytes) -> Any:
-    """Give what a handler gets as ``payload``.
+    """Parse a request body by its content type.
 
-    ===================================== ==========================================
-    content type begins with              payload
-    ===================================== ==========================================
-    ``application/json``                  any JSON value; ``NaN`` and infinities, too
-    ``text/plain``                        text, in UTF-8 or the ``charset`` given
-    ``multipart/form``                    a form of text and uploaded files
-    ``application/x-www-form-urlencoded`` a form of text
-    anything else, or nothing             the bytes
-    ===================================== ==========================================
+    ===================================== ==============================================
+    content type starts with              payload
+    ===================================== ==============================================
+    ``application/json``                  JSON value, ``NaN`` and infinities included
+    ``text/plain``                        text, in UTF-8 or the given ``charset``
+    ``multipart/form``                    form with text and uploaded files
+    ``application/x-www-form-urlencoded`` form with text
+    other or none                         bytes
+    ===================================== ==============================================
 
     Raises:
-        MalformedPayload: the body is not what its content type says.
+        MalformedPayload: the body does not match its content type.
     """
     given = content_type or ""
     kind = given.lower()

@@ -1,4 +1,4 @@
-"""Handler projects beside other services as the server knows them."""
+"""Service kind of handler projects."""
 
 from __future__ import annotations
 
@@ -24,36 +24,24 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerKind", "handler_mark"]
 
-# ----------------------------------------------------------------------
-# Marks by which a change of what a handler is loaded from is seen: its code and its settings, not what it writes
-# ----------------------------------------------------------------------
-
 _SETTINGS: Final = (".yaml", ".yml", ".proto", ".pickle")
 _DOTENV: Final = ".env"
 
 
 def handler_mark(spec: HandlerSpec) -> str:
-    """Give a mark of a project's files that changes when one is written, appears or goes.
-
-    What cannot be read is a state like any other.
-    """
-    return paths_mark([*python_files(spec.base_path), *_settings(spec.base_path)])
+    """Return a fingerprint of a project's code and settings; it changes when a file is written, added or removed."""
+    return paths_mark([*python_files(spec.base_path), *_settings_files(spec.base_path)])
 
 
-def _settings(directory: Path) -> set[Path]:
+def _settings_files(directory: Path) -> set[Path]:
     try:
         return {path for path in directory.iterdir() if path.suffix in _SETTINGS or path.name == _DOTENV}
     except OSError:
         return set()
 
 
-# ----------------------------------------------------------------------
-# Handler projects beside other services as the server knows them
-# ----------------------------------------------------------------------
-
-
 class HandlerKind(Kind[HandlerSpec]):
-    """Projects with a ``nucleus.yaml``."""
+    """Projects with a ``nucleus.yaml``, configured in ``handler_config_list``."""
 
     name = HandlerSpec.kind
     spec = HandlerSpec
@@ -64,20 +52,20 @@ class HandlerKind(Kind[HandlerSpec]):
     occupied = "Handler has a name that is taken"
 
     def read(self, file: ConfigFile) -> list[HandlerSpec]:
-        """Read the handlers of the file."""
+        """Read the handlers of a configuration file."""
         return read_handlers(file)
 
     def list_versions(self, spec: HandlerSpec) -> Listing:
-        """Give the one version there is."""
+        """Return the single version."""
         return Listing({ONLY_VERSION: spec.base_path}, mark=handler_mark(spec))
 
     def files_mark(self, spec: HandlerSpec, directory: Path) -> str:
-        """Look at the project's code and settings."""
+        """Return the fingerprint of the project's code and settings."""
         del directory
         return handler_mark(spec)
 
     def examine(self, spec: HandlerSpec) -> Sequence[Problem]:
-        """Tell everything about the project's file; it is told again when it keeps the handler from being loaded."""
+        """Return all problems of the project file."""
         from ovmstrio.handlers.handler_service import examine_mounted  # noqa: PLC0415 - as in `load`
 
         try:
@@ -86,19 +74,18 @@ class HandlerKind(Kind[HandlerSpec]):
             return error.problems
 
     def obstacle(self, service: Service) -> str:
-        """Tell that its processes have ended, where it has some and none is left."""
+        """Return why calls fail now: all worker processes exited."""
         from ovmstrio.handlers.handler_service import HandlerServable  # noqa: PLC0415 - as in `load`
 
         return service.obstacle if isinstance(service, HandlerServable) else ""
 
     async def load(self, spec: HandlerSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Import the project's code and make its handler; a trial does it in a process of its own."""
-        # What only handlers need is left alone by those who have none.
-        from ovmstrio.handlers.handler_service import load_handler, read_mounted  # noqa: PLC0415 - loaded on demand
+        """Import the project's code and create its handler; for a trial, in a separate process."""
+        from ovmstrio.handlers.handler_service import load_handler, read_mounted  # noqa: PLC0415 - servers without handlers do not need it
 
         del version, directory
         if context.is_trial:
-            from ovmstrio.handlers.trial import try_mounted  # noqa: PLC0415 - checks alone need it
+            from ovmstrio.handlers.trial import try_mounted  # noqa: PLC0415 - only for checks
 
             project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
             return await try_mounted(project, spec.name)

@@ -1,4 +1,4 @@
-"""One handler over HTTP: the request's arguments, the method of its verb, and the answer, whatever happens."""
+"""HTTP routes of a handler: arguments of a request, method call, response and errors."""
 
 from __future__ import annotations
 
@@ -38,19 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerMountKind", "HandlerRoutes", "HeldStream", "refuse", "text_to_send"]
 
-# ----------------------------------------------------------------------
-# Streams that hold a request until they are closed
-# ----------------------------------------------------------------------
-
 
 class HeldStream:
-    """A stream that holds something until it is closed, and whose failures are those of a connection.
+    """Response body that holds a resource until it is closed, and reports failures as broken connections.
 
-    Args:
-        body: the stream.
-        give_back: gives back what it holds; None if that is nothing.
-        request_id: of the request that it answers, for the log.
-        known: that request while it goes on, and what ends it; None where nobody has to be known.
+    ``known`` is the request, cancelled when its credentials are revoked, and the function that unregisters it.
     """
 
     def __init__(
@@ -66,39 +58,32 @@ class HeldStream:
         self._known = known
 
     def __aiter__(self) -> Self:
-        """Give itself."""
         return self
 
     async def __anext__(self) -> bytes:
-        """Give the next piece.
+        """Return the next piece.
 
-        Raises:
-            trio.BrokenResourceError: the handler failed, or it is not known any more who asks.
-
-        Cancellation: as the handler's stream.
+        Raises trio.BrokenResourceError if the handler failed, or the caller's credentials were revoked.
         """
         if self._known is None:
             return await self._next()
         request = self._known[0]
         if request.error is None:
-            # The handler may be waiting for what comes next when it is not known any more who asks.
+            # Credentials can be revoked while the handler is waiting.
             with trio.CancelScope() as request.scope:
                 return await self._next()
-        raise trio.BrokenResourceError(f"an answer breaks off: {request.error}")
+        raise trio.BrokenResourceError(f"response aborted: {request.error}")
 
     async def _next(self) -> bytes:
         try:
             with self._in_log():
                 return await anext(self._body)
         except (ServerError, HTTPError) as error:
-            # The status has been sent; all that can be said is that this is not the whole.
-            raise trio.BrokenResourceError(f"the handler failed within its answer: {text_of(error)}") from error
+            # The status has been sent, so only an aborted response shows the failure.
+            raise trio.BrokenResourceError(f"handler failed during its response: {text_of(error)}") from error
 
     async def aclose(self) -> None:
-        """Stop the stream.
-
-        Cancellation: as the handler's stream.
-        """
+        """Close the body and release the resource."""
         give_back, self._give_back = self._give_back, None
         known, self._known = self._known, None
         if known is not None:
@@ -114,9 +99,7 @@ class HeldStream:
         return in_log(self._request_id) if self._request_id else nullcontext()
 
 
-# ----------------------------------------------------------------------
-# One handler over HTTP: the request's arguments, the method of its verb, and the answer, whatever happens
-# ----------------------------------------------------------------------
+# Requests
 
 _CORS: Final[Headers] = (
     ("access-control-allow-origin", "*"),
@@ -131,11 +114,11 @@ PREFLIGHT: Final[Headers] = (
     ("access-control-max-age", "1728000"),
     ("content-type", "text/plain; charset=utf-8"),
 )
-"""The headers of the answer to ``OPTIONS``."""
+"""Headers of the response to ``OPTIONS``."""
 
 
 def with_cors(headers: Headers) -> Headers:
-    """Give headers with those of CORS added; a handler that sets any of them has the say over that one."""
+    """Add the CORS headers that the handler did not set itself."""
     given = {name for name, _ in headers}
     if _NAMES.isdisjoint(given):
         return (*headers, *_CORS)
@@ -143,13 +126,13 @@ def with_cors(headers: Headers) -> Headers:
 
 
 def text_to_send(status: int, text: str) -> HttpAnswer:
-    """Answer with a line of text."""
+    """Create a plain-text response with CORS headers."""
     answer = text_answer(status, text)
     return HttpAnswer(status, with_cors(answer.headers), answer.body)
 
 
 def refuse(error: Exception) -> HttpAnswer:
-    """Answer for an error; of one that nobody foresaw nothing is told."""
+    """Create the response to an error; details of unexpected errors are hidden."""
     if not isinstance(error, ServerError):
         return text_to_send(500, HIDDEN)
     answer = error_answer(error, status_of(error).http)
@@ -161,7 +144,7 @@ _TEXTS: Final = {status.value: f"{status.value} {status.phrase}" for status in H
 
 
 def log_access(client: str, verb: str, target: str, status: int, request_id: str = "") -> None:
-    """Log that a request has been answered; ``client`` is who asked, if that is known, as ``request_id`` is."""
+    """Log a completed request."""
     if not _LOGGER.isEnabledFor(logging.INFO):
         return
     code = _TEXTS.get(status, str(status))
@@ -177,7 +160,7 @@ log = structlog.get_logger(__name__)
 _OPTIONS: Final = "OPTIONS"
 _REQUEST_ID: Final = "x-request-id"
 _FAILURES: Final = range(500, 600)
-_OF_THE_CONNECTION: Final = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date"})
+_HOP_BY_HOP: Final = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date"})
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
 _STATUSES: Final = range(200, 1000)
@@ -185,13 +168,9 @@ _INFO: Final = "/info"
 
 
 class HandlerRoutes:
-    """The paths of one handler: its own at ``/``, and what is told of its models at ``/info``.
+    """Routes of one handler: its methods at ``/`` and the model metadata at ``/info``.
 
-    Args:
-        handler: whose methods are called.
-        info: what is told of its models; blocking.
-        shows_details: whether clients may see what the handler's code raised.
-        logs_access: whether every request is logged.
+    With ``shows_details``, responses include type, message and line of user errors. ``info`` is blocking.
     """
 
     def __init__(
@@ -213,45 +192,37 @@ class HandlerRoutes:
         }
 
     async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
-        """Answer one request; None if there is no such path.
-
-        Raises: nothing but cancellation; every failure becomes an answer.
-
-        Ownership: a stream in the answer is the caller's to close.
-
-        Cancellation: as :meth:`HttpHandler.answer`, or while it waits for files.
-        """
+        """Answer a request, errors included; return None for an unknown path. The caller closes a streamed body."""
         if request.path in {"/", ""}:
             return await self._answer_method(request)
-        answer = await self._beside(request)
+        answer = await self._answer_info(request)
         return None if answer is None else self._logged(request, answer)
 
-    async def _beside(self, request: HttpRequest) -> HttpAnswer | None:
+    async def _answer_info(self, request: HttpRequest) -> HttpAnswer | None:
         if request.path.removesuffix("/") != _INFO:
-            # At the root all paths are the handler's.
+            # At the root, no other service has paths.
             return None if request.mount else text_to_send(404, "Not Found")
         if request.method not in {"GET", "HEAD"}:
             return text_to_send(405, "Method Not Allowed")
         if request.path != _INFO:
             location = f"/{request.mount}{_INFO}" if request.mount else _INFO
             return HttpAnswer(307, with_cors((("location", location),)))
-        # This may need files; no thread of the handler's is needed for that.
-        told = await trio.to_thread.run_sync(self._info)
-        return HttpAnswer(200, JSON_TYPE, orjson.dumps(told))
+        # Reads files; does not occupy a thread of the handler.
+        return HttpAnswer(200, JSON_TYPE, orjson.dumps(await trio.to_thread.run_sync(self._info)))
 
     async def _answer_method(self, request: HttpRequest) -> HttpAnswer:
         method = self._methods.get(request.method)
         if method is None:
-            return self._logged(request, self._without_method(request.method))
+            return self._logged(request, self._method_not_allowed(request.method))
         sent_id = request.header(_REQUEST_ID)
         request_id = request_id_for(sent_id)
         with in_log(request_id):
-            made = await self._finished(method, request)
-        if (request_id == sent_id or made.status in _FAILURES) and _REQUEST_ID not in dict(made.headers):
-            made = made.with_headers(((_REQUEST_ID, request_id),))
-        return self._logged(request, made, request_id)
+            response = await self._create_response(method, request)
+        if (request_id == sent_id or response.status in _FAILURES) and _REQUEST_ID not in dict(response.headers):
+            response = response.with_headers(((_REQUEST_ID, request_id),))
+        return self._logged(request, response, request_id)
 
-    def _refusal(self, error: ServerError | HTTPError, *, as_json: bool) -> HttpAnswer:
+    def _error_response(self, error: ServerError | HTTPError, *, as_json: bool) -> HttpAnswer:
         if isinstance(error, HTTPError):
             return error_answer(error, 0, as_json=as_json)
         status = status_of(error).http
@@ -263,58 +234,53 @@ class HandlerRoutes:
             log_access(request.client.host, request.method, request.target, answer.status, request_id)
         return answer
 
-    async def _finished(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
-        answer = await self._answered(method, request)
-        headers = with_cors(tuple(line for line in answer.headers if line[0] not in _OF_THE_CONNECTION))
-        # What comes later is still of this request, for the log.
+    async def _create_response(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        answer = await self._call_handler(method, request)
+        headers = with_cors(tuple(line for line in answer.headers if line[0] not in _HOP_BY_HOP))
+        # Callbacks log with the id of this request.
         after = (partial(copy_context().run, self._handler.run_after, answer.after),) if answer.after else ()
         body, stream = answer.body, answer.stream
         if stream is not None:
             body = HeldStream(stream, request_id=current_request_id())
         return HttpAnswer(answer.status, headers, body, after)
 
-    def _without_method(self, verb: str) -> HttpAnswer:
+    def _method_not_allowed(self, verb: str) -> HttpAnswer:
         if verb == _OPTIONS:
             return HttpAnswer(204, PREFLIGHT)
         allowed = ", ".join(sorted({*self._methods, _OPTIONS}))
         return HttpAnswer(405, with_cors((("allow", allowed),)), b"Method Not Allowed")
 
-    async def _answered(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+    async def _call_handler(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
         as_json = wants_json(request.header("accept"))
         try:
             answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
             note_failure(getattr(error, "detail", "") or text_of(error))
-            answer = self._refusal(error, as_json=as_json)
+            answer = self._error_response(error, as_json=as_json)
         except Exception as error:  # the border of one request
             note_failure(text_of(error))
             log.exception("request failed", method=method.name)
             answer = plain_error(500, HIDDEN, as_json=as_json)
-        wrong = _fault(answer)
-        if wrong is None:
+        response_error = _response_error(answer)
+        if response_error is None:
             return answer
-        log.error("a handler's answer cannot be sent", method=method.name, problem=wrong)
+        log.error("invalid handler response", method=method.name, problem=response_error)
         if answer.stream is not None:
             await answer.stream.aclose()
         return plain_error(500, HIDDEN, as_json=as_json)
 
 
-def _fault(answer: HttpAnswer) -> str | None:
-    """Tell what of an answer is not HTTP, such as a line break in a header, which would begin another."""
+def _response_error(answer: HttpAnswer) -> str | None:
     if answer.status not in _STATUSES:
-        return f"the status is {answer.status}; expected one of {_STATUSES.start} to {_STATUSES.stop - 1}"
+        return f"status {answer.status}: expected {_STATUSES.start} to {_STATUSES.stop - 1}"
     for name, value in answer.headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            return f"the header {name!r} with the value {value!r} is not one of HTTP"
+            return f"invalid header {name!r}: {value!r}"
     return None
 
 
 class HandlerMountKind:
-    """How handlers are mounted.
-
-    Args:
-        shows_details: whether callers may see what a handler's code raised.
-    """
+    """Routes of handlers among other services; see :class:`HandlerRoutes` for ``shows_details``."""
 
     door = HANDLERS_HTTP
 
@@ -322,9 +288,9 @@ class HandlerMountKind:
         self._shows_details = shows_details
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
-        """Give the paths of a handler, whose requests are logged where it has the port for itself."""
+        """Return the routes of a handler; requests are logged if it is the only service."""
         if service.grpc is not None:
-            return _CalledOverGrpc(name)
+            return _GrpcOnlyRoutes(name)
         return HandlerRoutes(
             service.handler,
             info=service.models.info,
@@ -333,27 +299,24 @@ class HandlerMountKind:
         )
 
     def refuse(self, error: Exception) -> HttpAnswer:
-        """Answer for an error in text, which pages of any origin may read."""
+        """Create the response to an error as text with CORS headers."""
         return refuse(error)
 
     def is_call(self, method: str, path: str) -> bool:
-        """Take what has one of the handler's methods run for a call."""
+        """Return whether a request calls a method of the handler."""
         return path in {"", "/"} and method != _OPTIONS
 
     def need(self, method: str, path: str) -> Need:
-        """Have calls need what calls need; browsers ask what they may do before they can say who they are."""
+        """Return the required scope; preflight requests need none, since browsers send them without credentials."""
         if self.is_call(method, path):
             return Need.INFER
         return Need.NOTHING if method == _OPTIONS else Need.ABOUT
 
 
-class _CalledOverGrpc:
-    """The paths of a handler that has a gRPC service instead."""
-
+class _GrpcOnlyRoutes:
     def __init__(self, name: str) -> None:
         self._name = name
 
     async def answer_http(self, request: HttpRequest) -> HttpAnswer:
-        """Say how it is called."""
         del request
         return text_to_send(404, f"{self._name} is called over gRPC")

@@ -1,4 +1,4 @@
-"""The program of the worker process in which a handler is tried; the first request says which, and is the only one."""
+"""Worker program of a handler trial; serves a single request that names the project."""
 
 from __future__ import annotations
 
@@ -26,25 +26,21 @@ _STANDARD_ERROR: Final = 2
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Load the handler that the request names, close it, and tell what was found.
-
-    Cancellation: at once.
-    """
     del requests
     file, mounted_as = Path(first.value["file"]), first.value["mounted_as"]
     project, _ = read_project(file, mounted_as=mounted_as)
     if not mounted_as:
         os.chdir(project.directory)
         os.environ.update(project.environment)
-    problems, services = await _tried(project, is_alone=not mounted_as)
-    told: dict[str, Any] = {"problems": [asdict(problem) for problem in problems], "services": list(services)}
-    # Who asks waits for no more than the answer.
+    problems, services = await _try_load(project, is_alone=not mounted_as)
+    report: dict[str, Any] = {"problems": [asdict(problem) for problem in problems], "services": list(services)}
+    # The server kills the process after the answer.
     sys.stdout.flush()
     sys.stderr.flush()
-    await first.answer(told)
+    await first.answer(report)
 
 
-async def _tried(project: ProjectSpec, *, is_alone: bool) -> tuple[Sequence[Problem], Sequence[str]]:
+async def _try_load(project: ProjectSpec, *, is_alone: bool) -> tuple[Sequence[Problem], Sequence[str]]:
     async with trio.open_nursery() as tasks:
         try:
             servable = await load_project(project, LoadContext(lease_nothing, tasks, is_alone=is_alone))
@@ -57,12 +53,12 @@ async def _tried(project: ProjectSpec, *, is_alone: bool) -> tuple[Sequence[Prob
 
 
 def main() -> None:
-    """Serve the server whose socket's descriptor is the first argument."""
-    # What a handler prints must not get between the lines of who asks.
+    """Serve the server whose socket descriptor is the first argument."""
+    # Output of the handler must not mix with the server's standard output.
     os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
     configure_logs(level="ERROR")
     run_program(_serve)
-    # Threads that the handler started may go on for ever.
+    # Threads of the handler may never end.
     leave()
 
 

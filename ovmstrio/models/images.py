@@ -1,9 +1,8 @@
-"""Encoded images (JPEG, PNG, ...) sent as BYTES to an input that takes pixels.
+"""Decoding of images (JPEG, PNG, ...) sent as BYTES to an input that expects pixels.
 
-Images become BGR, channels last, cast to the input's element type without scaling, and are resized bilinearly to a
-height and width that the model fixes.  OVMS decodes and resizes with OpenCV; Pillow, used here, decodes JPEG to
-values that may differ by a few units, and smooths when it makes an image smaller, which OpenCV does not.  Sixteen bits
-are kept for grey images only.
+Images become BGR, channels last, in the input's element type without scaling, resized bilinearly to a fixed height and
+width of the model. OVMS uses OpenCV: Pillow's JPEG values may differ by a few units, and Pillow smooths when it
+downscales. 16-bit depth is kept for grey images only.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ from ovmstrio.models.tensor_contents import elements_of
 
 __all__ = ["IMAGE_RANK", "decoded", "image_batch", "resized"]
 
-# ----------------------------------------------------------------------
-# Encoded images (JPEG, PNG, ...) sent as BYTES to an input that takes pixels
-# ----------------------------------------------------------------------
-
 IMAGE_RANK: Final = 4
 _DATATYPES: Final = {"FP32", "FP64", "FP16", "INT16", "UINT8", "INT8", "UINT16", "INT32"}
 _CHANNELS_LAST: Final = "NHWC"
@@ -38,13 +33,13 @@ def image_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Arra
     """Decode the images of a request into one array of the input's element type.
 
     Raises:
-        InvalidRequest: the element type, layout, number, channels or sizes do not fit, or an image cannot be decoded.
+        InvalidRequest: the element type, layout, number, channels or sizes do not match, or an image cannot be decoded.
     """
     if spec.datatype.name not in _DATATYPES:
         raise InvalidRequest(
             f"Functionality not implemented - encoded images for {spec.datatype.name}; input name: {spec.name}"
         )
-    if not _takes_channels_last(spec.layout):
+    if not _is_channels_last(spec.layout):
         raise mismatch("Unsupported layout for encoded images", "NHWC", spec.layout, spec)
     if len(given.shape) != 1:
         raise mismatch("Invalid number of shape dimensions", "(-1)", show_shape(given.shape), spec)
@@ -53,15 +48,15 @@ def image_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Arra
         raise mismatch("Invalid input batch size", given.shape[0], f"{len(elements)} images", spec)
     if not elements or not spec.shape[0].accepts(len(elements)):
         raise mismatch("Invalid input batch size", spec.shape[0], len(elements), spec)
-    images = [_image(element, spec) for element in elements]
+    images = [_decode(element, spec) for element in elements]
     if len({image.shape for image in images}) > 1:
         sizes = ", ".join(sorted({show_shape(image.shape) for image in images}))
         raise mismatch("Binary images resolution mismatch", "one resolution", sizes, spec)
     return np.stack(images)
 
 
-def _takes_channels_last(layout: str) -> bool:
-    """Tell whether ``layout`` can be NHWC: every position is unknown or the right letter."""
+def _is_channels_last(layout: str) -> bool:
+    """Return whether ``layout`` can be NHWC: each letter matches or is unknown."""
     before, dots, after = layout.partition("...")
     unnamed = IMAGE_RANK - len(before) - len(after) if dots or not layout else 0
     letters = before + "?" * unnamed + after
@@ -70,11 +65,9 @@ def _takes_channels_last(layout: str) -> bool:
     )
 
 
-def _image(encoded: bytes, spec: TensorSpec) -> Array:
+def _decode(encoded: bytes, spec: TensorSpec) -> Array:
     if not encoded:
-        raise refused("Bytes contents empty", f"an encoded image is expected; input name: {spec.name}")
-    # Decoders are left alone by servers that are sent no images.
-
+        raise refused("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape
     image = decoded(encoded, spec)
     depth = len(image.getbands())
@@ -86,25 +79,23 @@ def _image(encoded: bytes, spec: TensorSpec) -> Array:
         pixels = pixels[:, :, np.newaxis]
     if depth in _BGR_ORDER:
         pixels = pixels[:, :, _BGR_ORDER[depth]]
-    # Reversed channels are a view in another order of memory, which the runtime does not take.
+    # The reversed view is not contiguous, which OpenVINO requires.
     return np.ascontiguousarray(pixels, spec.datatype.numpy)
 
 
 def _nearest(allowed: Dim, size: int) -> int:
-    """Give the size nearest to ``size`` that is allowed."""
+    """Return the allowed size nearest to ``size``."""
     size = max(size, allowed.low)
     return size if allowed.high == -1 else min(size, allowed.high)
 
 
-# ----------------------------------------------------------------------
-# Files of images, as Pillow decodes them
-# ----------------------------------------------------------------------
+# Pillow
 
 MAX_PIXELS: Final = 80_000_000
-"""Images that would be larger once decoded are refused before they are."""
+"""Limit of decoded images, checked before decoding."""
 
 _FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
-"""What is decoded: OpenCV's common formats, and none that runs another program."""
+"""Common formats of OpenCV; no format that runs an external program."""
 
 _UNREADABLE: Final = (
     OSError,
@@ -116,12 +107,12 @@ _UNREADABLE: Final = (
     TypeError,
     struct.error,
     zlib.error,
-    Warning,  # where the process was told to raise warnings
+    Warning,  # if warnings are errors
     Image.DecompressionBombError,
 )
-"""What Pillow's decoders raise on damaged files."""
+"""Exceptions of Pillow's decoders for damaged files."""
 
-_MODE_OF: Final = {
+_DECODED_MODES: Final = {
     "P": "RGB",
     "CMYK": "RGB",
     "YCbCr": "RGB",
@@ -134,23 +125,23 @@ _MODE_OF: Final = {
 
 
 def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
-    """Decode a file, with a mode of as many channels as it has colours.
+    """Decode an image file; palettes and other colour spaces become RGB, RGBA or grey.
 
     Raises:
-        InvalidRequest: it is none of the formats, damaged or too large.
+        InvalidRequest: the format is unknown, or the image is damaged or too large.
     """
     try:
         image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
         if image.width * image.height > MAX_PIXELS:
-            raise _unreadable(spec, f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
-        if image.mode in _MODE_OF:
-            return image.convert(_MODE_OF[image.mode])
+            raise _unreadable(spec, f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
+        if image.mode in _DECODED_MODES:
+            return image.convert(_DECODED_MODES[image.mode])
         image.load()
     except InvalidRequest:
         raise
     except UnidentifiedImageError:
-        # Its own text shows where the bytes lie instead of what they are.
-        detail = f"its {len(encoded)} bytes are no image of a known format ({', '.join(_FORMATS)})"
+        # Pillow's message contains only a memory address.
+        detail = f"its {len(encoded)} bytes are not an image of a known format ({', '.join(_FORMATS)})"
         raise _unreadable(spec, detail) from None
     except _UNREADABLE as error:
         raise _unreadable(spec, str(error) or type(error).__name__) from None
@@ -162,5 +153,5 @@ def _unreadable(spec: TensorSpec, detail: str) -> InvalidRequest:
 
 
 def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Give an image in a width and height, by bilinear interpolation."""
+    """Resize an image bilinearly."""
     return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)

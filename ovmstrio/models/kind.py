@@ -1,4 +1,4 @@
-"""Models, those with sequences among them, as the server knows them."""
+"""Service kind of OpenVINO models, and their loading."""
 
 from __future__ import annotations
 
@@ -48,15 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelKind", "load_model"]
 
-# ----------------------------------------------------------------------
-# Models, those with sequences among them, as the server knows them
-# ----------------------------------------------------------------------
-
 _KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
 
 
 class ModelKind(Kind[ModelSpec]):
-    """Versions of models in directories of their own."""
+    """OpenVINO models with numbered versions."""
 
     name = ModelSpec.kind
     spec = ModelSpec
@@ -69,7 +65,7 @@ class ModelKind(Kind[ModelSpec]):
     occupied = "Model has a name that is taken"
 
     def read(self, file: ConfigFile) -> list[ModelSpec]:
-        """Give the models of the file, and those that its graphs bring with them."""
+        """Return the models of a configuration file, including models of its graphs."""
         return [model.spec for model in file.models.known.values()]
 
     def list_versions(self, spec: ModelSpec) -> Listing:
@@ -79,19 +75,19 @@ class ModelKind(Kind[ModelSpec]):
         return scan(spec.base_path)
 
     def files_mark(self, spec: ModelSpec, directory: Path) -> str:
-        """Look at all files of the version."""
+        """Return the fingerprint of a version's files."""
         del spec
         return tree_mark(directory)
 
     def check_change(self, spec: ModelSpec, served: Sequence[ServableSpec]) -> None:
-        """Refuse to put a stateful model in the place of one without state, and the other way round."""
+        """Reject the replacement of a stateful model by a stateless one and vice versa."""
         models = [each for each in (spec, *served) if isinstance(each, ModelSpec)]
         if len({each.stateful for each in models}) > 1:
-            suggestion = "give it another name, or take the model out of the configuration first"
+            suggestion = "rename it, or remove the model from the configuration first"
             raise ConfigError([Problem(_KIND_CHANGED, file=spec.origin, path="stateful", suggestion=suggestion)])
 
     def examine(self, spec: ModelSpec) -> Sequence[Problem]:
-        """Tell which versions are asked for and are not there."""
+        """Return a warning for each configured version that does not exist."""
         if not isinstance(spec.version_policy, SpecificVersions):
             return ()
         try:
@@ -111,7 +107,7 @@ class ModelKind(Kind[ModelSpec]):
         ]
 
     def place(self, spec: ModelSpec, problem: Problem, directory: Path | None) -> Problem:
-        """Point at the setting that causes a problem, or at the model's own files."""
+        """Locate a problem at the setting that causes it, or at the model's files."""
         if problem in spec.problems or problem.file == spec.origin:
             return spec.placed(problem)
         if directory is None:
@@ -123,9 +119,9 @@ class ModelKind(Kind[ModelSpec]):
 
     async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Read, compile and warm up a version."""
-        # OpenVINO is left alone by those who have no models, and the event loop goes on while it is imported.
+        # Imported in a thread, and only if there are models: importing OpenVINO takes long.
         await import_aside(self.loads_with)
-        from ovmstrio.models.sequences import SequenceManagers  # noqa: PLC0415 - for who loads only
+        from ovmstrio.models.sequences import SequenceManagers  # noqa: PLC0415 - imported on demand
 
         started = perf_counter()
         hooks = context.meters.servable(spec.name, str(version))
@@ -144,7 +140,7 @@ class ModelKind(Kind[ModelSpec]):
         return servable
 
     def look_inside(self, spec: ModelSpec, service: Service) -> Inside:
-        """Tell what the model was compiled to."""
+        """Return device and compilation settings."""
         from ovmstrio.models.servable import BatchedServable, ModelServable  # noqa: PLC0415 - as above
         from ovmstrio.models.stateful import StatefulServable  # noqa: PLC0415 - as above
 
@@ -154,17 +150,15 @@ class ModelKind(Kind[ModelSpec]):
         return Inside(facts={"device": spec.target_device, **service.facts, **batching})
 
 
-# ----------------------------------------------------------------------
-# Load one version of a model out of its directory
-# ----------------------------------------------------------------------
+# Loading
 
 log = structlog.get_logger(__name__)
 
 LABELS_FILE: Final = "labels.txt"
 
 
-def _ignore(_: Problem) -> None:
-    """Tell nobody."""
+def _ignore_warning(_: Problem) -> None:
+    pass
 
 
 async def load_model(
@@ -175,36 +169,27 @@ async def load_model(
     hooks: ServableHooks = NULL_HOOKS,
     managers: SequenceManagers | None = None,
     tasks: trio.Nursery | None = None,
-    remark: Callable[[Problem], None] = _ignore,
+    remark: Callable[[Problem], None] = _ignore_warning,
     owners: SequenceOwners | None = None,
 ) -> Servable:
-    """Load, compile and warm up one version; the caller owns the servable and closes it.
+    """Load, compile and warm up one version; the caller closes the servable.
 
-    Args:
-        spec: how it was configured.
-        version: its number.
-        directory: where its files are.
-        hooks: are told of inferences and batches.
-        managers: has the sequences of stateful models, those that go on after a reload among them.
-        tasks: owns what models run in the background, which only those with batching do; must outlive the servable.
-        remark: is told what is odd with a model that is loaded all the same.
-        owners: has the sequences that other processes of the server have; None if there are none.
+    ``hooks`` receives inferences and batches, ``remark`` warnings. ``tasks`` runs batches and keeps compiled files; it
+    must outlive the servable. ``managers`` has the sequences that continue after a reload. ``owners`` forwards requests
+    to other workers; None for a single worker.
 
     Raises:
-        ConfigError: there is no model in the directory, it cannot be read, its settings do not fit it, or OpenVINO
-            crashes when it runs.
-        NotReady: the model could not be tried.
-
-    Cancellation: at once; the load goes on in its thread and its result is dropped.
+        ConfigError: the model is missing, unreadable or contradicts its settings, or OpenVINO crashes with it.
+        NotReady: the crash probe could not run.
     """
-    source = await run_load(partial(_find, spec, directory))
-    network = await _load_kept(source, directory, hooks, tasks, remark)
+    source = await run_load(partial(_find_model, spec, directory))
+    network = await _load_cached(source, directory, hooks, tasks, remark)
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
     if spec.batching is not None:
         servable = BatchedServable(spec, spec.batching, version, network, hooks)
         if tasks is None:
-            raise ValueError("a model with batching needs a nursery for its batches: give tasks")
+            raise ValueError("a batched model requires a nursery: pass tasks")
         await tasks.start(servable.serve)
         return servable
     if not follows_requests(spec):
@@ -216,15 +201,14 @@ async def load_model(
     return ModelServable(spec, version, network, follower)
 
 
-async def _load_kept(
+async def _load_cached(
     source: ModelFile,
     directory: Path,
     hooks: ServableHooks,
     tasks: trio.Nursery | None,
     remark: Callable[[Problem], None],
 ) -> Network:
-    """Try a model and load it, and keep what it compiles to if there is somebody to do that later."""
-    lent = None if tasks is None else await run_load(partial(_lend, source, directory))
+    lent = None if tasks is None else await run_load(partial(_lend_folder, source, directory))
     if lent is None or tasks is None:
         return await _try_and_load(source, directory, hooks, remark)
     try:
@@ -232,17 +216,14 @@ async def _load_kept(
     except BaseException:
         lent.give_back()
         raise
-    # What it may be compiled from again is there for as long as the model is, and until that is kept.
+    # The folder exists as long as the model, which may be recompiled from it.
     finalize(network, lent.give_back)
     tasks.start_soon(_keep, lent, network)
     return network
 
 
 async def _keep(lent: LentFolder, _: Network) -> None:
-    """Keep what a model has compiled to, which goes with the model otherwise.
-
-    Cancellation: at once; what has been begun goes on in its thread.
-    """
+    """Keep the compiled files, which are removed with the model otherwise."""
     await run_load(lent.keep)
 
 
@@ -250,8 +231,8 @@ async def _try_and_load(
     source: ModelFile, directory: Path, hooks: ServableHooks, remark: Callable[[Problem], None]
 ) -> Network:
     verdict = await try_model(trial := trial_of(source, directory))
-    if (odd := verdict.remark(trial)) is not None:
-        remark(odd)
+    if (warning := verdict.remark(trial)) is not None:
+        remark(warning)
     return await _load_network(source, hooks, {}, remark)
 
 
@@ -259,7 +240,7 @@ async def _load_network(
     source: ModelFile,
     hooks: ServableHooks,
     requested: Mapping[str, tuple[int, ...]],
-    remark: Callable[[Problem], None] = _ignore,
+    remark: Callable[[Problem], None] = _ignore_warning,
 ) -> Network:
     compiled, warnings = await run_load(partial(_compile, replace(source, requested=requested)))
     for warning in warnings:
@@ -281,15 +262,14 @@ async def _load_network(
 
 
 def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
-    """Compile a model, and keep its weights in memory once; gives what is odd with it as well."""
     compiled, warnings = warm_buckets(compile_model(source))
     for folder in {source.file.parent, source.spec.cache_dir or source.kept or source.file.parent}:
         let_file_pages_go(folder)
     return compiled, warnings
 
 
-def _lend(source: ModelFile, directory: Path) -> LentFolder | None:
-    """Give a place for what a model compiles to; None if nothing of it is kept, or it cannot be read."""
+def _lend_folder(source: ModelFile, directory: Path) -> LentFolder | None:
+    """Return a folder for the compiled files; None if they are not kept, or the model is unreadable."""
     files = compiled_files()
     if files is None or source.spec.cache_dir is not None:
         return None
@@ -301,7 +281,7 @@ def _lend(source: ModelFile, directory: Path) -> LentFolder | None:
         return None
 
 
-def _find(spec: ModelSpec, directory: Path) -> ModelFile:
+def _find_model(spec: ModelSpec, directory: Path) -> ModelFile:
     check_regular_files(directory)
     problems: list[Problem] = []
     found: list[Any] = []
@@ -317,11 +297,6 @@ def _find(spec: ModelSpec, directory: Path) -> ModelFile:
 
 
 def _labels(directory: Path) -> tuple[str, ...]:
-    """Read the names of classes, a line each, that lie beside the model or its versions; none without such a file.
-
-    Raises:
-        ConfigError: they are no text.
-    """
     for folder in (directory, directory.parent) if directory.is_dir() else ():
         path = folder / LABELS_FILE
         try:

@@ -1,4 +1,4 @@
-"""The words in which requests are refused: OVMS's fixed texts, with the facts behind them.
+"""Errors for invalid requests: OVMS's fixed texts followed by details.
 
 Clients of OpenVINO Model Server match on the fixed part, so it always comes first.
 """
@@ -17,15 +17,15 @@ BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw
 
 
 def show_shape(dims: Sequence[object]) -> str:
-    """Print a shape as messages show it: ``(1,3,[2~8],-1)``."""
+    """Format a shape as in messages: ``(1,3,[2~8],-1)``."""
     return f"({','.join(map(str, dims))})"
 
 
 def refused(fixed: str, detail: str = "") -> InvalidRequest:
-    """Make the error for one refusal."""
+    """Create an error with an OVMS text and a detail."""
     return InvalidRequest(f"{fixed} - {detail}" if detail else fixed)
 
 
 def mismatch(fixed: str, expected: object, actual: object, spec: TensorSpec) -> InvalidRequest:
-    """Make the error for an input that is not what the model expects."""
+    """Create the error for an input that does not match the model."""
     return refused(fixed, f"Expected: {expected}; Actual: {actual}; input name: {spec.name}")

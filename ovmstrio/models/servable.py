@@ -1,4 +1,4 @@
-"""One version of one OpenVINO model, without state, as a servable."""
+"""Servables of stateless OpenVINO models: direct, batched, or reshaped to the requests."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ __all__ = [
     "PLATFORM",
     "BatchedServable",
     "ModelServable",
+    "NetworkServable",
     "NetworkSource",
     "check_auto",
     "follows_requests",
@@ -37,27 +38,23 @@ __all__ = [
     "relaxed",
 ]
 
-# ----------------------------------------------------------------------
-# Models that follow the shapes of requests: ``batch_size`` or ``shape`` set to ``auto``
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def follows_requests(spec: ModelSpec) -> bool:
-    """Tell whether a shape or the batch size of the model is ``auto``."""
+    """Return whether a shape or the batch size of the model is ``auto``."""
     batch_follows = spec.batch is not None and spec.batch.auto and not spec.shapes
     return batch_follows or any(shape.auto for shape in spec.shapes.values())
 
 
 def relaxed(spec: ModelSpec, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Give the inputs as requests may send them: any size where the model follows the request."""
-    return tuple(_relaxed(spec, tensor) for tensor in inputs)
+    """Return the inputs with any size in dimensions that are ``auto``."""
+    return tuple(_relax(spec, tensor) for tensor in inputs)
 
 
-def _relaxed(spec: ModelSpec, tensor: TensorSpec) -> TensorSpec:
+def _relax(spec: ModelSpec, tensor: TensorSpec) -> TensorSpec:
     setting = spec.shapes.get(tensor.name) or spec.shapes.get("")
     dims = list(tensor.shape)
     if setting is not None and setting.auto:
@@ -68,23 +65,21 @@ def _relaxed(spec: ModelSpec, tensor: TensorSpec) -> TensorSpec:
 
 
 class NetworkSource:
-    """Gives a network that accepts given arrays, loading one where the current one does not."""
+    """Network that is reloaded when the shapes of the inputs change."""
 
     def __init__(self, network: Network, load: Callable[[Shapes], Awaitable[Network]]) -> None:
         self.current = network
         self._load = load
-        self._turn = trio.Lock()
+        self._lock = trio.Lock()
 
-    async def fitting(self, arrays: Mapping[str, Array]) -> Network:
-        """Give a network for these arrays; it stays usable for whoever has it, though another may replace it here.
+    async def network_for(self, arrays: Mapping[str, Array]) -> Network:
+        """Return a network for the shapes of the arrays; networks returned earlier stay usable.
 
         Raises:
-            FailedPrecondition: the model cannot take these shapes; the one before stays in place.
-
-        Cancellation: at once; a load that has begun is dropped.
+            FailedPrecondition: the model cannot be reshaped; the current network stays.
         """
-        async with self._turn:
-            if not _fits(self.current, arrays):
+        async with self._lock:
+            if not _accepts(self.current, arrays):
                 self.current = await self._reload({name: array.shape for name, array in arrays.items()})
             return self.current
 
@@ -96,7 +91,7 @@ class NetworkSource:
             raise FailedPrecondition(f"Model could not be reshaped with requested shape - {error.message}") from error
 
 
-def _fits(network: Network, arrays: Mapping[str, Array]) -> bool:
+def _accepts(network: Network, arrays: Mapping[str, Array]) -> bool:
     return all(
         dim.accepts(size)
         for spec in network.signature.inputs
@@ -105,30 +100,43 @@ def _fits(network: Network, arrays: Mapping[str, Array]) -> bool:
 
 
 def check_auto(inputs: tuple[TensorSpec, ...]) -> str:
-    """Tell why the model cannot follow requests, in words; empty if it can."""
+    """Return the reason why the model cannot have automatic shapes; empty if it can."""
     scalars = [tensor.name for tensor in inputs if not tensor.shape]
     if scalars:
-        return f"batch_size or shape auto is not for inputs without dimensions, such as {scalars[0]!r}"
+        return f"batch_size or shape auto: the input {scalars[0]!r} has no dimensions"
     return ""
 
 
-# ----------------------------------------------------------------------
-# One version of one OpenVINO model, without state, as a servable
-# ----------------------------------------------------------------------
+# Servable
 
 PLATFORM = "OpenVINO"
 
 
-class ModelServable:
-    """Validates requests, runs them, and names the outputs.
+class NetworkServable:
+    """Base of the servables that run one network."""
 
-    ``source`` gives networks of other shapes, for a model that follows its requests.
-    """
-
-    def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:
+    def __init__(self, spec: ModelSpec, version: int, network: Network) -> None:
         self.name = spec.name
         self.version = str(version)
         self._network: Network | None = network
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Device and compilation settings; empty after close."""
+        return {} if self._network is None else self._network.facts
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Measure the model's layers; see ``LayeredServable``."""
+        if self._network is None:
+            raise trio.ClosedResourceError
+        return await self._network.layer_times(seconds)
+
+
+class ModelServable(NetworkServable):
+    """Servable that validates and runs requests one by one; ``source`` reshapes the model to the requests."""
+
+    def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:
+        super().__init__(spec, version, network)
         self._source = source
         inputs = network.signature.inputs
         self._validate = Validator(inputs if source is None else relaxed(spec, inputs))
@@ -136,59 +144,43 @@ class ModelServable:
 
     @property
     def metadata(self) -> ServableMetadata:
-        """Inputs and outputs; of a model that follows its requests, those of the moment."""
+        """Inputs and outputs; current shapes if the model is reshaped to the requests."""
         if self._source is not None:
             return model_metadata(self.name, self._source.current.signature)
         return self._metadata
 
     @property
     def follows_requests(self) -> bool:
-        """Whether the model is reshaped to whatever a request brings."""
+        """Whether the model is reshaped to the requests."""
         return self._source is not None
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it was compiled to, for those who look; nothing once it is closed."""
-        return {} if self._network is None else self._network.facts
-
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with all outputs of the model, in the order of their names.
+        """Run one request; return all outputs of the model, sorted by name.
 
-        The caller owns the request, whose buffers must stay unchanged until this returns.
+        The buffers of the request must not change until this returns.
 
         Raises:
-            InvalidRequest: the request does not fit the inputs.
-            FailedPrecondition: a model that follows its requests cannot take the shape.
+            InvalidRequest: the request does not match the inputs.
+            FailedPrecondition: the model cannot be reshaped to the request.
             ModelFailure: OpenVINO failed on a valid request.
-
-        Cancellation: see :meth:`Network.infer`; requests of the pool are given back.
         """
         arrays = self._validate(request)
         network = self._network
         if self._source is not None:
-            network = await self._source.fitting(arrays)
+            network = await self._source.network_for(arrays)
         if network is None:
             raise trio.ClosedResourceError
         results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
-    async def layer_times(self, seconds: float) -> LayerTimes:
-        """Time the model's layers; see ``LayeredServable``."""
-        if self._network is None:
-            raise trio.ClosedResourceError
-        return await self._network.layer_times(seconds)
-
     async def aclose(self) -> None:
-        """Unload the model.  Called once, when no call is in flight.
-
-        Cancellation: never; it does not wait.
-        """
+        """Unload the model; called once, with no call in flight. Never waits."""
         self._network = self._source = None
 
 
 def model_metadata(name: str, signature: ModelSignature) -> ServableMetadata:
-    """Describe a model as its servables do."""
+    """Return the metadata of a model."""
     extra = dict(signature.extra)
     return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, extra, labels=signature.labels)
 
@@ -196,7 +188,7 @@ def model_metadata(name: str, signature: ModelSignature) -> ServableMetadata:
 def named_outputs(
     signature: ModelSignature, arrays: Sequence[Array], *, keeps_rows: bool = False
 ) -> list[Tensor | RawTensor]:
-    """Name the outputs of one inference, and give strings where the name asks for them, unless rows are to be kept."""
+    """Create the output tensors; convert byte matrices named ``..._string`` unless ``keeps_rows``."""
     outputs: list[Tensor | RawTensor] = []
     for spec, array in zip(signature.outputs, arrays, strict=True):
         tensor = Tensor(spec.name, spec.datatype, array)
@@ -204,28 +196,21 @@ def named_outputs(
     return outputs
 
 
-# ----------------------------------------------------------------------
-# One version of one OpenVINO model whose requests are joined: many callers, one inference
-# ----------------------------------------------------------------------
+# Batched servable
 
 _SHORT_STRING_BITS: Final = 10
-"""Strings whose length has no more bits share an inference with each other, longer ones with their like."""
+"""Strings up to 2**10 - 1 bytes share a batch; longer ones only with strings of similar length."""
 
 
-class _Joinable(NamedTuple):
-    """The inputs of one request, how many rows they have, and what observers see of the call."""
-
+class _BatchItem(NamedTuple):
     arrays: tuple[Array, ...]
     rows: int
     event: CallEvent | None = None
     arrived: float = 0.0
 
 
-class BatchedServable:
-    """Validates requests one by one, runs them together, and names each caller's rows of the outputs.
-
-    Batches run while :meth:`serve` does.
-    """
+class BatchedServable(NetworkServable):
+    """Servable that validates requests one by one and runs them in batches, while :meth:`serve` runs."""
 
     def __init__(
         self,
@@ -235,9 +220,7 @@ class BatchedServable:
         network: Network,
         hooks: BatchHooks = NULL_BATCH_HOOKS,
     ) -> None:
-        self.name = spec.name
-        self.version = str(version)
-        self._network: Network | None = network
+        super().__init__(spec, version, network)
         self._signature = network.signature
         self._validate = Validator(network.signature.inputs)
         known = model_metadata(spec.name, network.signature)
@@ -246,86 +229,64 @@ class BatchedServable:
         options = BatchOptions(
             batching.max_batch_size, batching.batch_timeout_ms / 1000, batching.max_queue_size, batching.eager
         )
-        # A batch that had to wait for the pool could not grow any more, so no more run than there is room for.
-        self._batcher: Batcher[_Joinable, list[Array]] = Batcher(
+        # No more batches than the pool can run: a batch that waits for the pool could not grow.
+        self._batcher: Batcher[_BatchItem, list[Array]] = Batcher(
             self._run, options, concurrency=network.side_by_side, retry_singly=True, hooks=hooks
         )
 
     @property
     def running(self) -> int:
-        """How many batches run."""
+        """Number of running batches."""
         return self._batcher.running
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the batches until the servable is closed.
-
-        Cancellation: see :meth:`Batcher.serve`.
-        """
+        """Run the batches until the servable is closed."""
         await self._batcher.serve(task_status=task_status)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it was compiled to, for those who look; nothing once it is closed."""
-        return {} if self._network is None else self._network.facts
-
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with all outputs of the model, in the order of their names, whichever were asked for.
-
-        The caller owns the request, whose buffers must stay unchanged until this returns.
+        """Run one request in a batch; see :meth:`ModelServable.infer`.
 
         Raises:
-            InvalidRequest: the request does not fit the inputs.
-            Overloaded: too many requests wait for their batch.
-            ModelFailure: OpenVINO failed on this request.
-            NotReady: the server stops.
-            trio.ClosedResourceError: the servable has been closed.
+            Overloaded: the queue is full.
+            NotReady: the server is stopping.
+            trio.ClosedResourceError: the servable is closed.
 
-        Cancellation: while the request waits, which takes it away; while its batch runs, which drops its rows.
+        Cancellation: removes a queued request, or drops its rows of a running batch.
         """
         arrays = tuple(self._validate(request).values())
         counts = {array.shape[axis] for array, axis in zip(arrays, self._axes, strict=True)}
         rows = max(counts)
-        # Inputs of different numbers of rows are for the model to judge, with nobody else's beside them.
+        # Inputs with different numbers of rows are not batched; the model validates them.
         key: Hashable = self._key(arrays) if len(counts) == 1 else object()
         outputs = await self._batcher.submit(
-            _Joinable(arrays, rows, request.event, perf_counter()), key=key, size=max(rows, 1)
+            _BatchItem(arrays, rows, request.event, perf_counter()), key=key, size=max(rows, 1)
         )
         return InferResponse(
             self.name, self.version, named_outputs(self._signature, outputs, keeps_rows=request.keeps_rows), request.id
         )
 
-    async def layer_times(self, seconds: float) -> LayerTimes:
-        """Time the model's layers; see ``LayeredServable``."""
-        if self._network is None:
-            raise trio.ClosedResourceError
-        return await self._network.layer_times(seconds)
-
     async def aclose(self) -> None:
-        """Unload the model.  Called once, when no call is in flight.
-
-        Cancellation: while batches run whose callers have gone.
-        """
+        """Unload the model; called once, with no call in flight. Waits for batches of cancelled calls."""
         await self._batcher.aclose()
         self._network = None
 
     def _key(self, arrays: Sequence[Array]) -> Hashable:
-        """Tell requests apart that cannot be joined; their datatypes have been checked."""
         return tuple(
             (*array.shape[:axis], *array.shape[axis + 1 :], _length_class(array))
             for array, axis in zip(arrays, self._axes, strict=True)
         )
 
-    async def _run(self, requests: Sequence[_Joinable]) -> list[list[Array] | Exception]:
+    async def _run(self, requests: Sequence[_BatchItem]) -> list[list[Array] | Exception]:
         network = self._network
         if network is None:
             raise trio.ClosedResourceError
-        begun = perf_counter()
+        started = perf_counter()
         for request in requests:
             if request.event is not None:
-                request.event.queue_seconds += begun - request.arrived
+                request.event.queue_seconds += started - request.arrived
         if len(requests) == 1:
             return [await network.infer(requests[0].arrays, event=requests[0].event)]
-        # Nothing waits before the copy is made: the buffers of a caller that leaves are its own again.
+        # No checkpoint before the copy: a cancelled caller may reuse its buffers.
         columns = zip(*(request.arrays for request in requests), strict=True)
         joined = [np.concatenate(column, axis) for column, axis in zip(columns, self._axes, strict=True)]
         outputs = await network.infer([np.ascontiguousarray(array) for array in joined])
@@ -335,7 +296,7 @@ class BatchedServable:
 
 
 def _length_class(array: Array) -> int:
-    """Tell roughly how long the longest string is, as OpenVINO is given all of a batch at the length of the longest."""
+    """Return the size class of the longest string: OpenVINO pads all strings of a batch to the longest."""
     if array.dtype != BYTES.numpy:
         return 0
     longest = max(map(len, array.flat), default=0)
@@ -346,7 +307,7 @@ def _split(array: Array, tensor: TensorSpec, ends: Sequence[int]) -> list[Array]
     axis = tensor.batch_axis or 0
     if array.ndim <= axis or array.shape[axis] != ends[-1]:
         raise ModelFailure(
-            f"output {tensor.name!r} cannot be divided among the requests of a batch: expected {ends[-1]} rows, "
-            f"found the shape {list(array.shape)}"
+            f"output {tensor.name!r} cannot be split among the requests of a batch: expected {ends[-1]} rows, "
+            f"got shape {list(array.shape)}"
         )
     return [np.ascontiguousarray(part) for part in np.split(array, ends[:-1], axis)]

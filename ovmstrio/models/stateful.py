@@ -1,10 +1,10 @@
-"""One version of one OpenVINO model with state, as a servable: each sequence of requests has a state of its own."""
+"""Servable of a stateful OpenVINO model; each sequence of requests has its own state."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -16,7 +16,7 @@ from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
 from ovmstrio.inference.tensors import StateChange
 from ovmstrio.models.sequences.manager import EXISTS
 from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, Control, read_control
-from ovmstrio.models.servable import model_metadata, named_outputs
+from ovmstrio.models.servable import NetworkServable, model_metadata, named_outputs
 from ovmstrio.models.validation import Validator
 from ovmstrio.util.truncation import utf8
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.request import ServableMetadata
-    from ovmstrio.core.service import LayerTimes, SequenceInfo
+    from ovmstrio.core.service import SequenceInfo
     from ovmstrio.core.tensor import Array, RawTensor
     from ovmstrio.core.worker_peers import SequenceOwners
     from ovmstrio.inference.network import Network
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["StatefulServable"]
 
 
-class StatefulServable:
-    """Validates requests, runs each with the state of its sequence, and tells which sequence that is.
+class StatefulServable(NetworkServable):
+    """Servable that validates requests and runs each with the state of its sequence.
 
     Raises:
-        ConfigError: a tensor of the model has a name that requests need for their sequences.
+        ConfigError: an input or output has a reserved name of the sequence protocol.
     """
 
     def __init__(
@@ -51,37 +51,24 @@ class StatefulServable:
         owners: SequenceOwners | None = None,
     ) -> None:
         _check_names(spec, network.signature)
-        self.name = spec.name
-        self.version = str(version)
+        super().__init__(spec, version, network)
         self.metadata: ServableMetadata = replace(model_metadata(spec.name, network.signature), has_sequences=True)
-        self._network: Network | None = network
         self._validate = Validator(network.signature.inputs)
         self._variables = {variable.name: variable for variable in network.variables}
         self._managers = managers
         self._manager = managers.open(spec, version, network.variables)
         self._owners = owners
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it was compiled to, for those who look; nothing once it is closed."""
-        return {} if self._network is None else self._network.facts
-
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with all outputs of the model, in the order of their names, and ``sequence_id`` behind them.
+        """Run one request; return all outputs of the model, sorted by name, and ``sequence_id``.
 
-        Requests of one sequence run one after the other in the order of their arrival, those of different sequences
-        side by side.  A request that fails or is cancelled leaves no trace in its sequence.  The caller owns the
-        request, whose buffers must stay unchanged until this returns.
+        Requests of one sequence run in order of arrival, different sequences concurrently. A failed or cancelled
+        request does not change its sequence. The buffers of the request must not change until this returns.
 
         Raises:
-            InvalidRequest: the request does not fit the inputs, or does not say which sequence it is for.
-            SequenceMissing: its sequence is not alive.
-            SequenceExists: it starts a sequence that is alive.
-            SequenceEnding: it starts a sequence whose last request is not done yet.
-            TooManySequences: it starts one more sequence than the model may have.
+            InvalidRequest: the request does not match the inputs, or names no sequence.
             ModelFailure: OpenVINO failed on a valid request.
-
-        Cancellation: while waiting for the turn in the sequence; otherwise see :meth:`Network.infer`.
+            ServerError: see :meth:`SequenceManager.admit`.
         """
         control, plain = read_control(request)
         arrays = self._validate(plain)
@@ -91,7 +78,6 @@ class StatefulServable:
     async def _answer(
         self, control: Control, arrays: Mapping[str, Array], request: InferRequest
     ) -> list[Tensor | RawTensor]:
-        """Give the outputs of a request, from whichever process has its sequence, or will."""
         by_default = not request.model_version.strip("0")
         owners, identity = self._owners, control.id
         if owners is None:
@@ -107,19 +93,13 @@ class StatefulServable:
                 return await owners.run_step(owner, ForwardedStep(self.name, *asked, arrays, request.most_bytes))
 
     async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
-        """Give the outputs of a request of a sequence that is here, which came to another process; as :meth:`infer`.
-
-        Raises:
-            ServerError: as there.
-
-        Cancellation: as there.
-        """
+        """Run a request forwarded by another worker; see :meth:`infer`."""
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
         control = Control(step.id, step.start, step.end)
         try:
             return await self._run(control, step.arrays, request, by_default=not step.version)
         except SequenceElsewhere:
-            # It ended here while the request was on its way, and somebody else has been faster to begin the next one.
+            # The sequence ended during forwarding, and another worker has started a new one.
             raise SequenceExists(EXISTS) from None
 
     async def _run(
@@ -137,22 +117,13 @@ class StatefulServable:
         return outputs
 
     def sequences(self) -> list[SequenceInfo]:
-        """List the live sequences, by id, texts behind numbers."""
+        """Return the live sequences by id, numbers before texts."""
         return sorted(
             (sequence.info for sequence in self._manager), key=lambda info: (isinstance(info.id, str), info.id)
         )
 
-    async def layer_times(self, seconds: float) -> LayerTimes:
-        """Time the model's layers; see ``LayeredServable``."""
-        if self._network is None:
-            raise trio.ClosedResourceError
-        return await self._network.layer_times(seconds)
-
     async def aclose(self) -> None:
-        """Unload the model.  Called once, when no call is in flight.
-
-        Cancellation: never; it does not wait.
-        """
+        """Unload the model; called once, with no call in flight. Never waits."""
         self._network = None
         self._managers.close(self._manager)
 
@@ -166,7 +137,7 @@ def _id_tensor(identity: int | str) -> Tensor:
 def _check_names(spec: ModelSpec, signature: ModelSignature) -> None:
     problems = [
         Problem(
-            f"the {kind} {tensor.name!r} has a name that requests need for their sequences",
+            f"the {kind} {tensor.name!r} has a reserved name of the sequence protocol",
             file=spec.origin,
             path="stateful",
             suggestion="rename it in mapping_config.json",

@@ -1,7 +1,4 @@
-"""Turn values that came one by one into an array, refusing what the element type cannot hold.
-
-OVMS narrows integers silently; here a value out of range is refused, because the model would see another number.
-"""
+"""Conversion of listed values to arrays; values out of range are rejected, while OVMS truncates integers silently."""
 
 from __future__ import annotations
 
@@ -29,10 +26,6 @@ __all__ = [
     "to_array",
 ]
 
-# ----------------------------------------------------------------------
-# Turn values that came one by one into an array, refusing what the element type cannot hold
-# ----------------------------------------------------------------------
-
 _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset({bool}),
     "i": frozenset({int}),
@@ -40,10 +33,10 @@ _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "f": frozenset({int, float}),
 }
 MAX_FILLED_BYTES: Final = 2**26
-"""The largest array that fewer values than elements may stand for: a small message must not ask for a large one."""
+"""Largest array filled from fewer values, so that a small message cannot allocate a large array."""
 
-_MOST_LISTED: Final = 1024
-"""Elements up to which the standard library's arrays take less time than numpy's, which have more to look at first."""
+_MAX_LISTED: Final = 1024
+"""Up to this number of elements, ``array.array`` is faster than numpy."""
 _CODES: Final = {
     "INT8": "b",
     "INT16": "h",
@@ -61,20 +54,20 @@ _ARRAY_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def count_values(contents: Contents | None, spec: TensorSpec) -> int:
-    """Count the values in the one field that may carry this element type; values elsewhere count as none."""
+    """Return the number of values in the field of the element type; 0 if the values are in another field."""
     if contents is None or contents.field != spec.datatype.contents_field:
         return 0
     return len(contents.values)
 
 
 def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Contents | None], Array | None]:
-    """Make what gives the numbers of an input of one shape that come as a list of Python's, as an array.
+    """Return a fast converter from Python lists to arrays of one shape.
 
-    It gives None where they are no such list, too many, or not right, for :func:`to_array` to judge.
+    The converter returns None for other or invalid values, which :func:`to_array` handles.
     """
     code, count = _CODES.get(spec.datatype.name), prod(shape)
-    if code is None or not 0 < count <= _MOST_LISTED:
-        return _no_numbers
+    if code is None or not 0 < count <= _MAX_LISTED:
+        return lambda _: None
     dtype, field = spec.datatype.numpy, spec.datatype.contents_field
     allowed = _PYTHON_TYPES[dtype.kind]
 
@@ -94,18 +87,14 @@ def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Conten
     return numbers
 
 
-def _no_numbers(_: Contents | None) -> None:
-    return None
-
-
 def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec: TensorSpec) -> Array:
-    """Make an array of ``shape``, which has ``count`` elements.
+    """Convert values to an array of ``shape`` with ``count`` elements.
 
     Raises:
-        InvalidRequest: there are more or fewer values, values of another kind, or values out of range.
+        InvalidRequest: the number, type or range of the values is wrong.
     """
     actual = count_values(contents, spec)
-    if actual != count and not _may_fill(contents, actual, count, spec):
+    if actual != count and not _can_fill(contents, actual, count, spec):
         fixed = "Invalid number of values in tensor proto container"
         raise mismatch(fixed, f"{count} values", f"{actual} values", spec)
     if contents is None or not count:
@@ -114,7 +103,7 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
     try:
         return _filled(_elements(values, spec), count).reshape(shape)
     except (OverflowError, ValueError) as error:
-        raise _wrong_values(spec, str(error)) from None
+        raise _invalid_values(spec, str(error)) from None
 
 
 def _elements(values: Sequence[Any] | Array, spec: TensorSpec) -> Array:
@@ -131,14 +120,13 @@ def _elements(values: Sequence[Any] | Array, spec: TensorSpec) -> Array:
         return np.asarray(values, dtype)
 
 
-def _may_fill(contents: Contents | None, actual: int, count: int, spec: TensorSpec) -> bool:
+def _can_fill(contents: Contents | None, actual: int, count: int, spec: TensorSpec) -> bool:
     if contents is None or not contents.repeat_last:
         return False
     return 0 < actual < count and count * spec.datatype.itemsize <= MAX_FILLED_BYTES
 
 
 def _filled(array: Array, count: int) -> Array:
-    """Repeat the last element until there are ``count``."""
     if array.size == count:
         return array
     filled = np.full(count, array[-1])
@@ -146,19 +134,19 @@ def _filled(array: Array, count: int) -> Array:
     return filled
 
 
-def _wrong_values(spec: TensorSpec, detail: str) -> Exception:
+def _invalid_values(spec: TensorSpec, detail: str) -> Exception:
     return refused("Invalid values in tensor proto container", f"{detail}; input name: {spec.name}")
 
 
 def _check_kind(values: Sequence[Any] | Array, kind: str, spec: TensorSpec) -> None:
     if isinstance(values, np.ndarray):
         if values.dtype.kind not in _ARRAY_KINDS[kind] or values.ndim != 1:
-            raise _wrong_values(spec, f"Expected: {spec.datatype.name}; Actual: {values.dtype}")
+            raise _invalid_values(spec, f"Expected: {spec.datatype.name}; Actual: {values.dtype}")
         return
-    strangers = set(map(type, values)) - _PYTHON_TYPES[kind]
-    if strangers:
-        names = ", ".join(sorted(stranger.__name__ for stranger in strangers))
-        raise _wrong_values(spec, f"Expected: {spec.datatype.name}; Actual: {names}")
+    unexpected = set(map(type, values)) - _PYTHON_TYPES[kind]
+    if unexpected:
+        names = ", ".join(sorted(each.__name__ for each in unexpected))
+        raise _invalid_values(spec, f"Expected: {spec.datatype.name}; Actual: {names}")
 
 
 def _check_range(values: Sequence[Any] | Array, spec: TensorSpec) -> None:
@@ -169,18 +157,16 @@ def _check_range(values: Sequence[Any] | Array, spec: TensorSpec) -> None:
         low, high = min(values), max(values)
     if low < limits.min or high > limits.max:
         outside = low if low < limits.min else high
-        raise _wrong_values(spec, f"{outside} is out of range of {spec.datatype.name} [{limits.min}, {limits.max}]")
+        raise _invalid_values(spec, f"{outside} is out of range of {spec.datatype.name} [{limits.min}, {limits.max}]")
 
 
-# ----------------------------------------------------------------------
-# BYTES elements: their framing in raw buffers, and the two ways in which models take and give strings
-# ----------------------------------------------------------------------
+# BYTES
 
 MAX_ELEMENTS: Final = 2**25
-"""The most strings in one tensor; 33.5 million, as in OVMS."""
+"""Maximum number of strings in one tensor, as in OVMS."""
 
 MAX_BYTES: Final = 2**30
-"""The most bytes that the strings of one tensor may take as rows of the longest one's length."""
+"""Maximum size of the strings of one tensor, as rows of equal length."""
 
 _LENGTH: Final = struct.Struct("<I")
 _STRING_OUTPUT_SUFFIX: Final = "_string"
@@ -188,20 +174,20 @@ _MATRIX_RANK: Final = 2
 
 
 def elements_of(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list[bytes]:
-    """Take the elements out of wherever the request has them.
+    """Return the BYTES elements of a request.
 
     Raises:
-        InvalidRequest: the framing of a raw buffer is broken, or an element is no string.
+        InvalidRequest: the framing of a raw buffer is invalid, or an element is not a string.
     """
     if raw is not None:
-        return _unframe(raw, spec)
+        return _split_elements(raw, spec)
     contents = given.contents
     if contents is None or contents.field != BYTES.contents_field:
         return []
-    return [_encoded(value, contents, spec) for value in contents.values]
+    return [_to_bytes(value, contents, spec) for value in contents.values]
 
 
-def _encoded(value: object, contents: Contents, spec: TensorSpec) -> bytes:
+def _to_bytes(value: object, contents: Contents, spec: TensorSpec) -> bytes:
     if isinstance(value, str):
         return utf8(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -210,18 +196,18 @@ def _encoded(value: object, contents: Contents, spec: TensorSpec) -> bytes:
     raise refused("Invalid values in tensor proto container", detail)
 
 
-def _unframe(raw: Buffer, spec: TensorSpec) -> list[bytes]:
+def _split_elements(raw: Buffer, spec: TensorSpec) -> list[bytes]:
     view = memoryview(raw)
     end, position = view.nbytes, 0
     elements: list[bytes] = []
     while position < end:
         start = position + _LENGTH.size
         if start > end:
-            raise _bad_framing(spec, f"{end - position} bytes are left where a length of 4 bytes must stand")
+            raise _bad_framing(spec, f"{end - position} bytes left, expected a 4-byte length")
         (length,) = _LENGTH.unpack_from(view, position)
         position = start + length
         if position > end:
-            raise _bad_framing(spec, f"an element of {length} bytes is announced and {end - start} are left")
+            raise _bad_framing(spec, f"an element has {length} bytes, {end - start} bytes left")
         elements.append(bytes(view[start:position]))
     return elements
 
@@ -229,22 +215,22 @@ def _unframe(raw: Buffer, spec: TensorSpec) -> list[bytes]:
 def _bad_framing(spec: TensorSpec, detail: str) -> Exception:
     fixed = "Inputs inside buffer do not match the expected format"
     return refused(
-        fixed, f"BYTES elements are each behind a little-endian uint32 length; {detail}; input name: {spec.name}"
+        fixed, f"each BYTES element follows a little-endian uint32 length; {detail}; input name: {spec.name}"
     )
 
 
 def _check_size(elements: Sequence[bytes], width: int, spec: TensorSpec) -> None:
     if len(elements) * width > MAX_BYTES:
         fixed = "String max size exceeded"
-        detail = f"{len(elements)} strings, of which the longest has {width} bytes"
+        detail = f"{len(elements)} strings of up to {width} bytes"
         raise mismatch(fixed, f"at most {MAX_BYTES} bytes", detail, spec)
 
 
 def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: TensorSpec) -> Array:
-    """Make an object array of the request's shape, which has been checked and has ``count`` elements.
+    """Convert BYTES elements to an object array of the request's validated shape with ``count`` elements.
 
     Raises:
-        InvalidRequest: too many or too large strings, broken framing, or another number of them than the shape has.
+        InvalidRequest: the strings are too many or too large, their framing is invalid, or their number is wrong.
     """
     if count > MAX_ELEMENTS:
         raise mismatch("String max size exceeded", f"at most {MAX_ELEMENTS} strings", count, spec)
@@ -258,15 +244,15 @@ def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: Tens
 
 
 def is_string_matrix(spec: TensorSpec) -> bool:
-    """Tell whether an endpoint can take strings as rows of bytes."""
+    """Return whether an input can take strings as rows of bytes."""
     return spec.datatype.name == "UINT8" and len(spec.shape) == _MATRIX_RANK
 
 
 def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
-    """Make a ``UINT8`` matrix of the strings, each padded with zeros to one more than the longest.
+    """Convert strings to a ``UINT8`` matrix, padded with zeros to one more than the longest.
 
     Raises:
-        InvalidRequest: the shape, the number or the lengths of the strings do not fit the input.
+        InvalidRequest: the shape, number or lengths of the strings do not match the input.
     """
     if len(given.shape) != 1:
         raise mismatch("Invalid number of shape dimensions", "(-1)", show_shape(given.shape), spec)
@@ -287,7 +273,7 @@ def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Ar
 
 
 def strings_of_rows(output: Tensor) -> Tensor:
-    """Give an output called ``..._string`` that is a matrix of bytes as strings, each cut at its first NUL."""
+    """Convert a byte matrix named ``..._string`` to strings, cut at the first NUL."""
     array = output.array
     if output.datatype is not BY_NAME["UINT8"] or array.ndim != _MATRIX_RANK:
         return output

@@ -1,9 +1,8 @@
-"""Check a request against a servable's inputs and turn it into arrays; one place for every protocol.
+"""Validation of requests against a servable's inputs, and conversion to arrays, for all protocols.
 
-The checks, their order and the fixed part of their texts are OVMS's (KServe validation), because clients match on
-them.  Differences are improvements: ``INT64`` and ``UINT64`` have their whole range, narrow integers are refused when
-out of range instead of being cut, what does not decode as an image is the caller's fault, and all inputs that do not
-fit are named behind the first one.
+The checks, their order and the fixed part of their texts are OVMS's (KServe validation), because clients match on them.
+Differences: ``INT64`` and ``UINT64`` have their full range, out-of-range integers are rejected instead of truncated,
+undecodable images are the client's fault, and all invalid inputs are listed after the first.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from ovmstrio.models.tensor_contents import is_string_matrix, listed_numbers, na
 
 __all__ = ["InputValidator", "Validator", "check_style"]
 
-_COUNTS: Final = "raw_input_contents must hold one buffer an input. Expected: {expected}; Actual: {actual}"
+_COUNTS: Final = "raw_input_contents must contain one buffer per input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
 
 
 class InputValidator:
-    """Checks one input, about which everything that can be known beforehand is."""
+    """Validator of one input with precomputed checks."""
 
     __slots__ = ("_datatype", "_dtype", "_exact_shape", "_last_bytes", "_last_shape", "_listed", "spec")
 
@@ -44,30 +43,26 @@ class InputValidator:
         self._listed = listed_numbers(spec, least)
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
-        """Check one input and give its array.
-
-        Raises:
-            InvalidRequest: it does not fit.
-        """
+        """Validate one input and return its array; raise InvalidRequest if the input is invalid."""
         shape = given.shape
         if given.datatype == self._datatype:
             if raw is not None:
-                # Of open shapes the last one is tried first: it has been checked.
+                # Fast path for the last valid shape.
                 if shape == self._last_shape and len(raw) == self._last_bytes:
                     return wrapped(raw, shape, self._dtype)
             elif shape == self._exact_shape:
                 array = self._listed(given.contents)
                 if array is not None:
                     return array
-        return self._careful(given, raw)
+        return self._validate(given, raw)
 
-    def _careful(self, given: InferInput, raw: Buffer | None) -> Array:
+    def _validate(self, given: InferInput, raw: Buffer | None) -> Array:
         shape = given.shape
         spec = self.spec
         if any(size < 0 for size in shape):
             raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
         if given.datatype == BYTES.name:
-            return self._bytes(given, raw)
+            return self._validate_bytes(given, raw)
         if given.datatype != self._datatype:
             raise mismatch("Invalid input precision", self._datatype, given.datatype, spec)
         self._check_shape(shape)
@@ -83,7 +78,7 @@ class InputValidator:
         self._last_shape, self._last_bytes = shape, expected
         return wrapped(raw, shape, self._dtype)
 
-    def _bytes(self, given: InferInput, raw: Buffer | None) -> Array:
+    def _validate_bytes(self, given: InferInput, raw: Buffer | None) -> Array:
         spec = self.spec
         if spec.datatype is BYTES:
             self._check_rank(given.shape)
@@ -113,7 +108,7 @@ class InputValidator:
 
 
 class Validator:
-    """Checks requests against one set of inputs, about which everything that can be known beforehand is."""
+    """Validator of requests for one set of inputs."""
 
     __slots__ = ("_inputs",)
 
@@ -121,26 +116,23 @@ class Validator:
         self._inputs = [InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
 
     def __call__(self, request: InferRequest) -> dict[str, Array]:
-        """Give the arrays of a request by name, in the order of names.
+        """Validate a request; return its arrays by name, sorted by name.
 
-        Arrays are read-only views of the request's raw buffers where these are aligned.
+        Arrays are read-only views of aligned raw buffers of the request.
 
         Raises:
-            InvalidRequest: the request does not fit; the text is of the first thing wrong, the rest follows it.
+            InvalidRequest: with OVMS's text of the first problem, followed by the other problems.
         """
         inputs, raws = request.inputs, request.raw_inputs
         if len(inputs) != len(self._inputs):
             number = refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
-            # What is sent with as many buffers as inputs can be looked at, so that all is told at once.
+            # Report the other problems too, if each input has its buffer.
             others = self._check(inputs, raws)[1] if len(raws) in {0, len(inputs)} else []
             raise Gathered([number, *others]).error()
         if raws:
             check_style(inputs, raws)
         if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
             return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
-        return self._by_name(inputs, raws)
-
-    def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
         arrays, errors = self._check(inputs, raws)
         if errors:
             raise Gathered(errors).error()
@@ -149,7 +141,6 @@ class Validator:
     def _check(
         self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]
     ) -> tuple[dict[str, Array], list[InvalidRequest]]:
-        """Give the arrays that can be made, by name, and everything that is wrong."""
         positions = {given.name: position for position, given in reversed(list(enumerate(inputs)))}
         arrays: dict[str, Array] = {}
         errors: list[InvalidRequest] = []
@@ -176,10 +167,10 @@ def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
 
 
 def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:
-    """Check that a request with raw buffers has a place for each input, and no values besides a buffer.
+    """Check that each input has either a raw buffer or values.
 
     Raises:
-        InvalidRequest: it has not.
+        InvalidRequest: the counts differ, or an input has both.
     """
     if len(raws) != len(inputs):
         raise refused(BOTH_STYLES, counts.format(expected=len(inputs), actual=len(raws)))

@@ -1,11 +1,11 @@
-"""The Dockerfile of a project, with this server in it.
+"""Dockerfile of a handler project and the server.
 
 ::
 
     system or CUDA ─> tools ─> Python ─> server ─> shell script ─> conda packages ─> pip packages ─> project
 
-What the file says to install is there only if it exists when the Dockerfile is made.  The project's files come last,
-so that a change of its code installs nothing again, unless something that installs may need them.
+Only existing dependency files are copied. Project files come last, so that a change of code does not repeat the
+installation, unless an installation step may need project files.
 """
 
 from __future__ import annotations
@@ -22,31 +22,28 @@ from ovmstrio.util.regular_files import read_regular_text
 __all__ = ["LOCAL_SERVER", "make_dockerfile"]
 
 LOCAL_SERVER: Final = "ovmstrio"
-"""The name of the build context that has the server's sources, where they are wanted."""
+"""Name of the build context with the server's sources, for ``use_local_cortex_libs``."""
 
 _SYSTEM: Final = "22.04"
 _OLDEST_SYSTEM: Final = "18.04"
 _PROJECT: Final = "/src/project"
 _SOURCES: Final = "/src/ovmstrio"
 _READINESS: Final = "/run/workspace"
-"""Where the file is that says that the server is ready, if there is such a folder."""
+"""Folder of Nucleus's readiness file; the server writes the file if the folder exists."""
 _TOOLS: Final = ("build-essential", "ca-certificates", "curl", "git")
 _GPU_DRIVER: Final = "intel-opencl-icd"
 _CONDA: Final = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-$(uname -m).sh"
 _S3: Final = ("s3://", "s3a://")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OTHER_FILES: Final = re.compile(r"^\s*(\.|/|file:|-e\b|-r\b|-c\b|--editable|--requirement|--constraint)", re.MULTILINE)
-"""A requirement that needs further files of the project."""
+"""Matches requirements that refer to other files of the project."""
 
 
 def make_dockerfile(project: ProjectSpec, context: Path, version: str, wheel: str = "") -> str:
-    """Write the Dockerfile.
+    """Return the Dockerfile.
 
-    Args:
-        project: what is served.
-        context: the directory that the image is built from; the project lies in it.
-        version: of the server.
-        wheel: the file in ``context`` that the server is installed from; from an index if empty.
+    ``context`` is the build context folder that contains the project. The server of ``version`` is installed from
+    ``wheel`` in ``context``, or from the package index if empty.
     """
     install = _install_server(project, version, wheel)
     return "\n".join([*_base(project), *_server(project, wheel, install), *_project(project, context, install), ""])
@@ -106,13 +103,13 @@ def _is_on_s3(project: ProjectSpec) -> bool:
 
 def _project(project: ProjectSpec, context: Path, install: str) -> list[str]:
     source = project.directory.relative_to(context)
-    files = _installing_files(project)
-    whole = _copy(f"{source}/", f"{_PROJECT}/")
-    if _needs_project(project, files):
-        copied, last = [whole], []
+    files = _dependency_files(project)
+    everything = _copy(f"{source}/", f"{_PROJECT}/")
+    if _requires_project_files(project, files):
+        copied, last = [everything], []
     else:
         copied = [_copy(str(source / name), f"{_PROJECT}/{name}") for name in files]
-        last = [whole]
+        last = [everything]
     return [
         f"WORKDIR {_PROJECT}",
         *copied,
@@ -123,44 +120,43 @@ def _project(project: ProjectSpec, context: Path, install: str) -> list[str]:
     ]
 
 
-def _installing_files(project: ProjectSpec) -> list[str]:
-    """Name the files that exist of those that have a part in installing."""
-    wanted = project.image.dependencies
-    names = (".env", wanted.shell, wanted.conda, wanted.pip)
+def _dependency_files(project: ProjectSpec) -> list[str]:
+    dependencies = project.image.dependencies
+    names = (".env", dependencies.shell, dependencies.conda, dependencies.pip)
     return [name for name in names if (project.directory / name).is_file()]
 
 
-def _needs_project(project: ProjectSpec, files: list[str]) -> bool:
-    wanted = project.image.dependencies
-    if wanted.shell in files:
-        return True
-    return wanted.pip in files and bool(_OTHER_FILES.search(read_regular_text(project.directory / wanted.pip)))
+def _requires_project_files(project: ProjectSpec, files: list[str]) -> bool:
+    dependencies = project.image.dependencies
+    if dependencies.shell in files or dependencies.pip not in files:
+        return dependencies.shell in files
+    return bool(_OTHER_FILES.search(read_regular_text(project.directory / dependencies.pip)))
 
 
 def _install(project: ProjectSpec, files: list[str], server: str) -> list[str]:
-    wanted = project.image.dependencies
+    dependencies = project.image.dependencies
     commands = {
-        wanted.shell: f"bash -e {_quoted(wanted.shell)}",
-        wanted.conda: f"conda install -y -n env --file {_quoted(wanted.conda)}",
-        wanted.pip: f"pip install --no-cache-dir -r {_quoted(wanted.pip)}",
+        dependencies.shell: f"bash -e {_quoted(dependencies.shell)}",
+        dependencies.conda: f"conda install -y -n env --file {_quoted(dependencies.conda)}",
+        dependencies.pip: f"pip install --no-cache-dir -r {_quoted(dependencies.pip)}",
     }
     steps = [command for name, command in commands.items() if name in files] + _tensorflow(project)
     if not steps:
         return []
     exports = [f"export {name}={_quoted(value)}" for name, value in project.env.items() if _NAME.fullmatch(name)]
     sourced = ["set -a", "source ./.env", "set +a"] if ".env" in files else []
-    # What the project installs may have changed what the server needs.
+    # Again: the project's packages may have replaced dependencies of the server.
     lines = ["set -e", *exports, *sourced, *steps, server]
     return ["RUN " + "; \\\n    ".join(lines)]
 
 
 def _tensorflow(project: ProjectSpec) -> list[str]:
-    """Install TensorFlow for a handler that imports it, if the file says which and the project brings none."""
-    wanted = tensorflow_for(project.image.tfs_version) if "tfs_version" in project.image.keys else None
-    if wanted is None:
+    """Install TensorFlow if the project specifies a version and the requirements did not install it."""
+    version = tensorflow_for(project.image.tfs_version) if "tfs_version" in project.image.keys else None
+    if version is None:
         return []
     is_there = "python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"tensorflow\"))'"
-    return [f"{is_there} || pip install --no-cache-dir tensorflow-cpu=={wanted}"]
+    return [f"{is_there} || pip install --no-cache-dir tensorflow-cpu=={version}"]
 
 
 def _copy(source: str, target: str) -> str:
@@ -168,7 +164,7 @@ def _copy(source: str, target: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text for bash in a Dockerfile: on one line, and with nothing that begins a here-document."""
+    """Quote a text for bash in a Dockerfile: on one line, without a here-document marker."""
     if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
         return text
     safe = (c if c.isprintable() and c not in "\\'<" else _escape(c) for c in text)

@@ -1,14 +1,14 @@
-r"""``.env``: assignments of a shell, read without running one.
+r"""Parser for ``.env`` files: shell assignments, without a shell.
 
 ::
 
     # a comment
     export NAME=value          # another
-    GREETING="hello $NAME"     # expanded; also ${NAME} and ${NAME:-otherwise}
+    GREETING="hello $NAME"     # expanded; also ${NAME} and ${NAME:-default}
     LITERAL='as it is: $NAME'
     SPACED=a\ b
 
-What only a shell can do (``$(commands)``, ``if``) is told as a problem instead of being passed over.
+Other shell syntax (``$(commands)``, ``if``) is reported as a problem.
 """
 
 from __future__ import annotations
@@ -33,20 +33,14 @@ _HOME: Final = re.compile(r"~(?=[/\s;]|$)")
 _EXPORT_ONLY: Final = re.compile(r"export(?:[ \t]+[A-Za-z_][A-Za-z0-9_]*)+[ \t]*(?=[\n;#]|$)")
 
 
-class _CannotRead(ValueError):
-    """A line is no assignment, or says something that only a shell understands."""
+class _ParseError(ValueError):
+    pass
 
 
 def parse_dotenv(text: str, environment: Mapping[str, str], file: str) -> tuple[dict[str, str], list[Problem]]:
-    """Read the assignments of a text.
+    """Parse assignments; return the variables, and one problem for each unreadable line.
 
-    Args:
-        text: what the file holds.
-        environment: what ``$NAME`` may refer to besides the names that are assigned before it.
-        file: what problems call it.
-
-    Returns:
-        The variables; the problems, one a line that cannot be read.
+    ``$NAME`` refers to earlier assignments and ``environment``. ``file`` is the name of the file in problems.
     """
     reader = _DotenvReader(text.replace("\r\n", "\n").replace("\0", ""), dict(environment))
     problems: list[Problem] = []
@@ -54,7 +48,7 @@ def parse_dotenv(text: str, environment: Mapping[str, str], file: str) -> tuple[
         line = reader.line()
         try:
             reader.assignment()
-        except _CannotRead as error:
+        except _ParseError as error:
             found, expected = shown(reader.rest_of(line)), "NAME=value"
             problems.append(Problem(str(error), file, line, expected=expected, found=found))
             reader.skip_line()
@@ -93,7 +87,7 @@ class _DotenvReader:
             return
         start = self._take(_START)
         if start is None:
-            raise _CannotRead("this is no assignment")
+            raise _ParseError("not an assignment")
         value = self._value()
         self.variables[start[1]] = self._known[start[1]] = value
 
@@ -109,25 +103,25 @@ class _DotenvReader:
 
     def _special(self, character: str) -> str:
         if character == "'":
-            return self._up_to_quote()
+            return self._single_quoted()
         if character == '"':
-            return self._quoted()
+            return self._double_quoted()
         if character == "\\":
             return self._escaped()
         if character == "$":
             return self._expanded()
-        if character == "#":  # within a word it is no comment
+        if character == "#":  # no comment within a word
             return character
-        raise _CannotRead(f"the character {character} has a meaning of the shell's, which is not served: quote it")
+        raise _ParseError(f"the shell syntax {character} is not supported: quote it")
 
-    def _up_to_quote(self) -> str:
+    def _single_quoted(self) -> str:
         end = self._text.find("'", self._position)
         if end < 0:
-            raise _CannotRead("the quote ' is not closed")
+            raise _ParseError("unterminated quote '")
         text, self._position = self._text[self._position : end], end + 1
         return text
 
-    def _quoted(self) -> str:
+    def _double_quoted(self) -> str:
         parts: list[str] = []
         while True:
             if plain := self._take(_IN_QUOTES):
@@ -137,14 +131,14 @@ class _DotenvReader:
             if character == '"':
                 return "".join(parts)
             if not character:
-                raise _CannotRead('the quote " is not closed')
-            parts.append(self._in_quotes(character))
+                raise _ParseError('unterminated quote "')
+            parts.append(self._double_quoted_special(character))
 
-    def _in_quotes(self, character: str) -> str:
+    def _double_quoted_special(self, character: str) -> str:
         if character == "$":
             return self._expanded()
         if character == "`":
-            raise _CannotRead("commands are not run; write their result")
+            raise _ParseError("command substitution is not supported; write the result")
         following = self._escaped()
         return following if following in {'"', "\\", "$", "`", ""} else f"\\{following}"
 
@@ -155,7 +149,7 @@ class _DotenvReader:
 
     def _expanded(self) -> str:
         if self._text.startswith("(", self._position):
-            raise _CannotRead("commands are not run; write their result")
+            raise _ParseError("command substitution is not supported; write the result")
         if braced := self._take(_BRACED):
             name, operator, otherwise = braced.groups()
             value = self._known.get(name)
@@ -163,7 +157,7 @@ class _DotenvReader:
         if named := self._take(_NAME):
             return self._known.get(named[0], "")
         if self._text.startswith(("{", "'", '"'), self._position):
-            raise _CannotRead("this expansion is the shell's, and is not served; write its result")
+            raise _ParseError("this expansion is not supported; write the result")
         return "$"
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:

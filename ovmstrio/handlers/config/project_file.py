@@ -1,4 +1,4 @@
-"""``nucleus.yaml``: one reader for serving, checking and packing, which tells everything that is wrong at once."""
+"""Parser and validator of ``nucleus.yaml``, for serving, checks and container images; reports all problems together."""
 
 from __future__ import annotations
 
@@ -46,10 +46,6 @@ __all__ = [
     "tensorflow_for",
 ]
 
-# ----------------------------------------------------------------------
-# The section ``models``, which Python projects call ``multi_model_reloading``: where models lie, and how many stay
-# ----------------------------------------------------------------------
-
 _ALTERNATIVES: Final = ("path", "paths", "dir")
 _MODEL_KEYS: Final[Rules] = {
     "path": written,
@@ -70,9 +66,9 @@ _WHERE: Final = "a folder, or a URL such as s3://bucket/folder"
 
 
 def find_models_section(top: Section, project_type: str | None) -> str | None:
-    """Tell under which key a project has its models; gives None if it has none, or they cannot be used.
+    """Return the key of the models section; None if it is missing or wrong for the type.
 
-    ``models`` is the key of the TensorFlow type, and another way to write ``multi_model_reloading`` for Python.
+    The key is ``models`` for TensorFlow, and ``multi_model_reloading`` or its deprecated alias ``models`` for Python.
     """
     given = [key for key in _OF_TYPE.values() if key in top.members]
     if project_type is None:
@@ -82,9 +78,9 @@ def find_models_section(top: Section, project_type: str | None) -> str | None:
         if "multi_model_reloading" in given:
             top.refuse("multi_model_reloading", "the key is for the type python", suggestion="write 'models'")
         elif not given:
-            top.refuse("models", "the type tensorflow needs the key 'models'", suggestion="say where its models are")
+            top.refuse("models", "the type tensorflow needs the key 'models'", suggestion="add it")
     elif len(given) > 1:
-        top.refuse("models", "for the type python this is the same as 'multi_model_reloading', which is there too")
+        top.refuse("models", "duplicate of 'multi_model_reloading' for the type python")
     elif "models" in given:
         message = "for the type python this key is deprecated"
         top.warn("models", message, f"write {proper!r}")
@@ -93,14 +89,7 @@ def find_models_section(top: Section, project_type: str | None) -> str | None:
 
 
 def read_models(top: Section, key: str, directory: Path, project_type: str | None) -> ModelsSpec | None:
-    """Read the section ``key``; gives None if something is wrong with it, which is noted.
-
-    Args:
-        top: what has the section.
-        key: its name.
-        directory: where relative paths lead on from.
-        project_type: of the project, as far as it is known.
-    """
+    """Read the models section ``key``, with paths relative to ``directory``; return None after a problem."""
     section = top.section(key)
     if section is None:
         return None
@@ -118,9 +107,9 @@ def read_models(top: Section, key: str, directory: Path, project_type: str | Non
         fields["entries"] = _entries(section, directory, project_type, fields.get("signature_key"))
     if len(given) != 1:
         found = f"found {' and '.join(map(repr, given))}" if given else "found none"
-        top.refuse(key, f"one of 'path', 'paths' and 'dir' must be given, {found}")
+        top.refuse(key, f"exactly one of 'path', 'paths' and 'dir' is required, {found}")
     if "path" in given and "cache_size" in fields:
-        section.refuse("cache_size", "models are cached where there are many", suggestion="use 'paths' or 'dir'")
+        section.refuse("cache_size", "caching requires several models", suggestion="use 'paths' or 'dir'")
     return ModelsSpec(kind=given[0], **fields) if len(section.findings.fatal) == before else None
 
 
@@ -128,11 +117,11 @@ def _check_caches(section: Section, sizes: Mapping[str, Any]) -> None:
     given = [key for key in _CACHES if key in section.members]
     if len(given) == 1:
         (other,) = {*_CACHES} - {*given}
-        section.refuse(given[0], f"the key needs {other!r} beside it", suggestion=f"add {other!r}, or remove this")
+        section.refuse(given[0], f"the key requires {other!r}", suggestion=f"add {other!r}, or remove this")
     memory, disk = (sizes.get(key) for key in _CACHES)
     if memory and disk and memory > disk:
         expected = f"{disk} or less, which is 'disk_cache_size'"
-        section.refuse("cache_size", "more models cannot be in memory than on disk", expected=expected)
+        section.refuse("cache_size", "the memory cache must not exceed the disk cache", expected=expected)
 
 
 def _warn_signature(section: Section, given: Mapping[str, Any], project_type: str | None) -> None:
@@ -145,7 +134,7 @@ def _entries(
 ) -> tuple[ModelEntry, ...]:
     items = section.sections("paths")
     if section.members["paths"].value == []:
-        section.refuse("paths", "the list is empty", suggestion="add a model, with its name and path")
+        section.refuse("paths", "the list is empty", suggestion="add a model with name and path")
     entries: dict[str, ModelEntry] = {}
     for item in items or []:
         given = item.read(rules_of(ModelEntry), required=("name", "path"))
@@ -159,63 +148,60 @@ def _entries(
 
 def _check_name(item: Section, name: str | None, taken: Mapping[str, ModelEntry]) -> None:
     if name is not None and ("/" in name or name in {".", ".."}):
-        item.refuse("name", "the name cannot be used", expected="a name without '/'")
+        item.refuse("name", "invalid name", expected="a name without '/'")
     elif name in taken:
-        item.refuse("name", f"the name {name!r} is another model's", expected="a name of its own")
+        item.refuse("name", f"the name {name!r} is used twice", expected="unique names")
 
 
 def _location(section: Section, key: str, text: str | None, directory: Path) -> str | None:
-    """Give where something lies: a URL as it is written, or a path, which leads on from the project's folder."""
     if text is None:
         return None
     url = _URL.fullmatch(text)
     if url is None:
         path = local_path(directory, text)
-        _warn_absent(section, key, path)
+        _warn_missing(section, key, path)
         return str(path)
     scheme, rest = url[1].lower(), url[2]
     bucket, _, prefix = rest.partition("/")
     if scheme in _BUCKETS and not (bucket and prefix.strip("/")):
-        section.refuse(key, "a bucket and a folder in it are needed", expected=f"{scheme}://bucket/folder")
+        section.refuse(key, "bucket or folder missing", expected=f"{scheme}://bucket/folder")
     elif not rest.strip("/"):
-        section.refuse(key, "the URL names no folder", expected=_WHERE)
+        section.refuse(key, "the URL has no folder", expected=_WHERE)
     elif scheme == "file":
-        _warn_absent(section, key, Path(unquote(urlsplit(text).path)))
+        _warn_missing(section, key, Path(unquote(urlsplit(text).path)))
     return text
 
 
-def _warn_absent(section: Section, key: str, path: Path) -> None:
+def _warn_missing(section: Section, key: str, path: Path) -> None:
     if not is_folder(path):
-        section.warn(key, f"{path} is no folder now", "models are served once they are there")
+        section.warn(key, f"the folder {path} does not exist", "models are served once it exists")
 
 
-# ----------------------------------------------------------------------
-# The keys that only matter in an image: which Python, which CUDA, what to install
-# ----------------------------------------------------------------------
+# Settings for images
 
 DEFAULT_PYTHON: Final = "3.11"
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)(\.\d+)?")
 _PYTHONS: Final = ((3, 11), (3, 14))
 _FIRST_TENSORFLOW: Final = (2, 12)
-"""The first one that there is for a Python of the server's."""
+"""First TensorFlow for the Pythons that the server supports."""
 _SYSTEMS: Final = (((11, 7), "22.04"), ((11, 0), "20.04"))
-"""Ubuntus by the first CUDA that has an image with them."""
+"""Ubuntu versions by the first CUDA version with such an image."""
 
 
 def python_for(version: str) -> str | None:
-    """Give the Python of an image, or None if the server does not run on it."""
+    """Return the Python version of an image; None if the server does not support it."""
     numbers = _numbers(version)
     return version if numbers is not None and _PYTHONS[0] <= numbers < _PYTHONS[1] else None
 
 
 def tensorflow_for(version: str) -> str | None:
-    """Give the TensorFlow package of an image, or None if there is none for the server's Pythons."""
+    """Return the TensorFlow version of an image; None if none exists for the server's Pythons."""
     numbers = _numbers(version)
     return version if numbers is not None and numbers >= _FIRST_TENSORFLOW else None
 
 
 def system_for(cuda: str) -> str | None:
-    """Give the Ubuntu of a CUDA image, or None if its C library is too old for OpenVINO."""
+    """Return the Ubuntu version of a CUDA image; None if its C library is too old for OpenVINO."""
     numbers = _numbers(cuda)
     if numbers is None:
         return None
@@ -237,27 +223,27 @@ IMAGE_KEYS: Final[Rules] = {
 }
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {
-    "py_version": "the server's own Python runs the handler",
+    "py_version": "handlers run in the server's Python",
     "tfs_version": _NO_SERVING,
-    "gpu": "the handler finds the devices that this machine has",
-    "gpu_version": "the handler finds the CUDA that this machine has",
-    "dependencies": "what the handler imports must be installed where the server is",
-    "use_local_cortex_libs": "the server that runs is the one that was started",
+    "gpu": "serving uses the devices of the machine",
+    "gpu_version": "serving uses the CUDA version of the machine",
+    "dependencies": "dependencies must be installed in the server's environment",
+    "use_local_cortex_libs": "serving uses the running server",
 }
-_FITTING: Final = {
-    "py_version": (python_for, f"the image gets Python {DEFAULT_PYTHON}; 3.11 to 3.13 can be had"),
+_IMAGE_VERSIONS: Final = {
+    "py_version": (python_for, f"the image gets Python {DEFAULT_PYTHON}; supported: 3.11 to 3.13"),
     "tfs_version": (
         tensorflow_for,
-        "the image gets no TensorFlow unless the requirements name one; 2.12 or newer can be had",
+        "the image gets no TensorFlow unless the requirements name one; supported: 2.12 or newer",
     ),
-    "cuda": (system_for, "its images are too old for OpenVINO; write 11.0 or newer"),
+    "cuda": (system_for, "its images are too old for OpenVINO; supported: 11.0 or newer"),
 }
-"""What finds the part of an image that a version asks for, and what happens if there is none."""
+"""By key: the function that selects the version in the image, and the consequence if there is none."""
 log = structlog.get_logger(__name__)
 
 
 def log_image_only_keys(project: ProjectSpec) -> None:
-    """Say for each key of the file that only matters in an image why serving does not follow it."""
+    """Log why serving ignores the keys that only concern images."""
     for key in project.image.keys:
         log.info("key is for images only", project=project.name, key=key, reason=_EXPLANATIONS[key])
     if project.tfs_container_dns is not None:
@@ -265,8 +251,8 @@ def log_image_only_keys(project: ProjectSpec) -> None:
 
 
 def read_image(top: Section, given: Mapping[str, Any]) -> ImageSpec:
-    """Note what contradicts the type of the project or each other; ``given`` is what could be read of ``top``."""
-    _warn_unfit(top, given)
+    """Read the image settings and report conflicts with the type; ``given`` are the parsed values of ``top``."""
+    _warn_unsupported(top, given)
     if given.get("type") == "python" and "tfs_version" in given:
         top.refuse("tfs_version", "the key is for the type tensorflow", suggestion="remove it")
     dependencies = top.section("dependencies")
@@ -278,9 +264,8 @@ def read_image(top: Section, given: Mapping[str, Any]) -> ImageSpec:
     )
 
 
-def _warn_unfit(section: Section, given: Mapping[str, Any]) -> None:
-    """Warn of versions that the image cannot have."""
-    for key, (fits, consequence) in _FITTING.items():
+def _warn_unsupported(section: Section, given: Mapping[str, Any]) -> None:
+    for key, (fits, consequence) in _IMAGE_VERSIONS.items():
         if key in given and fits(given[key]) is None:
             section.warn(key, f"the server does not run with {given[key]}", consequence)
 
@@ -294,15 +279,13 @@ def _gpu_version(top: Section, project_type: str | None, *, gpu: bool) -> GpuVer
     if project_type == "tensorflow":
         top.refuse("gpu_version", "the key is for the type python", suggestion="remove it")
     elif not gpu:
-        top.refuse("gpu_version", "the key needs 'gpu: true' beside it", suggestion="add it, or remove this")
+        top.refuse("gpu_version", "the key requires 'gpu: true'", suggestion="add it, or remove this")
     values = section.read(rules_of(GpuVersion), required=("cuda", "cudnn"))
-    _warn_unfit(section, values)
+    _warn_unsupported(section, values)
     return GpuVersion(**values) if {"cuda", "cudnn"} <= values.keys() else None
 
 
-# ----------------------------------------------------------------------
-# ``nucleus.yaml``: one reader for serving, checking and packing, which tells everything that is wrong at once
-# ----------------------------------------------------------------------
+# Project
 
 _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -330,33 +313,29 @@ _BATCHING: Final[Rules] = {
     "batch_interval_seconds": any_spelling(number(0, "a number of seconds")),
     "retry_singly": any_spelling(flag),
 }
-_SMALL_BATCH: Final = "batches may be larger than 'threads_per_process' here; those of Nucleus never are"
+_SMALL_BATCH: Final = "batches may exceed 'threads_per_process', unlike in Nucleus"
 
 
 def find_project_file(path: Path) -> Path | None:
-    """Give the project's file that is meant by a path: a YAML file itself, or the one in a folder; None without."""
+    """Return the project file for a path to a YAML file or a folder; None if there is none."""
     if path.is_dir():
         return next((path / name for name in _NAMES if (path / name).is_file()), None)
     return path if path.suffix in _SUFFIXES else None
 
 
 def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list[Problem]]:
-    """Read a project with its ``.env``.
+    """Read a project and its ``.env``; return the project and warnings.
 
-    Args:
-        path: the file, whatever it is called, or the folder that has a ``nucleus.yaml``.
-        mounted_as: the name under which it is served beside others; on its own it has its folder's.
-
-    Returns:
-        The project, and warnings.
+    ``path`` is the project file or its folder. ``mounted_as`` is the name in ``handler_config_list``, else that of the
+    folder.
 
     Raises:
-        ConfigError: the project cannot be used; lists every problem, warnings included.
+        ConfigError: the project is invalid; lists all problems, warnings included.
     """
     file = find_project_file(path) or path
     if file.is_dir():
         expected = " or ".join(_NAMES)
-        raise ConfigError([Problem("the folder is no project", str(path), expected=expected, found="no such file")])
+        raise ConfigError([Problem("the folder is not a project", str(path), expected=expected, found="neither file")])
     reader = _ProjectReader(load_yaml(file), file, mounted_as)
     spec = reader.read()
     if spec is None:
@@ -365,30 +344,26 @@ def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list
 
 
 class _ProjectReader:
-    """Reads one document from the top down."""
-
     def __init__(self, document: Document, file: Path, mounted_as: str) -> None:
         self._findings = Findings(str(file))
         self._findings.refuse_repeated(document, "")
         self._top = Section(document.root, self._findings)
-        # What is mounted into a container may be a link, beside which nothing lies.
+        # In containers, the file may be a mounted link without the other project files next to it.
         self._directory = file.parent.resolve()
         self._file = self._directory / file.name
         self._mounted_as = mounted_as
-        self._elsewhere: list[Problem] = []
+        self._other_problems: list[Problem] = []
 
     def problems(self) -> list[Problem]:
-        """Give all that was found so far, by file and line."""
-        return [*self._findings.all, *self._elsewhere]
+        return [*self._findings.all, *self._other_problems]
 
     def read(self) -> ProjectSpec | None:
-        """Give the project, or None if something is wrong with it."""
         root = self._top.node
         if not isinstance(root.value, dict):
-            self._findings.refuse(root, "the file holds no project", expected="keys", found=shown(root.plain()))
+            self._findings.refuse(root, "the file contains no project", expected="keys", found=shown(root.plain()))
             return None
         fields = self._fields(self._top.read(_PROJECT_KEYS, required=_REQUIRED))
-        if self._findings.fatal or any(problem.severity == "error" for problem in self._elsewhere):
+        if self._findings.fatal or any(problem.severity == "error" for problem in self._other_problems):
             return None
         return ProjectSpec(**{key: value for key, value in fields.items() if value is not None})
 
@@ -421,13 +396,13 @@ class _ProjectReader:
     def _check_together(self, fields: Mapping[str, Any]) -> None:
         models: ModelsSpec | None = fields["models"]
         if models is not None and models.is_cached and fields.get("processes", 1) > 1:
-            message = f"the models of {models.section!r} are cached, which one process alone can do"
+            message = f"the cached models of {models.section!r} require a single process"
             self._top.refuse("processes", message, expected="1", suggestion="remove it, or the cache sizes")
         if self._mounted_as:
             self._check_mounted(fields)
         batching: ProjectBatching | None = fields["batching"]
         if "server_side_batching" in self._top.members and "protobuf_path" in self._top.members:
-            message = "requests of gRPC are not batched"
+            message = "gRPC requests are not batched"
             self._top.refuse("server_side_batching", message, suggestion="remove it, or 'protobuf_path'")
         threads = fields.get("threads_per_process", 1)
         if batching is not None and fields.get("type") == "python" and batching.max_batch_size > threads:
@@ -436,11 +411,11 @@ class _ProjectReader:
 
     def _check_mounted(self, fields: Mapping[str, Any]) -> None:
         if fields.get("processes", 1) > 1:
-            message = "a handler that is served beside others has no processes of its own"
+            message = "handlers of config.json share one process"
             self._top.refuse("processes", message, expected="1", suggestion="remove it, or serve the project alone")
         if "serve_port" in self._top.members:
-            message = "a handler that is served beside others has no port of its own"
-            self._top.warn("serve_port", message, "call it at the server's ports")
+            message = "handlers of config.json use the server's ports"
+            self._top.warn("serve_port", message, "remove it")
 
     def _env(self) -> dict[str, str]:
         section = self._top.section("env")
@@ -449,9 +424,9 @@ class _ProjectReader:
             name = str(key)
             if isinstance(node.value, dict | list):
                 found = shown(node.plain())
-                self._findings.refuse(node, "wrong type", expected="a text, a number, or a truth value", found=found)
+                self._findings.refuse(node, "wrong type", expected="a text, a number or a boolean", found=found)
             elif not name or "=" in name or "\0" in name + str(node.value):
-                self._findings.refuse(node, "this cannot be exported", expected="a name without '='")
+                self._findings.refuse(node, "cannot be exported", expected="a name without '='")
             else:
                 values[name] = str(node.value)
         return values
@@ -463,10 +438,10 @@ class _ProjectReader:
         try:
             text = read_regular_text(file, encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            self._elsewhere.append(Problem(f"the file cannot be read: {error}", str(file)))
+            self._other_problems.append(Problem(f"the file cannot be read: {error}", str(file)))
             return {}
         variables, problems = parse_dotenv(text, os.environ | env, str(file))
-        self._elsewhere += problems
+        self._other_problems += problems
         return variables
 
     def _config(self) -> dict[str, Any]:
@@ -491,7 +466,6 @@ class _ProjectReader:
         return folder
 
     def _file_of(self, key: str, text: str | None, *others: Path) -> Path | None:
-        """Find a file that a key names: in the project's folder, or else in one of the others."""
         if text is None:
             return None
         candidates = list(dict.fromkeys(local_path(folder, text) for folder in (self._directory, *others)))
@@ -504,7 +478,7 @@ class _ProjectReader:
 
 
 def expanded(project: ProjectSpec) -> str:
-    """Give the project as YAML; keys that are off by default and not given are left out."""
+    """Return the project as YAML, without keys that are unset and off by default."""
     image = project.image
     values: dict[str, Any] = {
         "type": project.type,
@@ -550,7 +524,7 @@ def _models(models: ModelsSpec | None) -> dict[str, Any]:
         return {}
     values: dict[str, Any] = {
         "path": models.entries[0].path if models.kind == "path" else None,
-        "paths": [_entry(entry) for entry in models.entries] if models.kind == "paths" else None,
+        "paths": [entry.model_dump(exclude_none=True) for entry in models.entries] if models.kind == "paths" else None,
         "dir": models.dir or None,
         "signature_key": models.signature_key,
         "cache_size": models.cache_size,
@@ -559,7 +533,3 @@ def _models(models: ModelsSpec | None) -> dict[str, Any]:
         "reload_interval_seconds": models.reload_interval_seconds,
     }
     return {models.section: {key: value for key, value in values.items() if value is not None}}
-
-
-def _entry(entry: ModelEntry) -> dict[str, str]:
-    return entry.model_dump(exclude_none=True)

@@ -1,8 +1,4 @@
-"""What a validated project says: values that everything which runs, checks or packs the project works with.
-
-Nothing beside :mod:`ovmstrio.handlers.config` sees the user's spelling.  Paths are absolute, defaults are
-filled in, and aliases of keys have become the one meaning that they have.
-"""
+"""Validated specification of a handler project: absolute paths, defaults filled in, aliases resolved."""
 
 from __future__ import annotations
 
@@ -34,26 +30,26 @@ __all__ = [
 
 
 def local_path(directory: Path, text: str) -> Path:
-    """Give the path that leads on from a directory, without ``..``; links stay, for they may lead elsewhere later."""
+    """Return a path relative to a directory, without ``..``; links are not resolved, since they may change."""
     return Path(os.path.normpath(directory / text))
 
 
 def is_file(path: Path) -> bool:
-    """Tell whether there is a file that can be seen; no path is too strange to ask."""
+    """Return whether a file exists; False for paths that the system rejects."""
     with suppress(OSError):
         return path.is_file()
     return False
 
 
 def is_folder(path: Path) -> bool:
-    """Tell whether there is a folder that can be seen; no path is too strange to ask."""
+    """Return whether a folder exists; False for paths that the system rejects."""
     with suppress(OSError):
         return path.is_dir()
     return False
 
 
 def path_inside(node: Located) -> str:
-    """Take a path that leads nowhere but into the project's folder."""
+    """Read a path below the project's folder."""
     text = written(node)
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts:
@@ -62,7 +58,7 @@ def path_inside(node: Located) -> str:
 
 
 DEFAULT_MODEL: Final = "_cortex_default"
-"""The name of the only model of a project that gives a ``path`` instead of names."""
+"""Name of the only model of a project that specifies a ``path``."""
 
 ProjectType = Literal["python", "tensorflow"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -76,9 +72,9 @@ class _FrozenSpec(BaseModel):
 
 
 class ModelEntry(_FrozenSpec):
-    """A model and where it lies: an absolute local path, or a URL of a storage (``s3://bucket/prefix``).
+    """Model with an absolute local path or a storage URL (``s3://bucket/prefix``).
 
-    ``signature_key`` is the one that counts for this model, whether its entry or its section gives it.
+    ``signature_key`` is that of the entry, else that of its section.
     """
 
     name: _Text
@@ -87,13 +83,16 @@ class ModelEntry(_FrozenSpec):
 
 
 class ModelsSpec(_FrozenSpec):
-    """The models of a project; ``section`` is the key that has them (``models`` or ``multi_model_reloading``).
+    """Models of a project, configured in ``section`` (``models`` or ``multi_model_reloading``).
 
-    ``entries`` is one model named :data:`DEFAULT_MODEL` for the kind ``path``, all that are listed for ``paths``,
-    and empty for ``dir``, where every folder directly below ``dir`` is a model.  The cache sizes count versions of
-    models; both are given (models are cached, and loaded when they are asked for) or none is.  Of each model there are
-    the ``latest_versions``, so many of them, or all.  What changes is looked for every ``reload_interval_seconds``.
-    A storage that gives nothing for ``storage_timeout_seconds`` has failed.
+    Attributes:
+        entries: one model named :data:`DEFAULT_MODEL` for kind ``path``, all models for ``paths``, none for ``dir``.
+        dir: folder whose direct subfolders are models, for kind ``dir``.
+        cache_size: maximum number of versions in memory; None to load all models at start.
+        disk_cache_size: maximum number of versions on disk; set if and only if ``cache_size`` is.
+        latest_versions: number of versions of each model; None for all.
+        reload_interval_seconds: interval between synchronizations with the storage.
+        storage_timeout_seconds: maximum time without data from a storage.
     """
 
     section: str
@@ -109,7 +108,7 @@ class ModelsSpec(_FrozenSpec):
 
     @property
     def is_cached(self) -> bool:
-        """Whether models come and go by their use instead of all being there."""
+        """Whether models are loaded on demand and evicted."""
         return self.cache_size is not None
 
 
@@ -117,9 +116,8 @@ class ProjectBatching(_FrozenSpec):
     """Server-side batching.
 
     Attributes:
-        max_batch_size: how many requests at most are one call.
-        interval_seconds: how long the first of them waits for others.
-        retry_singly: whether the requests of a call that failed are tried again, one by one.
+        interval_seconds: maximum time that the first request of a batch waits.
+        retry_singly: whether the requests of a failed batch are retried one by one.
     """
 
     max_batch_size: _Positive
@@ -128,7 +126,7 @@ class ProjectBatching(_FrozenSpec):
 
 
 class GpuVersion(_FrozenSpec):
-    """Which CUDA image a GPU project is built on."""
+    """CUDA image of a GPU project."""
 
     cuda: _Text
     cudnn: _Text
@@ -136,7 +134,7 @@ class GpuVersion(_FrozenSpec):
 
 
 class Dependencies(_FrozenSpec):
-    """The files that say what to install, relative to the project's folder; none of them need exist."""
+    """Dependency files, relative to the project's folder; all are optional."""
 
     pip: _Inside = "requirements.txt"
     conda: _Inside = "conda-packages.txt"
@@ -144,7 +142,7 @@ class Dependencies(_FrozenSpec):
 
 
 class ImageSpec(_FrozenSpec):
-    """What only matters in an image; ``keys`` are those of its keys that the file has, in their order."""
+    """Settings for container images only; ``keys`` are the configured keys in order."""
 
     keys: tuple[str, ...] = ()
     py_version: str = "3.6.9"
@@ -156,28 +154,20 @@ class ImageSpec(_FrozenSpec):
 
 
 class ProjectSpec(_FrozenSpec):
-    """A whole project, validated.
+    """Validated handler project.
 
     Attributes:
-        name: of the project's folder, or what ``handler_config_list`` calls it.
-        directory: the folder that holds ``file``; the working directory where a project is served alone.
-        file: the ``nucleus.yaml``.
-        type: which client the handler's constructor gets.
-        serve_port: the port of the server.
-        env: what the file exports, as strings.
-        dotenv: what the folder's ``.env`` exports, which counts more than ``env``.
-        config: the constructor's ``config``; copy it deeply for each constructor.
-        python_path: what is added to the places to import from; the project's folder if nothing is said.
-        handler_path: the file with the class ``Handler``.
-        protobuf_path: the ``.proto`` of the service; None for HTTP.
-        models: the models that the server keeps for the handler.
-        processes: how many processes have a handler each.
-        threads_per_process: how many calls of a handler run at once in each.
-        max_concurrency: how many requests may be in flight in all of them; 0 for no limit.
-        batching: how requests are gathered to one call.
-        tfs_container_dns: where TensorFlow Serving would be; without effect, because models run in the server.
-        log_level: of what the server and the handler's logger say.
-        image: what only matters in an image.
+        name: name of the project's folder, or the name in ``handler_config_list``.
+        directory: folder of ``file``; the working directory if the handler is the only service.
+        type: selects the client passed to the constructor.
+        dotenv: variables of the folder's ``.env``; override ``env``.
+        config: constructor argument ``config``; copied for each constructor call.
+        python_path: additional import folder; the project's folder by default.
+        protobuf_path: ``.proto`` of the gRPC service; None for HTTP.
+        processes: number of worker processes with one handler each.
+        threads_per_process: concurrent calls of a handler in each process.
+        max_concurrency: maximum number of concurrent requests of all processes; 0 for no limit.
+        tfs_container_dns: ignored: models run in the server instead of TensorFlow Serving.
     """
 
     name: str
@@ -202,10 +192,10 @@ class ProjectSpec(_FrozenSpec):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the handler finds in its environment because of ``env`` and ``.env``."""
+        """Environment variables of ``env`` and ``.env``."""
         return self.env | self.dotenv
 
     @property
     def protocol(self) -> Literal["http", "grpc"]:
-        """How the project is called."""
+        """Protocol of the project's calls."""
         return "http" if self.protobuf_path is None else "grpc"

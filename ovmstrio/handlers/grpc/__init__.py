@@ -1,1 +1,1 @@
-"""Handlers as gRPC services: compiled ``.proto`` files, calls and the user's context object."""
+"""Handlers as gRPC services: compiled ``.proto`` files, calls and the context object of user code."""

@@ -1,4 +1,4 @@
-"""One call of a gRPC service on its way through a handler's method."""
+"""Calls of a handler's gRPC methods: context object, request iterators, serialization and statuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 import structlog
 import trio
@@ -27,50 +27,35 @@ from ovmstrio.isolation.user_code import is_async
 from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
     from ovmstrio.handlers.grpc.services import Rpc
-    from ovmstrio.handlers.handler_class import HandlerMethod
+    from ovmstrio.handlers.handler import LoadedHandler
 
 __all__ = ["PASSING", "BlockingRequests", "CallEndedError", "CallRun", "HandlerContext", "Metadatum", "WrongReplyError"]
 
-# ----------------------------------------------------------------------
-# How calls end besides with a reply
-# ----------------------------------------------------------------------
-
 
 class CallEndedError(Exception):
-    """Leaves the handler's code when it has aborted its call, or reads requests of a call that is over.
-
-    It is not logged: the call's status has been said elsewhere.
-    """
+    """Raised into handler code that aborted its call, or that reads requests of an ended call; not logged."""
 
 
 class WrongReplyError(Exception):
-    """A handler gave back what is not a reply of its RPC; that has been logged."""
+    """A handler returned an invalid reply, which has been logged."""
 
 
 PASSING: Final = (CallEndedError, WrongReplyError)
-"""What passes through a handler's methods as it is."""
+"""Exceptions that handler methods may raise without being logged as failures."""
 
 
-# ----------------------------------------------------------------------
-# The ``context`` of a call as handlers know it from gRPC's Python servers
-# ----------------------------------------------------------------------
+# Context
 
 
 def status_of_code(code: Any) -> Status:
-    """Translate a ``grpc.StatusCode``, its number or its name.
-
-    Raises:
-        ValueError: there is no such status.
-    """
+    """Convert a ``grpc.StatusCode``, its number or its name to a status; ValueError for others."""
     value = getattr(code, "value", code)
     number = value[0] if isinstance(value, tuple) else value
     try:
         return Status[number.upper()] if isinstance(number, str) else Status(number)
     except (KeyError, ValueError):
-        raise ValueError(f"{code!r} is no status of gRPC; expected one of grpc.StatusCode") from None
+        raise ValueError(f"{code!r} is not a gRPC status; expected a grpc.StatusCode") from None
 
 
 log = structlog.get_logger(__name__)
@@ -78,18 +63,21 @@ log = structlog.get_logger(__name__)
 Metadata = Iterable[tuple[str, str | bytes]]
 _NO_CODE: Final = Status.OK
 _RICH_DETAILS: Final = "grpc-status-details-bin"
-"""Trailing metadata that belongs to the status itself."""
+"""Trailing metadata that belongs to the status."""
 
 
 class Metadatum(NamedTuple):
-    """One entry of metadata; the value of a key that ends in ``-bin`` is bytes."""
+    """Metadata entry; values of keys that end in ``-bin`` are bytes."""
 
     key: str
     value: str | bytes
 
 
 class HandlerContext:
-    """What a handler's method gets as ``context``; every method may be called from any thread, and none waits."""
+    """The ``context`` argument of a handler's method, like ``grpc.ServicerContext``.
+
+    All methods are thread-safe and never block.
+    """
 
     def __init__(self, call: RpcCall) -> None:
         self._call = call
@@ -99,26 +87,26 @@ class HandlerContext:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], Any]] | None = []
         self._code = _NO_CODE
-        self._given_code: Any = None
+        self._user_code: Any = None
         self._details = ""
         self._rich_details: bytes | None = None
-        self._headers: Collection[tuple[str, str | bytes]] | None = None
+        self._pending_headers: Collection[tuple[str, str | bytes]] | None = None
         self._headers_allowed = True
-        self._headers_given = trio.Event()
+        self._has_headers = trio.Event()
         self._trailers: tuple[Metadatum, ...] = ()
 
-    # About the call
+    # Call
 
     def is_active(self) -> bool:
-        """Whether somebody still waits for the reply."""
+        """Return whether the call is still running."""
         return self._callbacks is not None
 
     def time_remaining(self) -> float | None:
-        """Give the seconds until the caller's deadline, None without one."""
+        """Return the seconds until the deadline; None without a deadline."""
         return None if self._deadline == float("inf") else max(0.0, self._deadline - time.monotonic())
 
     def invocation_metadata(self) -> tuple[Metadatum, ...]:
-        """Give the metadata that the caller sent, ``user-agent`` included."""
+        """Return the metadata of the client, ``user-agent`` included."""
         agent = self._call.user_agent
         return (*self._received, Metadatum("user-agent", agent)) if agent else self._received
 
@@ -129,129 +117,96 @@ class HandlerContext:
             return endpoint
         return f"ipv6:{endpoint}" if endpoint.startswith("[") else f"ipv4:{endpoint}"
 
-    # What the caller is told
+    # Status and metadata
 
     def code(self) -> Any:
-        """Give the status as it was set, None before."""
-        return self._given_code
+        """Return the status that was set; None before."""
+        return self._user_code
 
     def details(self) -> str:
-        """Give the text that was set, empty before."""
+        """Return the details that were set; empty before."""
         return self._details
 
     def trailing_metadata(self) -> tuple[Metadatum, ...]:
-        """Give the trailing metadata that was set."""
+        """Return the trailing metadata that was set."""
         return self._trailers
 
     def set_code(self, code: Any) -> None:
-        """Set the status that the call ends with: a ``grpc.StatusCode``, or its number.
-
-        Raises:
-            ValueError: there is no such status.
-        """
+        """Set the status of the call: a ``grpc.StatusCode`` or its number; ValueError for others."""
         self._code = status_of_code(code)
-        self._given_code = code
+        self._user_code = code
 
     def set_details(self, details: str) -> None:
-        """Set the text that goes with the status."""
+        """Set the status message."""
         self._details = str(details)
 
     def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
-        """Set the metadata that goes with the status.
-
-        Raises:
-            ValueError: a key or a value cannot be sent.
-            TypeError: a value is of the wrong type for its key.
-        """
+        """Set the trailing metadata; ValueError or TypeError if an entry cannot be sent."""
         entries = tuple(Metadatum(*pair) for pair in trailing_metadata)
         rich = [value for key, value in entries if key == _RICH_DETAILS and isinstance(value, bytes)]
-        self._trailers = _checked(entry for entry in entries if entry.key != _RICH_DETAILS)
+        self._trailers = _validated(entry for entry in entries if entry.key != _RICH_DETAILS)
         self._rich_details = rich[-1] if rich else None
 
     def send_initial_metadata(self, initial_metadata: Metadata) -> None:
-        """Send metadata ahead of the first reply, at once; possible once.
-
-        Raises:
-            ValueError: it has been sent, alone or with a reply, or cannot be sent.
-            TypeError: a value is of the wrong type for its key.
-        """
-        checked = _checked(initial_metadata)
+        """Send initial metadata, once and before the first reply; ValueError otherwise."""
+        checked = _validated(initial_metadata)
         with self._lock:
             if not self._headers_allowed:
                 raise ValueError("initial metadata can only be sent once, and before the first reply")
             self._headers_allowed = False
-            self._headers = checked
-        self._on_loop(self._headers_given.set)
+            self._pending_headers = checked
+        self._call_on_loop(self._has_headers.set)
 
     # The end
 
     def abort(self, code: Any, details: str = "") -> NoReturn:
-        """End the call with a status other than OK, at once.
-
-        Raises:
-            CallEndedError: always, so that the method ends.
-        """
+        """End the call with a status other than OK, by raising CallEndedError to leave the method."""
         status = status_of_code(code)
-        self._given_code = code
+        self._user_code = code
         self._code = Status.UNKNOWN if status is Status.OK else status
         self._details = "" if status is Status.OK else str(details)
         raise CallEndedError(f"aborted with {self._code.name}: {self._details}")
 
     def abort_with_status(self, status: Any) -> NoReturn:
-        """End the call with a status that has its own code, text and trailing metadata, such as rich errors have.
-
-        Raises:
-            CallEndedError: always, so that the method ends.
-        """
+        """End the call with code, details and trailing metadata of a ``grpc.Status``."""
         self.set_trailing_metadata(status.trailing_metadata or ())
         self.abort(status.code, status.details)
 
     def cancel(self) -> None:
-        """End the call with CANCELLED; the method is told to stop as if the caller had left."""
-        self._on_loop(self._call.cancel)
+        """Cancel the call with status CANCELLED."""
+        self._call_on_loop(self._call.cancel)
 
     def add_callback(self, callback: Callable[[], Any]) -> bool:
-        """Have a function called in a thread when the call has ended, for whatever reason; False if it has already."""
+        """Register a function to call in a thread when the call ends; return False if it has ended."""
         with self._lock:
             if self._callbacks is None:
                 return False
             self._callbacks.append(callback)
             return True
 
-    # For the server, on the event loop
+    # For the server, on the event loop only
 
     def is_successful(self) -> bool:
-        """Whether no status other than OK was set, so that a reply goes with it."""
+        """Return whether no status other than OK was set."""
         return self._code is _NO_CODE
 
     async def send_waiting_headers(self) -> None:
-        """Send initial metadata that waits to be sent; later there can be none.
-
-        Raises:
-            StreamTerminatedError: the call is over.
-        """
+        """Send pending initial metadata; later calls of ``send_initial_metadata`` fail."""
         with self._lock:
-            headers, self._headers = self._headers, None
+            headers, self._pending_headers = self._pending_headers, None
             self._headers_allowed = False
         if headers is not None:
             await self._call.send_initial_metadata(metadata=headers)
 
     async def watch_headers(self) -> None:
-        """Send initial metadata as soon as there is some.
-
-        Cancellation: while there is none.
-        """
-        await self._headers_given.wait()
+        """Wait for initial metadata and send it."""
+        await self._has_headers.wait()
         await self.send_waiting_headers()
 
-    async def conclude(self, default: GRPCError | None, cause: Exception | None = None) -> None:
-        """Say how the call ends: as the handler has set it, else as ``default`` says, which is None for success.
+    async def finish(self, default: GRPCError | None, cause: Exception | None = None) -> None:
+        """Send trailing metadata and raise the status that the handler set, else ``default`` (None: OK).
 
-        ``cause`` is what the handler raised, if anything.
-
-        Raises:
-            GRPCError: it does not end well.
-            StreamTerminatedError: the call is over.
+        ``cause`` is the handler's exception, if any. StreamTerminatedError if the call has ended.
         """
         await self.send_waiting_headers()
         await self._call.send_trailing_metadata(status_message=self._details or None, metadata=self._trailers)
@@ -263,43 +218,41 @@ class HandlerContext:
             raise GRPCError(status, text, self._rich_details) from cause
 
     def end(self) -> Callable[[], None] | None:
-        """Mark the call as over; gives what calls the callbacks, to be run in a thread, None without any."""
+        """Mark the call as ended; return a function that runs the callbacks, None without callbacks."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, None
-        return (lambda: _call_all(callbacks, self._call.path)) if callbacks else None
+        return (lambda: _run_callbacks(callbacks, self._call.path)) if callbacks else None
 
-    def _on_loop(self, function: Callable[[], Any]) -> None:
+    def _call_on_loop(self, function: Callable[[], Any]) -> None:
         with suppress(trio.RunFinishedError):
             self._loop.run_sync_soon(function)
 
 
-def _checked(metadata: Metadata) -> tuple[Metadatum, ...]:
+def _validated(metadata: Metadata) -> tuple[Metadatum, ...]:
     pairs = tuple(Metadatum(*pair) for pair in metadata)
     encode_metadata(pairs)
     return pairs
 
 
-def _call_all(callbacks: Iterable[Callable[[], Any]], path: str) -> None:
+def _run_callbacks(callbacks: Iterable[Callable[[], Any]], path: str) -> None:
     for callback in callbacks:
         try:
             callback()
-        except Exception:  # the border of user code: the callbacks behind it are called all the same
-            log.exception("a callback of a call raised", rpc=path)
+        except Exception:  # user code: the other callbacks must run
+            log.exception("call callback failed", rpc=path)
 
 
-# ----------------------------------------------------------------------
-# One call of a gRPC service on its way through a handler's method
-# ----------------------------------------------------------------------
+# Requests and replies
 
-_AHEAD: Final = 4
-"""Requests that may wait, parsed, for a handler in a thread; behind them the client's window fills."""
+_MAX_QUEUED: Final = 4
+"""Maximum number of parsed requests queued for a handler in a thread; flow control stops the client beyond it."""
 
 
 class Requests:
-    """What both kinds have in common.
+    """Requests of a streaming call.
 
     Attributes:
-        failure: why no more requests can be read, when that is the client's fault.
+        failure: set if the client sent an invalid request.
     """
 
     def __init__(self, call: RpcCall) -> None:
@@ -307,20 +260,12 @@ class Requests:
         self.failure: GRPCError | None = None
 
     async def feed(self) -> None:
-        """Receive what has to be received ahead of the handler.
-
-        Cancellation: while the client sends nothing.
-        """
+        """Receive requests before the handler reads them."""
 
     def stop(self) -> None:
-        """Let a handler that waits for a request go on: there will be none."""
+        """Wake a handler that waits for a request: there are no more."""
 
     async def _receive(self) -> Any:
-        """Give the next request, None after the last.
-
-        Raises:
-            CallEndedError: no more can be read.
-        """
         try:
             return await self._call.recv_message()
         except GRPCError as error:
@@ -331,20 +276,12 @@ class Requests:
 
 
 class AsyncRequests(Requests):
-    """For handlers on the event loop: nothing is read before it is asked for."""
+    """Requests for handlers on the event loop, received on demand."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        """Give the next request.
-
-        Raises:
-            StopAsyncIteration: that was the last.
-            CallEndedError: no more can be read.
-
-        Cancellation: while the client sends nothing.
-        """
         message = await self._receive()
         if message is None:
             raise StopAsyncIteration
@@ -352,20 +289,17 @@ class AsyncRequests(Requests):
 
 
 class BlockingRequests(Requests):
-    """For handlers in threads: a few requests are read ahead, so that few steps wait for the event loop."""
+    """Requests for handlers in threads; a few are received ahead to avoid waits for the event loop."""
 
     def __init__(self, call: RpcCall) -> None:
         super().__init__(call)
         self._loop = trio.lowlevel.current_trio_token()
-        self._slots = trio.Semaphore(_AHEAD, max_value=_AHEAD)
+        self._slots = trio.Semaphore(_MAX_QUEUED, max_value=_MAX_QUEUED)
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ended: type[Exception] | None = None
 
     async def feed(self) -> None:
-        """Receive requests as fast as the handler takes them, until the last or until none can be read.
-
-        Cancellation: while the client sends nothing, or the handler takes nothing.
-        """
+        """Receive requests as fast as the handler reads them."""
         message = object()
         while message is not None:
             await self._slots.acquire()
@@ -377,7 +311,7 @@ class BlockingRequests(Requests):
             self._queue.put(StopIteration if message is None else message)
 
     def stop(self) -> None:
-        """Let a handler that waits for a request go on: there will be none."""
+        """Wake a handler that waits for a request: there are no more."""
         self._ended = CallEndedError
         self._queue.put(CallEndedError)
 
@@ -385,12 +319,6 @@ class BlockingRequests(Requests):
         return self
 
     def __next__(self) -> Any:
-        """Give the next request, waiting for it; only in threads.
-
-        Raises:
-            StopIteration: that was the last.
-            CallEndedError: no more can be read.
-        """
         if self._ended is not None:
             raise self._ended
         message = self._queue.get()
@@ -402,67 +330,39 @@ class BlockingRequests(Requests):
 
 
 WRONG_REPLY: Final = "Failed to serialize response!"
-"""What the caller is told when a handler gives back something else than the RPC declares."""
+"""grpcio's status message for an invalid reply."""
 
 
 def serialised(rpc: Rpc, reply: Any) -> bytes:
-    """Serialise a reply, in whatever thread it was made; the handler may change the message afterwards.
+    """Serialize a reply in the thread that created it, since the handler may modify the message afterwards.
 
-    Raises:
-        WrongReplyError: it is not a message of the type that the RPC declares, or lacks required fields.
+    Raises WrongReplyError if the type is not that of the RPC, or required fields are missing.
     """
     expected = rpc.reply_class.DESCRIPTOR.full_name
     if not isinstance(reply, rpc.reply_class):
-        log.error("a handler's reply is of the wrong type", rpc=rpc.path, expected=expected, found=_kind(reply))
+        log.error("handler reply has wrong type", rpc=rpc.path, expected=expected, found=_type_name(reply))
         raise WrongReplyError
     try:
         data: bytes = reply.SerializeToString()
     except EncodeError as error:
-        log.error("a handler's reply cannot be serialised", rpc=rpc.path, expected=expected, error=text_of(error))  # noqa: TRY400 - the traceback is the server's own
+        log.error("handler reply not serializable", rpc=rpc.path, expected=expected, error=text_of(error))  # noqa: TRY400 - the traceback is the server's own
         raise WrongReplyError from None
     return data
 
 
-def _kind(reply: Any) -> str:
+def _type_name(reply: Any) -> str:
     descriptor = getattr(reply, "DESCRIPTOR", None)
     return getattr(descriptor, "full_name", None) or type(reply).__name__
 
 
 _CALLBACK_SECONDS: Final = 2.0
-"""How long the callbacks of a call that has ended are waited for."""
-
-
-class _Replies(Protocol):
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        """Give replies, serialised."""
-        ...
-
-    async def aclose(self) -> None:
-        """Stop making them."""
-        ...
-
-
-class RpcMethods(Protocol):
-    """The methods of a handler, as a call needs them; see ``LoadedHandler``."""
-
-    @property
-    def methods(self) -> Mapping[str, HandlerMethod]:
-        """All of them by name."""
-        ...
-
-    async def call(self, name: str, /, **arguments: Any) -> Any:
-        """Call a method and give what it returns."""
-        ...
-
-    async def iterate(self, name: str, convert: Callable[[Any], bytes], /, **arguments: Any) -> _Replies:
-        """Call a method that gives many values."""
-        ...
+"""Maximum time that the end of a call waits for its callbacks."""
 
 
 class CallRun:
-    """One call on its way through the handler."""
+    """Execution of one call."""
 
-    def __init__(self, rpc: Rpc, call: RpcCall, handler: RpcMethods) -> None:
+    def __init__(self, rpc: Rpc, call: RpcCall, handler: LoadedHandler) -> None:
         self._rpc = rpc
         self._call = call
         self._handler = handler
@@ -474,7 +374,7 @@ class CallRun:
         """Answer the call; see :meth:`RpcHandler.answer_rpc`."""
         payload = await self._payload()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._look_after_context)
+            nursery.start_soon(self._manage_context)
             if self._requests is not None:
                 nursery.start_soon(self._requests.feed)
             try:
@@ -487,7 +387,7 @@ class CallRun:
     async def _payload(self) -> Any:
         if not self._rpc.client_streaming:
             return await self._call.recv_message()
-        # A decorator may hide an async method behind a plain one.
+        # Decorators may wrap an async method in a plain one.
         method = inspect.unwrap(self._handler.methods[self._rpc.name].call)
         self._requests = AsyncRequests(self._call) if is_async(method) else BlockingRequests(self._call)
         return self._requests
@@ -513,7 +413,7 @@ class CallRun:
         await self._context.send_waiting_headers()
         await self._call.send_message(data)
 
-    async def _look_after_context(self) -> None:
+    async def _manage_context(self) -> None:
         try:
             await self._context.watch_headers()
             await trio.sleep_forever()
@@ -528,16 +428,16 @@ class CallRun:
     async def _conclude(self) -> None:
         error = self._failure
         if self._requests is not None and self._requests.failure is not None:
-            # The handler has met the end of its requests; this is why.
+            # The cause of the end of requests that the handler saw.
             raise self._requests.failure
         match error:
             case None:
-                await self._context.conclude(None)
+                await self._context.finish(None)
             case WrongReplyError():
                 raise GRPCError(Status.INTERNAL, WRONG_REPLY) from error
             case CallEndedError():
-                await self._context.conclude(GRPCError(Status.INTERNAL, HIDDEN))
+                await self._context.finish(GRPCError(Status.INTERNAL, HIDDEN))
             case UserCodeError() | HTTPError():
-                await self._context.conclude(GRPCError(Status.INTERNAL, HIDDEN), error)
+                await self._context.finish(GRPCError(Status.INTERNAL, HIDDEN), error)
             case _:
                 raise error

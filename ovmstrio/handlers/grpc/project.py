@@ -1,4 +1,4 @@
-"""A project that is called over gRPC, from its ``.proto`` to its handler."""
+"""Projects called over gRPC: compiled ``.proto`` and handler."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ __all__ = ["GrpcProject", "RpcHandler", "open_rpc_handler", "proto_of"]
 
 
 class RpcHandler(Protocol):
-    """A handler that is called over gRPC, wherever its code runs."""
+    """Handler called over gRPC, in this process or in worker processes."""
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
         """Answer one call.
 
         Raises:
-            GRPCError: the handler failed, ended the call with a status, or gave back something wrong; or a request
-                cannot be read.
-            ServerError: the handler met an error of the server's that is fit for callers.
+            GRPCError: the handler failed, set a status or returned an invalid reply, or a request cannot be read.
+            ServerError: raised by the handler.
 
-        Ownership: the tasks that feed the handler with requests and look after its context.
-        Cancellation: at any checkpoint; a generator is closed after the step that it is in.
+        Cancellation: at any checkpoint; a generator is closed after its current step.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcProject:
-    """What a front end serves: the services, and the handler with a method for each of their RPCs."""
+    """Services of a project and the handler with a method for each RPC."""
 
     proto: UserProto
     handler: RpcHandler
@@ -54,14 +52,7 @@ async def open_rpc_handler(
     code: HandlerCode | None = None,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
-    """Load a project's handler, which has a method for each RPC of its services; see ``open_handler``.
-
-    Raises:
-        ConfigError: the handler cannot be used, or does not fit the services.
-
-    Ownership: as ``open_handler``.
-    Cancellation: as ``open_handler``.
-    """
+    """Load a handler with a method for each RPC of its services; see ``open_handler``."""
     supplies = Supplies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
     code = code or HandlerCode(project.name, project.directory, PASSING)
     async with open_handler(project, supplies, is_alone=is_alone, code=code, queue_timeout=queue_timeout) as handler:
@@ -69,11 +60,7 @@ async def open_rpc_handler(
 
 
 def proto_of(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
-    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`.
-
-    Raises:
-        ConfigError: it has none; or, in the block, it cannot be used.
-    """
+    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`."""
     if project.protobuf_path is None:
-        raise ConfigError([Problem("is missing", file=str(project.file), path="protobuf_path")])
+        raise ConfigError([Problem("key is missing", file=str(project.file), path="protobuf_path")])
     return open_proto(project.protobuf_path, project.directory)

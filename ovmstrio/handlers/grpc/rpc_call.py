@@ -1,4 +1,4 @@
-"""A call of a gRPC service as a handler's side needs it, wherever its connection is."""
+"""Interface of a gRPC call to a handler, connected to this process or to the server process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ MetadataPairs = Collection[tuple[str, str | bytes]]
 
 
 class _Metadata(Protocol):
-    def items(self) -> Iterable[tuple[str, str | bytes]]:
-        """Give all pairs in their order."""
-        ...
+    def items(self) -> Iterable[tuple[str, str | bytes]]: ...
 
 
 class RpcCall(Protocol):
-    """One call; see ``ovmstrio.transport.grpc.stream.Call``, whose methods these are."""
+    """gRPC call with the methods of ``ovmstrio.transport.grpc.stream.Call``."""
 
     @property
     def path(self) -> str:
-        """Which method is called."""
+        """``/package.Service/Method``."""
         ...
 
     @property
     def deadline(self) -> float:
-        """When the caller gives up, by trio's clock."""
+        """Deadline by trio's clock; infinity without one."""
         ...
 
     @property
@@ -36,30 +34,30 @@ class RpcCall(Protocol):
 
     @property
     def user_agent(self) -> str:
-        """With what it calls."""
+        """User agent of the client."""
         ...
 
     @property
     def metadata(self) -> _Metadata:
-        """What the caller has sent besides."""
+        """Metadata of the request."""
         ...
 
     def cancel(self) -> None:
-        """End the call with CANCELLED."""
+        """Cancel the call with status CANCELLED."""
         ...
 
     async def recv_message(self) -> Any:
-        """Give the next request, None after the last."""
+        """Return the next request, None after the last."""
         ...
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:
-        """Send headers."""
+        """Send the initial metadata."""
         ...
 
     async def send_message(self, message: Any) -> None:
-        """Send a reply, which is bytes."""
+        """Send a serialized reply."""
         ...
 
     async def send_trailing_metadata(self, *, status_message: str | None = None, metadata: Any = None) -> None:
-        """Say what goes with the end."""
+        """Set the status message and trailing metadata."""
         ...

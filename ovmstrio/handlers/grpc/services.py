@@ -1,4 +1,4 @@
-"""The services of a project's ``.proto``, ready for a handler and for a front end."""
+"""Compilation of a project's ``.proto`` and import of the generated modules."""
 
 from __future__ import annotations
 
@@ -38,27 +38,22 @@ __all__ = [
     "open_proto",
 ]
 
-# ----------------------------------------------------------------------
-# Run the protobuf compiler over a project's ``.proto``
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 GOOGLE_FILES: Final = "google/protobuf/"
-"""Where the files lie that come with protobuf itself, ready to be imported."""
+"""Folder of the files that protobuf includes, whose modules are already installed."""
 _DESCRIPTORS: Final = "descriptors.binpb"
 _MESSAGE: Final = re.compile(r"(?P<file>[^:]+\.proto):(?:(?P<line>\d+):\d+:)? ?(?P<warning>warning: )?(?P<text>.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledProto:
-    """What the compiler made.
+    """Output of the protobuf compiler.
 
     Attributes:
-        source: the file that was compiled.
-        name: the name of that file among ``files``.
-        files: the descriptors of the file and all that it imports, by name.
-        folder: where the generated Python modules lie.
+        name: name of the file in ``files``.
+        files: descriptors of the file and its imports, by name.
+        folder: contains the generated Python modules.
     """
 
     source: Path
@@ -68,93 +63,75 @@ class CompiledProto:
 
 
 def module_name(file: str) -> str:
-    """Give the name of the Python module that the compiler makes of a file, such as ``iris_pb2``."""
+    """Return the name of the Python module generated from a file, such as ``iris_pb2``."""
     return file.removesuffix(".proto").replace("-", "_").replace("/", ".") + "_pb2"
 
 
 async def compile_proto(source: Path, roots: Sequence[Path], folder: Path) -> CompiledProto:
-    """Compile a file, and those of the project that it imports, to Python modules in ``folder``.
-
-    Args:
-        source: the ``.proto``; it lies below one of the roots.
-        roots: the folders that imports are relative to.
-        folder: where to write; nothing is written elsewhere.
+    """Compile a ``.proto`` below one of the ``roots``, and its imports, to Python modules in ``folder``.
 
     Raises:
-        ConfigError: the file cannot be compiled, with the compiler's own messages, or there is no compiler.
+        ConfigError: with the compiler's messages if compilation fails; or the compiler is not installed.
 
-    Ownership: the process of the compiler.
     Cancellation: kills the compiler.
     """
     if importlib.util.find_spec("grpc_tools") is None:
-        raise ConfigError([_no_compiler(source)])
+        message, hint = "the protobuf compiler is not installed", way_to_install(Extra.HANDLERS)
+        suggestion = f"{hint}, or install the package grpcio-tools"
+        raise ConfigError([Problem(message, file=str(source), path="protobuf_path", suggestion=suggestion)])
     if not await trio.Path(source).is_file():
         raise ConfigError([Problem("the protobuf file does not exist", file=str(source), path="protobuf_path")])
     includes = [f"-I{root}" for root in roots]
     descriptors = folder / _DESCRIPTORS
     await _run(source, [*includes, "--include_imports", f"--descriptor_set_out={descriptors}", str(source)])
     files = {file.name: file for file in FileDescriptorSet.FromString(read_regular_bytes(descriptors)).file}
-    # The file itself is last, behind all that it imports.
+    # The compiler lists imports first and the file itself last.
     name = list(files)[-1]
-    own = [each for each in files if not each.startswith(GOOGLE_FILES)]
-    await _run(source, [*includes, f"--python_out={folder}", f"--grpc_python_out={folder}", *own])
-    _make_packages(folder)
+    project_files = [each for each in files if not each.startswith(GOOGLE_FILES)]
+    await _run(source, [*includes, f"--python_out={folder}", f"--grpc_python_out={folder}", *project_files])
+    _create_packages(folder)
     return CompiledProto(source, name, files, folder)
 
 
 async def _run(source: Path, arguments: Sequence[str]) -> None:
     done = await trio.run_process(
-        # Without -P, modules of the working directory, which may be the project's, would come before all others.
+        # -P: modules in the working directory must not shadow installed ones.
         [sys.executable, "-P", "-m", "grpc_tools.protoc", *arguments],
         check=False,
         stdout=subprocess.DEVNULL,
         capture_stderr=True,
     )
-    problems = _problems_in(done.stderr.decode("utf-8", "replace"), source)
+    lines = done.stderr.decode("utf-8", "replace").splitlines()
+    problems = [_problem_in(line, source) for line in lines if line.strip()]
     for problem in problems:
         if problem.severity == "warning":
-            log.warning("the protobuf compiler warns", problem=str(problem))
+            log.warning("protobuf compiler warning", problem=str(problem))
     if done.returncode:
         errors = [problem for problem in problems if problem.severity == "error"]
         raise ConfigError(errors or [Problem(f"the compiler failed with code {done.returncode}", file=str(source))])
-
-
-def _problems_in(output: str, source: Path) -> list[Problem]:
-    return [_problem_in(line, source) for line in output.splitlines() if line.strip()]
 
 
 def _problem_in(line: str, source: Path) -> Problem:
     found = _MESSAGE.fullmatch(line.strip())
     if found is None:
         return Problem(line.strip(), file=str(source))
-    # The compiler names a file as those do who import it.
+    # The compiler names a file relative to its root.
     file = str(source) if Path(found["file"]).name == source.name else found["file"]
     number = None if found["line"] is None else int(found["line"])
     return Problem(found["text"], file=file, line=number, severity="warning" if found["warning"] else "error")
 
 
-def _no_compiler(source: Path) -> Problem:
-    return Problem(
-        "the protobuf compiler is not installed",
-        file=str(source),
-        path="protobuf_path",
-        suggestion=f"{way_to_install(Extra.HANDLERS)}, or install the package grpcio-tools",
-    )
+def _create_packages(folder: Path) -> None:
+    """Create ``__init__.py`` files, so that generated modules take precedence over installed packages.
 
-
-def _make_packages(folder: Path) -> None:
-    """Turn the folders of generated modules into packages, so that they come before any that is installed.
-
-    Only ``google`` stays open, because the modules of protobuf itself are there.
+    ``google`` stays a namespace package, since it also contains protobuf's modules.
     """
     for each in folder.rglob("*"):
         if each.is_dir() and each.relative_to(folder).parts[0] != "google":
             (each / "__init__.py").touch()
 
 
-# ----------------------------------------------------------------------
-# The services of a project's ``.proto``, ready for a handler and for a front end
-# ----------------------------------------------------------------------
+# Services
 
 _POOL_IMPORT: Final = "from google.protobuf import descriptor_pool as _descriptor_pool\n"
 _PRIVATE_POOL: Final = "ovmstrio_private_pool"
@@ -162,12 +139,9 @@ _PRIVATE_POOL: Final = "ovmstrio_private_pool"
 
 @contextmanager
 def imported_modules(proto: CompiledProto) -> Iterator[dict[str, ModuleType]]:
-    """Import what was generated, and give the modules by the names that a handler imports them by; blocking.
+    """Import the generated modules, by the names that handlers use; blocking.
 
-    These are the names within the project, and for the file itself also those without its folder.
-
-    Raises:
-        ConfigError: the generated code cannot be imported.
+    The main file is available with and without its folder. Raises ConfigError if the generated code cannot be imported.
     """
     package = HandlerPackage(proto.folder)
     try:
@@ -181,11 +155,11 @@ def _load(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType
         try:
             modules = _import_all(proto, package)
         except TypeError as error:
-            log.info("messages get a descriptor pool of their own", file=str(proto.source), reason=str(error))
+            log.info("private descriptor pool used", file=str(proto.source), reason=str(error))
             _use_private_pool(proto, package)
             modules = _import_all(proto, package)
     except Exception as error:
-        text = f"the code generated from it cannot be imported: {describe(error)}"
+        text = f"the generated code cannot be imported: {describe(error)}"
         raise ConfigError([Problem(text, file=str(proto.source), path="protobuf_path")]) from error
     main = module_name(proto.name)
     short = main.rpartition(".")[2]
@@ -194,13 +168,13 @@ def _load(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType
 
 def _import_all(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType]:
     modules: dict[str, ModuleType] = {}
-    for file in _own_files(proto.files):
+    for file in _project_files(proto.files):
         for name in (module_name(file), f"{module_name(file)}_grpc"):
             modules[name] = importlib.import_module(f"{package.name}.{name}")
     return modules
 
 
-def _own_files(files: Mapping[str, FileDescriptorProto]) -> list[str]:
+def _project_files(files: Mapping[str, FileDescriptorProto]) -> list[str]:
     return [name for name in files if not name.startswith(GOOGLE_FILES)]
 
 
@@ -212,23 +186,14 @@ def _use_private_pool(proto: CompiledProto, package: HandlerPackage) -> None:
     holder: Any = ModuleType(_PRIVATE_POOL)
     holder.Default = lambda: pool
     sys.modules[f"{package.name}.{_PRIVATE_POOL}"] = holder
-    for name in _own_files(proto.files):
+    for name in _project_files(proto.files):
         path = proto.folder / (module_name(name).replace(".", "/") + ".py")
         path.write_text(path.read_text().replace(_POOL_IMPORT, f"import {_PRIVATE_POOL} as _descriptor_pool\n"))
 
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One method of a service.
-
-    Attributes:
-        name: of the RPC, and of the handler's method.
-        path: ``/package.Service/Method``.
-        request_class: the generated class of the requests.
-        reply_class: the generated class of the replies.
-        client_streaming: whether the client sends any number of requests.
-        server_streaming: whether the handler sends any number of replies.
-    """
+    """RPC of a service, with generated message classes."""
 
     name: str
     path: str
@@ -240,7 +205,7 @@ class Rpc:
 
 @dataclass(frozen=True, slots=True)
 class UserService:
-    """A service by its full name."""
+    """gRPC service with its full name."""
 
     name: str
     rpcs: tuple[Rpc, ...]
@@ -248,15 +213,13 @@ class UserService:
 
 @dataclass(frozen=True, slots=True)
 class UserProto:
-    """A compiled and imported ``.proto``.
+    """Compiled and imported ``.proto``.
 
     Attributes:
-        source: the file.
-        module: the generated module with the messages, which a handler's constructor gets.
-        modules: all generated modules, by the names that the handler can import them by (``iris_pb2``,
-            ``iris_pb2_grpc``).
-        services: what the file declares, in its order.
-        files: the descriptors of the file and all that it imports, by name, imported ones first.
+        module: generated module with the messages, passed to the handler's constructor.
+        modules: generated modules by import name (``iris_pb2``, ``iris_pb2_grpc``).
+        services: in the order of the file.
+        files: descriptors of the file and its imports by name, imports first.
     """
 
     source: Path
@@ -267,23 +230,20 @@ class UserProto:
 
     @property
     def rpcs(self) -> Iterator[Rpc]:
-        """Every method of every service."""
+        """All RPCs of all services."""
         return (rpc for service in self.services for rpc in service.rpcs)
 
 
 @asynccontextmanager
 async def open_proto(source: Path, directory: Path) -> AsyncIterator[UserProto]:
-    """Compile and import the ``.proto`` of a project, and keep the result while the block runs.
+    """Compile and import a project's ``.proto``, and keep the modules during the block.
 
-    Both paths are absolute, and the project's folder is only read.  Imports of the file are looked for in ``directory``
-    and beside the file.
+    Both paths are absolute. Imports are resolved in ``directory`` and in the folder of the file.
 
     Raises:
-        ConfigError: the file cannot be compiled or imported, declares no service, or two of its services have a
-            method of the same name.
+        ConfigError: compilation or import fails, the file declares no service, or two services share a method name.
 
-    Ownership: a temporary folder and the imported modules, which are gone when the block has ended.
-    Cancellation: kills the compiler; an import that has begun is waited for.
+    Cancellation: kills the compiler; a started import is awaited.
     """
     roots = [directory, source.parent] if source.is_relative_to(directory) else [source.parent]
     with TemporaryDirectory(prefix="ovmstrio-proto-") as folder:

@@ -2,7 +2,7 @@
 
 ::
 
-    server                                            worker process
-    HandlerRoutes ── IsolatedHandler ── a request ──> HostedHandler: a loop with the handler, its threads and models
-                  <── an answer, or its pieces ─────
+    server                                         worker process
+    HandlerRoutes ── IsolatedHandler ── request ──> HostedHandler: event loop with the handler, its threads and models
+                  <── response or its chunks ──────
 """

@@ -1,4 +1,4 @@
-"""A handler whose code runs in worker processes, as the server has it."""
+"""Server side of handlers whose code runs in worker processes."""
 
 from __future__ import annotations
 
@@ -34,58 +34,41 @@ from ovmstrio.isolation.worker_process import WorkerEnded
 from ovmstrio.serving.batching import Batcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ovmstrio.handlers.grpc.rpc_call import RpcCall
     from ovmstrio.handlers.grpc.services import Rpc
 
 __all__ = ["IsolatedHandler", "IsolatedModels", "RemoteRpc", "call_row", "open_isolated_handler"]
 
-# ----------------------------------------------------------------------
-# A handler whose code runs in worker processes, as the server has it
-# ----------------------------------------------------------------------
-
-_UNTIL_THE_END: Final = Patience()
+_NO_TIMEOUTS: Final = Patience()
 _HOSTED: Final = "ovmstrio.handlers.isolated.hosted_handler:host_handler"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BatchedRequest:
-    """The part that one request has in a batch."""
-
     row: list[Any]
     request_id: str
 
 
 @asynccontextmanager
-async def _taken(places: trio.Semaphore, within: float) -> AsyncIterator[None]:
-    """Hold a place in a process.
-
-    Raises:
-        QueueTimeout: none became free in time.
-    """
+async def _acquired(slots: trio.Semaphore, within: float) -> AsyncIterator[None]:
     with trio.move_on_after(within) as scope:
-        await places.acquire()
+        await slots.acquire()
     if scope.cancelled_caught:
         raise QueueTimeout(within)
     try:
         yield
     finally:
-        places.release()
+        slots.release()
 
 
 class IsolatedHandler:
-    """See :class:`HttpHandler`; the object is in each process.
+    """:class:`HttpHandler` with one handler object in each worker process.
 
-    Args:
-        project: whose handler.
-        isolation: how many processes, and their limits.
-        mounted_as: the name that it is served by beside others, empty if it is served alone.
-        patience: for how long calls wait.
+    ``mounted_as`` is the name of the handler among other services; empty if it is the only service.
     """
 
     def __init__(
-        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: Patience = _UNTIL_THE_END
+        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: Patience = _NO_TIMEOUTS
     ) -> None:
         self.methods: Mapping[str, HandlerMethod] = {}
         self._project = project
@@ -93,33 +76,29 @@ class IsolatedHandler:
         self._async: frozenset[str] = frozenset()
         self._batcher: Batcher[_BatchedRequest, Any] | None = None
         argument = [str(project.file), mounted_as]
-        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=self._code.names)
-        # A call that waits for a storage lends its place in the process, where all others have to be then.
-        is_lending = project.models is not None and project.models.is_cached
+        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=self._code.log_fields)
+        # No slots here for cached models: calls that wait for a storage release their thread in the process.
+        releases_slots = project.models is not None and project.models.is_cached
         count = project.threads_per_process * isolation.processes
-        self._patience = patience
-        self._places: trio.Semaphore | None = None if is_lending else trio.Semaphore(count)
+        self._timeouts = patience
+        self._slots: trio.Semaphore | None = None if releases_slots else trio.Semaphore(count)
 
-    # Life
+    # Lifecycle
 
     async def _prepare(self, worker: CodeWorker) -> None:
-        """Make the object of one process.
-
-        Raises:
-            UserCodeRaisedError: it cannot be made.
-            WorkerEnded: the process ended.
-
-        Cancellation: at once.
-        """
         rows = [MethodRow(*row) for row in await worker.call("make", None, is_limited=False)]
         self._async = frozenset(row.name for row in rows if row.is_async)
         self.methods = {
-            row.name: HandlerMethod(row.name, _elsewhere, frozenset(row.wanted), row.is_generator, row.is_batched)
-            for row in rows
+            each.name: HandlerMethod(
+                each.name, _remote_method, frozenset(each.arguments), each.is_generator, each.is_batched
+            )
+            for each in rows
         }
 
-    async def gather(self, nursery: trio.Nursery, hooks: BatchHooks, processes: int) -> Batcher[Any, Any] | None:
-        """Start to gather the requests of the method that is batched, if there is one."""
+    async def start_batching(
+        self, nursery: trio.Nursery, hooks: BatchHooks, processes: int
+    ) -> Batcher[Any, Any] | None:
+        """Start batching for the method that the project batches, if any."""
         batching = self._project.batching
         name = next((each.name for each in self.methods.values() if each.is_batched), None)
         if batching is None or name is None:
@@ -130,52 +109,47 @@ class IsolatedHandler:
         return self._batcher
 
     async def finalize(self, worker: CodeWorker) -> None:
-        """Have a process close its handler, as far as it can in time.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """Close the handler of a process, for at most ``DRAIN_SECONDS``; shielded from cancellation."""
         with trio.move_on_after(DRAIN_SECONDS, shield=True):
             with suppress(UserCodeRaisedError, WorkerEnded):
                 await worker.call("finalize", None, is_limited=False)
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be called now, empty if it can: no process is left."""
-        return "" if self.processes.pids else "its worker processes have ended, and none has been started again yet"
+        """Reason why calls fail now; empty unless no process is left."""
+        return "" if self.processes.pids else "all worker processes exited; restart pending"
 
     # Calls
 
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
-        """Have a method answer a request; see :class:`HttpHandler`."""
+        """Answer a request; see :class:`HttpHandler`."""
         row, request_id = request_row(request), current_request_id()
         if self.methods[name].is_batched and self._batcher is not None:
             item = _BatchedRequest(row, request_id)
-            answer: HttpAnswer = await self._batcher.submit(item, start_within=self._patience.batch)
+            answer: HttpAnswer = await self._batcher.submit(item, start_within=self._timeouts.batch)
             return answer
-        async with self._place(name):
-            worker, told = await self._call("answer", name, [name, row, request_id])
-            if isinstance(told, RemoteGenerator):
-                return await self._begun(name, worker, told)
-        refusal = read_refusal(told)
+        async with self._slot(name):
+            worker, result = await self._call("answer", name, [name, row, request_id])
+            if isinstance(result, RemoteGenerator):
+                return await self._start_stream(name, worker, result)
+        refusal = read_refusal(result)
         if refusal is not None:
             raise refusal
-        return _whole(worker, told)
+        return _buffered_answer(worker, result)
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
         """Answer a call over gRPC; see :class:`RpcHandler`."""
-        # Those that are called over HTTP know nothing of gRPC.
-
         remote = RemoteRpc(rpc, call, self._code)
-        first = await remote.first()
-        # A stream has a thread only for as long as its steps take, of which the process alone knows.
-        async with nullcontext() if rpc.server_streaming else self._place(rpc.name):
-            worker, told = await self._call("rpc", rpc.name, first)
-            await remote.run(worker, told)
+        start_message = await remote.start_message()
+        # No slot for a stream: it holds a thread only during its steps.
+        async with nullcontext() if rpc.server_streaming else self._slot(rpc.name):
+            worker, result = await self._call("rpc", rpc.name, start_message)
+            await remote.run(worker, result)
 
-    def _place(self, name: str) -> AbstractAsyncContextManager[Any]:
-        if self._places is None or name in self._async:
+    def _slot(self, name: str) -> AbstractAsyncContextManager[Any]:
+        if self._slots is None or name in self._async:
             return nullcontext()
-        return _taken(self._places, self._patience.thread)
+        return _acquired(self._slots, self._timeouts.thread)
 
     async def _call(self, method: str, name: str, value: Any) -> tuple[CodeWorker, Any]:
         try:
@@ -187,81 +161,55 @@ class IsolatedHandler:
 
     def _failure(self, error: BaseException, name: str) -> Exception:
         if isinstance(error, UserCodeError) and error.detail:
-            return self._code.wrong(name, error.detail)
-        return self._code.failure(error, name)
+            return self._code.invalid_result(name, error.detail)
+        return self._code.convert_error(error, name)
 
-    async def _begun(self, name: str, worker: CodeWorker, pieces: RemoteGenerator) -> HttpAnswer:
-        """Give an answer whose body comes in pieces.
-
-        Raises:
-            Exception: the method raised before its first piece.
-
-        Cancellation: the generator is closed.
-        """
-        stream = _Pieces(pieces, partial(self._failure, name=name))
+    async def _start_stream(self, name: str, worker: CodeWorker, pieces: RemoteGenerator) -> HttpAnswer:
+        stream = _ChunkStream(pieces, partial(self._failure, name=name))
         try:
             head = await anext(stream)
         except BaseException:
             await stream.aclose()
             raise
-        return AnswerHead(*head).answer(stream, partial(_run_after, worker))
+        return AnswerHead(*head).answer(stream, worker.forget)
 
     def run_after(self, callbacks: Iterable[Callback]) -> None:
-        """Have the process of an answer run its callbacks; see :class:`HttpHandler`."""
+        """Run the callbacks of a sent response in its process; see :class:`HttpHandler`."""
         for callback in callbacks:
             callback()
 
     # Batches
 
     async def _run_batch(self, name: str, items: Sequence[_BatchedRequest]) -> list[Any]:
-        """Answer the requests of a batch, or give an error in place of an answer.
+        worker, result = await self._call("batch", name, [name, [[item.row, item.request_id] for item in items]])
+        return [self._outcome(name, worker, each) for each in result]
 
-        Raises:
-            Exception: the method raised, or its process ended.
-
-        Cancellation: as :meth:`CodeWorker.call`.
-        """
-        worker, told = await self._call("batch", name, [name, [[item.row, item.request_id] for item in items]])
-        return [self._outcome(name, worker, each) for each in told]
-
-    def _outcome(self, name: str, worker: CodeWorker, told: list[Any]) -> HttpAnswer | Exception:
-        if told[0] == RAISED:
-            return self._failure(decode_error(told[1]), name)
-        return read_refusal(told) or _whole(worker, told)
+    def _outcome(self, name: str, worker: CodeWorker, result: list[Any]) -> HttpAnswer | Exception:
+        if result[0] == RAISED:
+            return self._failure(decode_error(result[1]), name)
+        return read_refusal(result) or _buffered_answer(worker, result)
 
     # Models
 
     async def info(self) -> dict[str, Any]:
-        """Tell of the models, as ``/info`` does.
-
-        Raises:
-            ServerError: no process can tell.
-
-        Cancellation: at once.
-        """
-        _, told = await self._call("info", "/info", None)
-        return dict(told)
+        """Return the model metadata for ``/info``; raise ServerError if no process can answer."""
+        _, result = await self._call("info", "/info", None)
+        return dict(result)
 
 
 class IsolatedModels:
-    """The models of a handler, which its processes have.
-
-    Args:
-        handler: whose.
-    """
+    """Models of an isolated handler."""
 
     def __init__(self, handler: IsolatedHandler) -> None:
         self._handler = handler
         self._loop = trio.lowlevel.current_trio_token()
 
     def info(self) -> dict[str, Any]:
-        """Tell of all models, as ``/info`` does; blocking, in a thread."""
+        """Return the metadata of all models; blocking."""
         return trio.from_thread.run(self._handler.info, trio_token=self._loop)
 
 
-class _Pieces:
-    """See :class:`ByteStream`; what the generator of an answer gives."""
-
+class _ChunkStream:
     def __init__(self, pieces: RemoteGenerator, failure: Any) -> None:
         self._pieces = pieces
         self._failure = failure
@@ -289,22 +237,17 @@ class _Pieces:
             await self._pieces.aclose()
 
 
-def _whole(worker: CodeWorker, told: list[Any]) -> HttpAnswer:
-    """Give an answer that is no stream."""
-    _, head, body = told
-    return AnswerHead(*head).answer(body, partial(_run_after, worker))
+def _buffered_answer(worker: CodeWorker, result: list[Any]) -> HttpAnswer:
+    _, head, body = result
+    return AnswerHead(*head).answer(body, worker.forget)
 
 
 def _worker_error(end: WorkerEnded) -> UserCodeError:
     return UserCodeError(f"the process that ran this call {end.why}")
 
 
-def _run_after(worker: CodeWorker, number: int) -> None:
-    worker.forget(number)
-
-
-def _elsewhere(**_: Any) -> Any:
-    raise RuntimeError("the method is in another process")
+def _remote_method(**_: Any) -> Any:
+    raise RuntimeError("method runs in another process")
 
 
 @asynccontextmanager
@@ -316,25 +259,15 @@ async def open_isolated_handler(
     batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
     queue_timeout: float = 0,
 ) -> AsyncIterator[IsolatedHandler]:
-    """Run a project's handler in worker processes while the block lasts.
+    """Run a project's handler in worker processes during the block.
 
-    Args:
-        project: what to load.
-        isolation: how many processes, and their limits.
-        mounted_as: the name that it is served by beside others, empty if it is served alone.
-        batch_hooks: are told of batches.
-        queue_timeout: for how many seconds a call waits for a place in a process; 0 for any time.
+    Calls wait ``queue_timeout`` seconds for a slot of a process, forever if 0.
 
     Raises:
         ConfigError: the handler cannot be loaded.
-        ModelFailure: its process ended meanwhile.
-        ExceptionGroup: of what the block raises.
-
-    Ownership: the processes.
-
-    Cancellation: while it loads, and at the end while batches and processes end.
+        ModelFailure: a process ended while loading.
     """
-    _check(project, isolation)
+    _check_processes(project, isolation)
     handler = IsolatedHandler(project, isolation, mounted_as, Patience.of(project, queue_timeout))
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -344,7 +277,7 @@ async def open_isolated_handler(
             except (UserCodeRaisedError, WorkerEnded) as error:
                 failure = _load_failure(project, error)
             else:
-                batcher = await handler.gather(nursery, batch_hooks, isolation.processes)
+                batcher = await handler.start_batching(nursery, batch_hooks, isolation.processes)
                 yield handler
                 await drain_batcher(batcher, nursery.cancel_scope)
         finally:
@@ -353,15 +286,10 @@ async def open_isolated_handler(
         raise failure
 
 
-def _check(project: ProjectSpec, isolation: Isolation) -> None:
-    """See that a project can be served so.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+def _check_processes(project: ProjectSpec, isolation: Isolation) -> None:
     models = project.models
     if models is not None and models.is_cached and isolation.processes > 1:
-        message = "models that are cached are for one process"
+        message = "cached models require a single process"
         place = f"{models.section}.cache_size"
         raise ConfigError([Problem(message, str(project.file), path=place, suggestion="set python_processes to 1")])
 
@@ -376,80 +304,61 @@ def _load_failure(project: ProjectSpec, error: Exception) -> Exception:
     return ModelFailure(f"the handler {project.name!r} could not be loaded: {reason}")
 
 
-# ----------------------------------------------------------------------
-# Calls of gRPC services whose handler is in a worker process, as the server has them
-# ----------------------------------------------------------------------
+# Calls over gRPC
 
 _AHEAD: Final = 4
-"""Requests that may wait in the process for a handler; behind them the client's window fills."""
-_numbers: Final = itertools.count(1)
+"""Maximum number of requests queued in the process; flow control stops the client beyond it."""
+_call_numbers: Final = itertools.count(1)
 
 
 def call_row(call: RpcCall) -> list[Any]:
-    """Give what a process is told of a call."""
+    """Encode the description of a call."""
     seconds = None if call.deadline == math.inf else call.deadline - trio.current_time()
     return [call.path, [list(pair) for pair in call.metadata.items()], call.user_agent, call.client_endpoint, seconds]
 
 
 class RemoteRpc:
-    """One call.
-
-    Args:
-        rpc: what is called.
-        call: the client's.
-        code: logs what the handler raises.
-    """
+    """One call of an isolated handler."""
 
     def __init__(self, rpc: Rpc, call: RpcCall, code: HandlerCode) -> None:
         self._rpc = rpc
         self._call = call
         self._code = code
-        self._number = next(_numbers)
+        self._number = next(_call_numbers)
         self._credit = trio.Semaphore(_AHEAD)
         self._failure: Exception | None = None
         self._unreadable: GRPCError | None = None
 
-    async def first(self) -> list[Any]:
-        """Give what the call begins with in the process.
-
-        Raises:
-            GRPCError: its request cannot be read.
-
-        Cancellation: while the client sends nothing.
-        """
-        first = None
+    async def start_message(self) -> list[Any]:
+        """Return the message that starts the call in the process; raise GRPCError if the request cannot be read."""
+        start_message = None
         if not self._rpc.client_streaming:
             message = await self._call.recv_message()
-            first = message.SerializeToString()
-        return [self._number, call_row(self._call), first]
+            start_message = message.SerializeToString()
+        return [self._number, call_row(self._call), start_message]
 
-    async def run(self, worker: CodeWorker, told: RemoteGenerator) -> None:
-        """Take requests there, and events here, to the end of the call.
+    async def run(self, worker: CodeWorker, result: RemoteGenerator) -> None:
+        """Forward requests to the process and its events to the client until the call ends.
 
-        Raises:
-            GRPCError: how the call ends, unless it ends well.
-            ServerError: the handler met this.
-
-        Cancellation: at once; the call is cancelled there.
+        Raises GRPCError for a failed call, and ServerError if the handler raised it.
         """
         try:
             async with trio.open_nursery() as nursery:
                 if self._rpc.client_streaming:
                     nursery.start_soon(self._feed, worker)
                 try:
-                    await self._take_all(told)
+                    await self._process_events(result)
                 except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery and its group
                     self._failure = error
                 nursery.cancel_scope.cancel()
         finally:
-            await told.aclose()
+            await result.aclose()
         if self._unreadable is not None:
             raise self._unreadable
         if self._failure is not None:
             raise self._failure
 
     async def _feed(self, worker: CodeWorker) -> None:
-        """Give the process the client's requests, as it takes them."""
         message: Any = self
         while message is not None:
             await self._credit.acquire()
@@ -461,56 +370,45 @@ class RemoteRpc:
                 return
             worker.forget([self._number, None if message is None else message.SerializeToString(), False])
 
-    async def _take_all(self, told: RemoteGenerator) -> None:
+    async def _process_events(self, result: RemoteGenerator) -> None:
         while True:
-            event = await told.pull()
+            event = await result.pull()
             if isinstance(event, Failed):
                 raise _rpc_error(event.error)
-            if not isinstance(event, list) or await self._take(*event):
+            if not isinstance(event, list) or await self._process_event(*event):
                 return
 
-    async def _take(self, kind: str, *told: Any) -> bool:
-        """Do what an event says; True if it is the last.
-
-        Raises:
-            GRPCError: it is how the call ends.
-            ServerError: it is what the handler met.
-        """
-        steps: dict[str, Callable[..., Any]] = {
-            events.HEADERS: self._send_headers,
-            events.REPLY: self._call.send_message,
-            events.TRAILERS: self._send_trailers,
-        }
+    async def _process_event(self, kind: str, *result: Any) -> bool:
+        """Process an event; return True if it is the last."""
         match kind:
+            case events.REPLY:
+                await self._call.send_message(*result)
+            case events.HEADERS:
+                await self._call.send_initial_metadata(metadata=_pairs(result[0]))
+            case events.TRAILERS:
+                message, pairs = result
+                await self._call.send_trailing_metadata(status_message=message, metadata=_pairs(pairs))
             case events.TAKEN:
                 self._credit.release()
             case events.CANCEL:
                 self._call.cancel()
             case events.LOG:
-                self._code.report(decode_error(told[1]), told[0])
+                self._code.report(decode_error(result[1]), result[0])
             case events.STATUS | events.RAISED:
-                raise _failure(*told)
-            case events.ENDED:
-                return True
-            case _:
-                await steps[kind](*told)
-        return False
-
-    async def _send_headers(self, pairs: list[Any]) -> None:
-        await self._call.send_initial_metadata(metadata=[(key, value) for key, value in pairs])
-
-    async def _send_trailers(self, message: str | None, pairs: list[Any]) -> None:
-        metadata = [(key, value) for key, value in pairs]
-        await self._call.send_trailing_metadata(status_message=message, metadata=metadata)
+                raise _failure(*result)
+        return kind == events.ENDED
 
 
-def _failure(told: Any, *more: Any) -> Exception:
-    """Make the error that a call ends with."""
+def _pairs(metadata: list[Any]) -> list[tuple[Any, Any]]:
+    return [(key, value) for key, value in metadata]
+
+
+def _failure(result: Any, *more: Any) -> Exception:
     if not more:
-        error = decode_error(told)
+        error = decode_error(result)
         return error if isinstance(error, ServerError) else GRPCError(Status.INTERNAL, type(error).__name__)
     message, details, cause = more
-    made = GRPCError(Status(told), message, details)
+    made = GRPCError(Status(result), message, details)
     made.__cause__ = None if cause is None else decode_error(cause)
     return made
 

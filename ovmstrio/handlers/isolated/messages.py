@@ -1,4 +1,4 @@
-"""Requests and answers as plain data, on their way to a worker process and back."""
+"""Requests and responses of isolated handlers as plain data for the channel to the worker process."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ __all__ = [
 ]
 
 ANSWER: Final = "answer"
-_CHOSEN: Final = "chosen"
+_HTTP_ERROR: Final = "chosen"
 _MALFORMED: Final = "malformed"
 
 
 def refusal_row(error: MalformedPayload | HTTPError) -> list[Any]:
-    """Give what is sent of an error that says itself what the client gets, all of it."""
+    """Encode an error whose status and text are meant for the client."""
     if isinstance(error, HTTPError):
-        return [_CHOSEN, error.status_code, error.detail, error.headers]
+        return [_HTTP_ERROR, error.status_code, error.detail, error.headers]
     return [_MALFORMED, error.message, error.is_json]
 
 
 def read_refusal(row: list[Any]) -> MalformedPayload | HTTPError | None:
-    """Read such an error; None if it is none."""
+    """Decode an error encoded by :func:`refusal_row`; None if the row is another kind."""
     kind, *rest = row
-    if kind == _CHOSEN:
+    if kind == _HTTP_ERROR:
         return HTTPError(*rest)
     return MalformedPayload(rest[0], is_json=rest[1]) if kind == _MALFORMED else None
 
 
 class MethodRow(NamedTuple):
-    """What the server is told of a handler's method."""
+    """Description of a handler's method for the server."""
 
     name: str
-    wanted: list[str]
+    arguments: list[str]
     is_generator: bool
     is_batched: bool
     is_async: bool
 
 
 class AnswerHead(NamedTuple):
-    """An answer without its body; ``after`` is the number of its callbacks, 0 for none."""
+    """Response without its body; ``after`` is the number of its callbacks, 0 for none."""
 
     status: int
     headers: list[list[str]]
     after: int
 
     def answer(self, body: Any, run_after: Callable[[int], None]) -> HttpAnswer:
-        """Make the answer, whose callbacks have their number told."""
+        """Create the response; ``run_after`` is called with the number of the callbacks."""
         headers: Headers = tuple((name, value) for name, value in self.headers)
         number = self.after
         return HttpAnswer(self.status, headers, body, (lambda: run_after(number),) if number else ())
 
 
 def answer_head(answer: HttpAnswer, after: int) -> list[Any]:
-    """Give what is sent of an answer besides its body."""
+    """Encode a response without its body."""
     return [answer.status, [list(pair) for pair in answer.headers], after]
 
 
 def request_row(request: HttpRequest) -> list[Any]:
-    """Give what is sent of a request."""
+    """Encode a request."""
     return [request.method, request.path, request.query, [list(pair) for pair in request.headers], request.body]
 
 
 def read_request(row: list[Any]) -> HttpRequest:
-    """Read a request."""
+    """Decode a request."""
     method, path, query, headers, body = row
     return HttpRequest(method, path, query, tuple((name, value) for name, value in headers), body)

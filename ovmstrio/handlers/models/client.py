@@ -1,4 +1,4 @@
-"""What a handler's constructor gets as ``model_client``."""
+"""Model client passed to handler constructors, and conversion of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,11 @@ from ovmstrio.handlers.models.version_index import LATEST, is_version
 
 __all__ = ["Array", "ModelClient", "ModelNames", "flat_list", "read_inputs", "version_text"]
 
-# ----------------------------------------------------------------------
-# What a handler's constructor gets as ``model_client``
-# ----------------------------------------------------------------------
-
 _SHOWN: Final = 20
 
 
 def version_text(version: str | int | None) -> str:
-    """Read the version that somebody asks for: a number, or nothing or ``latest`` for the highest one.
-
-    Raises:
-        UserRuntimeException: it is neither.
-    """
+    """Normalize a version to a number or ``latest`` (None and ``""`` too); UserRuntimeException for others."""
     if version is None or version in {LATEST, ""}:
         return LATEST
     text = str(version)
@@ -42,32 +34,27 @@ def version_text(version: str | int | None) -> str:
 
 
 class ModelNames:
-    """Which names may be asked for.
-
-    Args:
-        spec: how the project names its models, and which it lists itself.
-        shelf: knows the others.
-    """
+    """Model names of a project that handlers may request."""
 
     def __init__(self, spec: ModelsSpec, shelf: Shelf) -> None:
         self._has_one = spec.kind == "path"
         self._listed = frozenset(entry.name for entry in spec.entries)
-        self._shelf = shelf
+        self._cache = shelf
 
     @property
     def known(self) -> list[str]:
-        """The names that there are, sorted."""
-        return sorted(self._listed or {key.name for key in self._shelf.catalog})
+        """Sorted model names."""
+        return sorted(self._listed or {key.name for key in self._cache.catalog})
 
     def check(self, name: str | None) -> str:
-        """Give the name of the model that is meant.
+        """Return the name of the requested model.
 
         Raises:
-            UserRuntimeException: none is given where there are many, or there is no such model.
+            UserRuntimeException: no name is given and the project has several models, or the model does not exist.
         """
         if self._has_one:
             return DEFAULT_MODEL
-        if name is not None and (name in self._listed or self._shelf.versions(name)):
+        if name is not None and (name in self._listed or self._cache.versions(name)):
             return name
         known = self.known
         listing = ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
@@ -76,15 +63,9 @@ class ModelNames:
 
 
 class ModelClient(ModelClientBase):
-    """Gives models to the handler's code, from any of its threads, in its constructor too.
+    """Access to a project's models for the handler's code, from any thread and in its constructor.
 
-    A model that is given stays as it is, its files too, until the call of the handler ends in which it was asked for.
-
-    Args:
-        shelf: what is here.
-        loader: gives that, and loads what is not.
-        names: the names that may be asked for.
-        is_caching: whether models come and go by their use.
+    A returned model and its files stay unchanged until the current call of the handler ends.
     """
 
     def __init__(
@@ -95,55 +76,50 @@ class ModelClient(ModelClientBase):
         *,
         is_caching: bool,
     ) -> None:
-        self._shelf = shelf
+        self._cache = shelf
         self._loader = loader
         self._names = names
         self._is_caching = is_caching
 
     def get_model(self, model_name: str | None = None, model_version: str | int | None = LATEST) -> Any:
-        """Give what ``load_model`` returned for a version of a model, loading it if need be.
+        """Return the result of ``load_model`` for a version of a model; load it if necessary.
 
         Args:
-            model_name: of the model; not needed, and not looked at, where there is one only by its ``path``.
-            model_version: a number, or the highest one for ``"latest"``, None and nothing.
+            model_name: ignored if the project has one model given by its ``path``.
+            model_version: a number; ``"latest"``, None or ``""`` for the highest version.
 
         Raises:
-            UserRuntimeException: there is no such model or version, or it cannot be loaded.
+            UserRuntimeException: the model or version does not exist or fails to load.
         """
         version = LATEST if model_version is None or model_version == LATEST else version_text(model_version)
         name = self._names.check(model_name)
         return self._loader.get(name, version).value
 
     async def aget_model(self, model_name: str | None = None, model_version: str | int | None = LATEST) -> Any:
-        """Give a model as :meth:`get_model` does, for handlers whose methods are ``async def``.
+        """Return a model as :meth:`get_model` does, for ``async def`` handlers.
 
-        Raises:
-            UserRuntimeException: as there.
-
-        Cancellation: at once; what is being loaded is loaded all the same.
+        Cancellation: at once; a started load continues.
         """
         await trio.lowlevel.checkpoint()
         version, name = version_text(model_version), self._names.check(model_name)
         return (await self._loader.aget(name, version)).value
 
     def set_load_method(self, load_model: LoadModel) -> None:
-        """Say how models are loaded from their folders."""
+        """Set the function that loads a model from its folder."""
         self._loader.load_model = load_model
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The models by name, each with its ``versions``, the highest first, and their ``timestamps``."""
-        return self._shelf.metadata()
+        """Models by name, each with ``versions`` (highest first) and ``timestamps``."""
+        return self._cache.metadata()
 
     @property
     def caching(self) -> bool:
-        """Whether models come and go by their use."""
+        """Whether models are loaded and evicted by use."""
         return self._is_caching
 
 
-# ----------------------------------------------------------------------
-# Arrays out of what handlers give to a model, and what they get back for its outputs
-# ----------------------------------------------------------------------
+# Model inputs and outputs
 
 Array = np.ndarray[Any, Any]
 
@@ -151,16 +127,11 @@ _SPECIAL: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 def read_inputs(given: Any, inputs: Sequence[TensorSpec], model: str, unused: Collection[str] = ()) -> dict[str, Array]:
-    """Make an array of each input of a model, in the order of the inputs.
+    """Convert the handler's values to the input arrays of a model, in the order of the inputs.
 
-    Args:
-        given: what the handler gave, by name.
-        inputs: what the model takes.
-        model: what to call it in messages.
-        unused: inputs that it has by name only, whose values do not matter.
+    ``model`` is the name in messages; the values of inputs in ``unused`` are ignored.
 
-    Raises:
-        UserRuntimeException: something is missing, or does not fit.
+    Raises UserRuntimeException if an input is missing or has the wrong type, datatype or shape.
     """
     if not isinstance(given, Mapping):
         raise UserRuntimeException(
@@ -183,11 +154,11 @@ def _array(value: Any, spec: TensorSpec, model: str) -> Array:
         found = np.asarray(value, dtype=object) if spec.datatype is BYTES else np.asarray(value)
         array = _strings(found) if spec.datatype is BYTES else _converted(found, spec.datatype.numpy)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _misfit(spec, model, str(error)) from error
+        raise _mismatch(spec, model, str(error)) from error
     sizes = array.shape
     fits = len(sizes) == len(spec.shape) and all(dim.accepts(size) for dim, size in zip(spec.shape, sizes, strict=True))
     if not fits:
-        raise _misfit(spec, model, f"the shape is {_shown(sizes)}")
+        raise _mismatch(spec, model, f"the shape is {_shown(sizes)}")
     return array
 
 
@@ -215,7 +186,7 @@ def _encoded(value: Any) -> bytes:
     raise TypeError(f"a value is a {type(value).__name__}")
 
 
-def _misfit(spec: TensorSpec, model: str, reason: str) -> UserRuntimeException:
+def _mismatch(spec: TensorSpec, model: str, reason: str) -> UserRuntimeException:
     shape = "a scalar" if not spec.shape else f"shape {_shown(spec.reported_shape)}"
     return UserRuntimeException(
         f"input {spec.name!r} of {model} does not fit", f"expected {shape} of {spec.datatype.name}", reason
@@ -227,9 +198,9 @@ def _shown(sizes: Sequence[int]) -> str:
 
 
 def flat_list(tensor: Tensor) -> list[Any]:
-    """Give the elements of an output as the JSON of a protobuf message has them, without their shape.
+    """Return the elements of an output as a flat list, as JSON of a protobuf message has them.
 
-    Integers of 64 bits are strings, strings are base64, and halves are their bits.
+    64-bit integers are decimal strings, BYTES are base64, and FP16 and BF16 are their bits.
     """
     name = tensor.datatype.name
     convert = _TO_LIST.get(name)
@@ -237,12 +208,8 @@ def flat_list(tensor: Tensor) -> list[Any]:
     return flat.tolist() if convert is None else convert(flat)
 
 
-def _digits(array: Array) -> list[Any]:
+def _decimal_strings(array: Array) -> list[Any]:
     return list(map(str, array.tolist()))
-
-
-def _base64(array: Array) -> list[Any]:
-    return [base64.b64encode(value).decode() for value in array]
 
 
 def _bits(array: Array) -> list[Any]:
@@ -251,22 +218,20 @@ def _bits(array: Array) -> list[Any]:
 
 def _doubles(array: Array) -> list[Any]:
     values: list[Any] = array.tolist()
-    return values if np.isfinite(array).all() else [_named(value) for value in values]
+    if np.isfinite(array).all():
+        return values
+    return ["NaN" if math.isnan(value) else _SPECIAL.get(value, value) for value in values]
 
 
 def _floats(array: Array) -> list[Any]:
-    """Give the shortest numbers that are these floats, as 0.1 instead of 0.10000000149011612."""
+    """Return the shortest decimal numbers for these floats: 0.1, not 0.10000000149011612."""
     return _doubles(array.astype("U").astype(np.float64))
 
 
-def _named(value: float) -> float | str:
-    return "NaN" if math.isnan(value) else _SPECIAL.get(value, value)
-
-
 _TO_LIST: Final[Mapping[str, Callable[[Array], list[Any]]]] = {
-    "INT64": _digits,
-    "UINT64": _digits,
-    "BYTES": _base64,
+    "INT64": _decimal_strings,
+    "UINT64": _decimal_strings,
+    "BYTES": lambda array: [base64.b64encode(value).decode() for value in array],
     "FP16": _bits,
     "BF16": _bits,
     "FP32": _floats,

@@ -1,4 +1,4 @@
-"""The models of a project as those need them who load its handler, without what only models need."""
+"""Models of a handler project: storages, cache and clients."""
 
 from __future__ import annotations
 
@@ -49,76 +49,31 @@ from ovmstrio.util.backoff import Backoff
 __all__ = [
     "LibraryOptions",
     "ModelLibrary",
-    "Models",
     "ModelsInfo",
     "ProjectModels",
-    "open_clients",
     "open_library",
     "open_models",
 ]
 
-# ----------------------------------------------------------------------
-# The models of a project as those need them who load its handler, without what only models need
-# ----------------------------------------------------------------------
-
 
 class ModelsInfo(Protocol):
-    """What is told of the models of a project."""
+    """Source of the model metadata that ``/info`` returns."""
 
     def info(self) -> dict[str, Any]:
-        """Tell of all models, as ``/info`` does; blocking."""
+        """Return the metadata of all models; blocking."""
         ...
 
 
-class Models(ModelsInfo, Protocol):
-    """The models of a project, as its server needs them."""
-
-    @property
-    def clients(self) -> Mapping[str, Any]:
-        """What the handler's constructor may ask for, by name."""
-        ...
-
-
-class _NoModels:
-    clients: Mapping[str, Any] = {}
-
-    def info(self) -> dict[str, Any]:
-        return {}
-
-
-@asynccontextmanager
-async def open_clients(project: ProjectSpec) -> AsyncIterator[Models]:
-    """Keep a project's models while the block lasts; it is entered after the first look at their storages.
-
-    Raises:
-        ConfigError: a storage cannot be used.
-        ExceptionGroup: of what the block raises.
-
-    Ownership: the tasks that follow the storages, and the copies of models.
-    Cancellation: at any checkpoint.
-    """
-    if project.models is None:
-        yield _NoModels()
-        return
-    # OpenVINO and the libraries of storages are left alone by those who have no models.
-
-    async with open_models(project) as models:
-        yield models
-
-
-# ----------------------------------------------------------------------
-# All models of one project, kept as their storages are while a block lasts
-# ----------------------------------------------------------------------
+# Library
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryOptions:
-    """How models are kept.
+    """Options of a model library.
 
     Attributes:
-        watch: how their storages are followed.
-        root: where copies are kept, in a new folder that is removed at the end; the system's temporary folder if None.
-        open_storage: opens storages; None for those that a URL stands for.
+        root: parent of the temporary folder for copies; the system's temporary folder if None.
+        open_storage: opens the storage of a location; by default chosen by the URL scheme.
     """
 
     watch: WatchOptions = field(default_factory=WatchOptions)
@@ -127,24 +82,13 @@ class LibraryOptions:
 
 
 class ModelLibrary:
-    """The models of one project.
-
-    Args:
-        spec: which models.
-        sources: where they come from.
-        root: where copies of them are kept.
-        validate: which versions can be used at all.
-        watch: how the storages are followed.
+    """Models of one project.
 
     Attributes:
-        shelf: what is here.
-        storage_threads: fetch for those who ask.
-        loader: gives that, and loads what is not.
-        names: the names that may be asked for.
-        client: for the handler.
-        sync: takes over what the storages have.
-        watcher: has it do so again and again.
-        janitor: removes copies that are not needed any more.
+        storage_threads: downloads for calls of a project with cached models.
+        client: passed to the handler's constructor.
+        sync: synchronizes the cache with the storages.
+        watcher: runs ``sync`` periodically.
     """
 
     def __init__(
@@ -158,11 +102,11 @@ class ModelLibrary:
         self.names = ModelNames(spec, self.shelf)
         self.client = ModelClient(self.shelf, self.loader, self.names, is_caching=spec.is_cached)
         self.sync = StorageSync(sources, self.shelf, maker, spec=spec, validate=validate, options=watch)
-        self.watcher = FileWatcher(self.sync.look, watch.interval_seconds, Backoff())
+        self.watcher = FileWatcher(self.sync.synchronize, watch.interval_seconds, Backoff())
 
     @property
     def is_stale(self) -> bool:
-        """Whether the storages could not be read lately, so that models may be older than they should."""
+        """Whether the last synchronization failed, so that models may be outdated."""
         return self.sync.is_stale
 
 
@@ -174,21 +118,12 @@ async def open_library(
     validate: Validate = lambda _: None,
     options: LibraryOptions | None = None,
 ) -> AsyncIterator[ModelLibrary]:
-    """Keep the models of a project while the block lasts; it is entered after the first look at all storages.
+    """Provide the models of a project during the block, after a first synchronization with the storages.
 
-    Args:
-        spec: which models.
-        load_model: how they are loaded; may be said later, with ``client.set_load_method``.
-        validate: which versions can be used at all.
-        options: how they are kept.
+    ``load_model`` may be set later with ``client.set_load_method``; ``validate`` rejects unusable versions.
 
     Raises:
-        ConfigError: a storage's library is not installed.
-        ExceptionGroup: of what the block raises.
-
-    Ownership: the task that follows the storages, and the copies of models on the local disk.
-
-    Cancellation: at any checkpoint; the copies are removed.
+        ConfigError: the package of a storage is not installed.
     """
     options = options or LibraryOptions()
     sources = open_sources(
@@ -222,42 +157,29 @@ def _new_folder(parent: Path | None) -> Iterator[Path]:
 
 
 class _Janitor:
-    """Removes copies that nobody needs any more, soon after somebody has found them so."""
-
     def __init__(self) -> None:
         self._loop = trio.lowlevel.current_trio_token()
-        self._wanted = trio.Event()
+        self._wakeup = trio.Event()
 
     def wake(self) -> None:
-        """Say that there is something to remove; from any thread."""
         with suppress(trio.RunFinishedError):
             self._loop.run_sync_soon(self._set, idempotent=True)
 
     def _set(self) -> None:
-        self._wanted.set()
+        self._wakeup.set()
 
     async def run(self, loader: ModelLoader) -> None:
-        """Remove copies until cancelled.
-
-        Cancellation: at once; a thread that removes goes on.
-        """
         while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
+            await self._wakeup.wait()
+            self._wakeup = trio.Event()
             await trio.to_thread.run_sync(loader.empty_trash, abandon_on_cancel=True)
 
 
-# ----------------------------------------------------------------------
-# From a project to the client that its handler gets, and to what ``/info`` tells
-# ----------------------------------------------------------------------
+# Clients
 
 
 class SavedModelLoader:
-    """Loads SavedModels out of their folders; called in worker threads.
-
-    Args:
-        spec: says which signatures count.
-    """
+    """Loader of SavedModels from their folders; called in worker threads."""
 
     def __init__(self, spec: ModelsSpec) -> None:
         self._keys = {entry.name: entry.signature_key for entry in spec.entries}
@@ -265,26 +187,16 @@ class SavedModelLoader:
         self._loop = trio.lowlevel.current_trio_token()
 
     def __call__(self, folder: str) -> RunnableModel:
-        """Load a model.
-
-        Raises:
-            ConfigError: it cannot be loaded, or has no signature that could be meant.
-        """
+        """Load a model; raise ConfigError if the model fails to load, or its signature is missing or ambiguous."""
         return trio.from_thread.run(load_saved_model, Path(folder), self.key_for(Path(folder)), trio_token=self._loop)
 
     def key_for(self, folder: Path) -> str | None:
-        """Tell which signature is wanted of a model in a folder, if one is."""
+        """Return the configured signature key of the model in a folder; None if not configured."""
         return self._keys.get(folder.parts[-2], self._default)
 
 
 class TensorFlowClient(TensorFlowClientBase):
-    """Runs SavedModels for the handler's code, in its constructor too.
-
-    Args:
-        loader: gives models.
-        names: the names that may be asked for.
-        batcher: joins the inputs of several calls, if that is configured.
-    """
+    """Client that runs SavedModels for the handler's code; ``batcher`` is None without batching."""
 
     def __init__(
         self,
@@ -303,17 +215,17 @@ class TensorFlowClient(TensorFlowClientBase):
         model_name: str | None = None,
         model_version: str | int | None = LATEST,
     ) -> dict[str, Any]:
-        """Run a model, and give each of its outputs as a flat list.
+        """Run a model and return each output as a flat list.
 
         Args:
-            model_input: arrays, or what can be made into them, by the names of the signature's inputs.
-            model_name: of the model; not needed, and not looked at, where there is one only by its ``path``.
-            model_version: a number, or the highest one for ``"latest"``, None and nothing.
+            model_input: arrays or array-like values by input name of the signature.
+            model_name: ignored if the project has one model given by its ``path``.
+            model_version: a number; ``"latest"``, None or ``""`` for the highest version.
 
         Raises:
-            UserRuntimeException: there is no such model or version, or an input does not fit.
-            ModelFailure: OpenVINO failed on the inputs.
-            RuntimeError: it is called on the event loop, where :meth:`apredict` is to be used.
+            UserRuntimeException: the model or version does not exist, or an input does not fit.
+            ModelFailure: OpenVINO failed.
+            RuntimeError: called on the event loop; use :meth:`apredict` there.
         """
         if trio.lowlevel.in_trio_run():
             raise RuntimeError("predict would block the event loop: use 'await client.apredict(...)' in async methods")
@@ -321,7 +233,7 @@ class TensorFlowClient(TensorFlowClientBase):
         with lease_models():
             model = cast("RunnableModel", self._loader.get(name, version).value)
             outputs = trio.from_thread.run(self._run, model, _inputs(model, model_input), trio_token=self._loop)
-        return _answer(model, outputs)
+        return _named_outputs(model, outputs)
 
     async def apredict(
         self,
@@ -329,42 +241,32 @@ class TensorFlowClient(TensorFlowClientBase):
         model_name: str | None = None,
         model_version: str | int | None = LATEST,
     ) -> dict[str, Any]:
-        """Run a model as :meth:`predict` does, for handlers whose methods are ``async def``.
-
-        Raises:
-            Exception: as there.
-
-        Cancellation: at once; a run that nobody else waits for is stopped.
-        """
+        """Run a model as :meth:`predict` does, for ``async def`` handlers."""
         version, name = version_text(model_version), self._names.check(model_name)
         with lease_models():
             model = cast("RunnableModel", (await self._loader.aget(name, version)).value)
             outputs = await self._run(model, _inputs(model, model_input))
-        return _answer(model, outputs)
+        return _named_outputs(model, outputs)
 
 
 def _inputs(model: RunnableModel, given: Mapping[str, Any]) -> dict[str, Array]:
     return read_inputs(given, model.servable.metadata.inputs, str(model), model.signature.inputs.keys())
 
 
-def _answer(model: RunnableModel, outputs: list[Tensor]) -> dict[str, Any]:
+def _named_outputs(model: RunnableModel, outputs: list[Tensor]) -> dict[str, Any]:
     found = {output.name: output for output in outputs}
     return {name: flat_list(found[theirs]) for name, theirs in model.outputs.items()}
 
 
 class SavedModelInfo:
-    """Describes SavedModels; reads the file of each of their copies once.
-
-    Args:
-        key_for: tells which signature is wanted of a model in a folder, if one is.
-    """
+    """Descriptions of SavedModels for ``/info``, cached by copy."""
 
     def __init__(self, key_for: Callable[[Path], str | None]) -> None:
         self._key_for = key_for
         self._known: dict[Copy, dict[str, Any]] = {}
 
     def __call__(self, shelf: Shelf) -> dict[str, dict[str, Any]]:
-        """Describe all that there are, by name and version, the highest version of a model first."""
+        """Return the descriptions by ``name-version``, highest version of each model first."""
         catalog, copies = shelf.catalog, shelf.copies()
         self._known = {copy: self._known.get(copy) or self._describe(copy) for copy in copies.values()}
         ordered = [key for name in sorted({key.name for key in copies}) for key in shelf.versions(name)]
@@ -381,7 +283,7 @@ class SavedModelInfo:
             key = choose_signature(saved.signatures, self._key_for(copy.folder))
         except ConfigError as error:
             return described | {"problem": str(error)}
-        signatures = {name: signature.described() for name, signature in saved.signatures.items()}
+        signatures = {name: signature.to_metadata() for name, signature in saved.signatures.items()}
         inputs = _input_signatures(saved, key)
         return described | {
             "signature_def": signatures,
@@ -404,16 +306,13 @@ _METADATA: Final = "model_metadata"
 _STALE: Final = "stale"
 _BATCHES_AT_ONCE: Final = 2
 _ROOT_VARIABLE: Final = "CORTEX_MODEL_DIR"
-"""Names the folder for copies of models."""
+"""Environment variable with the parent folder of model copies."""
 
 
 class ProjectModels:
-    """The models of a project.
+    """Models of a project, if any, and the clients by the constructor argument that requests them.
 
-    Args:
-        library: keeps them; None where the project has none.
-        clients: what the handler's constructor may ask for, by name.
-        saved_models: describes each of them by its signatures, where that is how ``/info`` tells of them.
+    ``saved_models`` describes models for ``/info``; None to return versions and timestamps.
     """
 
     def __init__(
@@ -428,13 +327,13 @@ class ProjectModels:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the storages could not be read lately, so that models may be older than they should."""
+        """Whether the last synchronization failed, so that models may be outdated."""
         return self.library is not None and self.library.is_stale
 
     def info(self) -> dict[str, Any]:
-        """Tell of all models, as ``/info`` does; ``stale`` is there only while their storages cannot be read.
+        """Return the models for ``/info``; blocking, since files of new versions are read.
 
-        May read files of models that it was not asked about before, so it belongs in a thread.
+        The key ``stale`` is present only while the storages cannot be read.
         """
         if self.library is None:
             return {}
@@ -446,25 +345,18 @@ class ProjectModels:
 
 @asynccontextmanager
 async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = None) -> AsyncIterator[ProjectModels]:
-    """Keep the models of a project while the block lasts; it is entered when its handler may be made.
+    """Provide the models of a project during the block, after a first synchronization with the storages.
 
-    A Python handler's ``load_model`` is said later, with the client's ``set_load_method``.
-
-    Args:
-        project: whose models.
-        options: how they are kept; as the project says if None.
+    A Python handler's ``load_model`` is set later with the client's ``set_load_method``.
 
     Raises:
-        ConfigError: a storage's library is not installed.
-        ExceptionGroup: of what the block raises.
-
-    Ownership: as :func:`open_library`, and the batches of SavedModels.
-
-    Cancellation: at any checkpoint.
+        ConfigError: the package of a storage is not installed.
     """
     spec = project.models
     if spec is not None and options is None:
-        options = _options(spec)
+        root = os.environ.get(_ROOT_VARIABLE)
+        watch = WatchOptions(interval_seconds=spec.reload_interval_seconds)
+        options = LibraryOptions(watch, Path(root) if root else None)
     if spec is None:
         yield ProjectModels()
     elif project.type == "python":
@@ -478,12 +370,6 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
             info = None if spec.is_cached else SavedModelInfo(load_model.key_for)
             async with _open_tensorflow(library, project.batching) as client:
                 yield ProjectModels(library, {TENSORFLOW_CLIENT: client}, info)
-
-
-def _options(spec: ModelsSpec) -> LibraryOptions:
-    root = os.environ.get(_ROOT_VARIABLE)
-    watch = WatchOptions(interval_seconds=spec.reload_interval_seconds)
-    return LibraryOptions(watch, Path(root) if root else None)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Finds models for those who ask, and loads them at most once at a time."""
+"""Loading of handler models: downloads in storage threads, and at most one concurrent load of each version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -24,44 +25,30 @@ from ovmstrio.util.truncation import text_of
 
 __all__ = ["MAX_WAITING", "LoadModel", "ModelLoader", "StorageThreads"]
 
-# ----------------------------------------------------------------------
-# Threads in which storages are read for those who ask for models; nobody else's code runs there
-# ----------------------------------------------------------------------
-
 MAX_WAITING: Final = 64
-"""How many calls may wait for storages; each of them has a thread."""
+"""Maximum number of calls that wait for storages; each occupies a thread."""
 
 
 class _Fetch:
-    """One version that is to be copied.
-
-    Attributes:
-        moved: when a piece of it has come, or it has begun; in seconds as ``time.monotonic``.
-    """
-
     __slots__ = ("context", "future", "is_begun", "key", "moved", "version")
 
     def __init__(self, key: ModelKey, version: VersionFiles) -> None:
         self.key = key
         self.version = version
-        # What is asked of the storage is a part of the call that asked first.
+        # Storage requests belong to the trace of the first caller.
         self.context = copy_context()
         self.future: Future[Copy] = Future()
         self.is_begun = False
         self.moved = time.monotonic()
 
-    def note(self) -> None:
-        """Note that something has come."""
+    def note_progress(self) -> None:
         self.moved = time.monotonic()
 
 
 class StorageThreads:
-    """Fetches versions of models for callers that block, from any thread, the event loop's too.
+    """Threads that download model versions for blocking callers, including callers on the event loop's thread.
 
-    Args:
-        maker: makes copies.
-        count: how many are made at once.
-        stall_seconds: how long a storage may give nothing.
+    A download fails if its storage sends nothing for ``stall_seconds``.
     """
 
     def __init__(self, maker: CopyMaker, count: int, stall_seconds: float) -> None:
@@ -74,46 +61,41 @@ class StorageThreads:
         self._is_closed = False
 
     async def run(self) -> None:
-        """Host the threads until cancelled.
+        """Run the threads until cancelled.
 
-        Ownership: the threads; one that a storage keeps is left to it.
-
-        Cancellation: at once; whoever waits is told so.
+        Cancellation: at once; waiting callers fail, and a thread that its storage blocks is abandoned.
         """
         limiter = trio.CapacityLimiter(math.inf)
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(self._count):
-                    nursery.start_soon(self._host, limiter)
+                    nursery.start_soon(
+                        partial(trio.to_thread.run_sync, self._work, abandon_on_cancel=True, limiter=limiter)
+                    )
         finally:
             self._close()
-
-    async def _host(self, limiter: trio.CapacityLimiter) -> None:
-        await trio.to_thread.run_sync(self._work, abandon_on_cancel=True, limiter=limiter)
 
     def _close(self) -> None:
         with self._lock:
             self._is_closed = True
             for fetch in self._open:
-                _settle(fetch, StorageFailure("the models are about to be closed"))
+                _settle(fetch, StorageFailure("the model storage is closing"))
         for _ in range(self._count):
             self._queue.put(None)
 
     def fetch(self, key: ModelKey, version: VersionFiles) -> Copy:
-        """Copy a version, and give the copy; the place of the calling thread is lent meanwhile.
+        """Download a version and return its copy; release the thread-pool slot of the caller meanwhile.
 
         Raises:
-            StorageFailure: it cannot be read or kept, or nothing came of it for ``stall_seconds``.
-            Overloaded: too many wait.
+            StorageFailure: the version cannot be read or stored, or nothing was received for ``stall_seconds``.
+            Overloaded: too many calls wait.
         """
         fetch = _Fetch(key, version)
         with self._lock:
             if self._is_closed:
-                raise StorageFailure("the models are about to be closed")
+                raise StorageFailure("the model storage is closing")
             if len(self._open) >= MAX_WAITING:
-                raise Overloaded(
-                    f"{key} cannot be fetched now: {MAX_WAITING} calls wait for models of storages already"
-                )
+                raise Overloaded(f"{key} cannot be downloaded: {MAX_WAITING} calls already wait for model downloads")
             self._open.add(fetch)
         try:
             self._queue.put(fetch)
@@ -131,11 +113,11 @@ class StorageThreads:
             except TimeoutError:
                 if fetch.future.done() or self._moved(fetch) + self._stall_seconds > time.monotonic():
                     continue
-                what = "nothing came from its storage" if fetch.is_begun else "the storage threads stood still"
+                what = "no data from its storage" if fetch.is_begun else "all storage threads stalled"
                 _settle(fetch, StorageFailure(f"{fetch.key}: {what} for {self._stall_seconds:g} s"))
 
     def _moved(self, fetch: _Fetch) -> float:
-        """Tell when it last went on, or, while it waits for a thread, when any of them did."""
+        """Return the time of the last progress; of any download while this one waits for a thread."""
         if fetch.is_begun:
             return fetch.moved
         with self._lock:
@@ -150,11 +132,11 @@ class StorageThreads:
             del fetch
 
     def _make(self, fetch: _Fetch) -> None:
-        fetch.note()
+        fetch.note_progress()
         fetch.is_begun = True
         try:
-            copy = fetch.context.run(self._maker.make, fetch.key, fetch.version, fetch.note)
-        except BaseException as error:  # noqa: BLE001 - for whoever waits
+            copy = fetch.context.run(self._maker.make, fetch.key, fetch.version, fetch.note_progress)
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             _settle(fetch, error)
             return
         if not _settle(fetch, copy):
@@ -162,7 +144,7 @@ class StorageThreads:
 
 
 def _settle(fetch: _Fetch, outcome: Copy | BaseException) -> bool:
-    """Give an outcome to whoever waits; False if it has one."""
+    """Set the outcome of a fetch; return False if it has one."""
     try:
         if isinstance(outcome, BaseException):
             fetch.future.set_exception(outcome)
@@ -173,9 +155,7 @@ def _settle(fetch: _Fetch, outcome: Copy | BaseException) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------
-# Finds models for those who ask, and loads them at most once at a time
-# ----------------------------------------------------------------------
+# Model loader
 
 log = structlog.get_logger(__name__)
 
@@ -184,115 +164,106 @@ LoadModel = Callable[[str], Any]
 
 
 class ModelLoader:
-    """Gives models; it blocks, and may be asked from any thread.
+    """Blocking access to models, from any thread.
 
-    While a version is fetched, others get its old copy if that is in memory, and if they ask for the latest version the
-    latest one that is here; who waits lends the place of the thread.
-
-    Args:
-        shelf: what is here.
-        maker: removes copies.
-        storage: fetches them.
+    During a download, calls use the old copy if it is in memory; calls for the latest version use the latest local one.
 
     Attributes:
-        load_model: makes of a version's folder what is given.
+        load_model: the handler's method that loads a model from its folder.
     """
 
     def __init__(self, shelf: Shelf, maker: CopyMaker, storage: StorageThreads) -> None:
         self.load_model: LoadModel | None = None
-        self._shelf = shelf
+        self._cache = shelf
         self._maker = maker
         self._storage = storage
         self._limiter = trio.CapacityLimiter(2 * MAX_WAITING)
 
     def get(self, name: str, version: str) -> LoadedModel:
-        """Give a version of a model, leased to the current call.
+        """Return a version of a model, leased to the current call.
 
-        Where the latest one cannot be loaded, the highest one that can takes its place until the storage changes.
+        If the latest version fails to load, the highest version that loads replaces it until the storage changes.
 
         Raises:
-            UserRuntimeException: there is no such version, or it cannot be loaded.
-            Overloaded: it is not here, and too many wait for storages.
+            UserRuntimeException: the version does not exist or fails to load.
+            Overloaded: the version is not local, and too many calls wait for storages.
         """
-        found = self._shelf.find(name, version)
+        found = self._cache.find(name, version)
         if found is not None:
             return found
         failed: dict[ModelKey, UserRuntimeException] = {}
         while True:
-            key = self._shelf.resolve(name, version)
+            key = self._cache.resolve(name, version)
             if key is None:
-                raise self._absent(name, version)
+                raise self._not_found(name, version)
             if key in failed:
                 raise failed[key]
             try:
-                return self._load_in_turn(key)
+                return self._load_exclusively(key)
             except UserRuntimeException as error:
                 if version != LATEST:
                     raise
                 failed[key] = error
 
     async def aget(self, name: str, version: str) -> LoadedModel:
-        """Give a model as :meth:`get` does, without blocking.
+        """Return a model as :meth:`get` does, without blocking.
 
-        Raises:
-            UserRuntimeException: as there.
-
-        Cancellation: at once while it is loaded, which goes on; a model that is here is given without a checkpoint.
+        Cancellation: at once; a started load continues. No checkpoint if the model is in memory.
         """
-        found = self._shelf.find(name, version)
+        found = self._cache.find(name, version)
         if found is not None:
             return found
         return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True, limiter=self._limiter)
 
-    def _absent(self, name: str, version: str) -> UserRuntimeException:
+    def _not_found(self, name: str, version: str) -> UserRuntimeException:
         if version == LATEST:
-            return UserRuntimeException(f"no version of model {name} is left: all of them were removed")
+            return UserRuntimeException(f"no version of model {name} is left: all were removed")
         return UserRuntimeException(f"model {name} of version {version} wasn't found")
 
-    def _load_in_turn(self, key: ModelKey) -> LoadedModel:
-        version, copy = self._shelf.begin_load(key)
+    def _load_exclusively(self, key: ModelKey) -> LoadedModel:
+        version, copy = self._cache.begin_load(key)
         try:
-            # Whoever had the turn before may have loaded it.
-            found = self._shelf.find(*key)
+            # The previous holder of the lock may have loaded the model.
+            found = self._cache.find(*key)
             if found is not None:
                 return found
             if version is None:
-                raise self._absent(*key)
+                raise self._not_found(*key)
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
-                self._shelf.make_room(key)
-                loaded = LoadedModel(copy, self._call_user(copy))
+                self._cache.reserve_memory(key)
+                loaded = LoadedModel(copy, self._call_load_model(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
-                return self._failed(key, version, error)
-            self._shelf.put(loaded)
+                return self._handle_failure(key, version, error)
+            self._cache.put(loaded)
             return loaded
         finally:
-            self._shelf.end_load(key, copy)
+            self._cache.end_load(key, copy)
             self.empty_trash()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        self._shelf.begin_fetch(key)
+        self._cache.begin_fetch(key)
         try:
             self.empty_trash()
             copy = self._storage.fetch(key, version)
         finally:
-            self._shelf.end_fetch(key)
-        self._shelf.replace_copy(copy, old)
-        log.debug("a model was fetched", model=key.name, version=key.version)
+            self._cache.end_fetch(key)
+        self._cache.replace_copy(copy, old)
+        log.debug("model version downloaded", model=key.name, version=key.version)
         return copy
 
-    def _call_user(self, copy: Copy) -> Any:
+    def _call_load_model(self, copy: Copy) -> Any:
         if self.load_model is None:
-            raise UserRuntimeException("the handler has no method load_model, which models are loaded with")
+            raise UserRuntimeException("the handler has no method load_model")
         return self.load_model(str(copy.folder))
 
-    def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
+    def _handle_failure(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
         is_unreachable = isinstance(error, StorageFailure | Overloaded)
-        old, is_news = self._shelf.keep_old(key, version, is_unreachable=is_unreachable)
+        old, is_news = self._cache.keep_old(key, version, is_unreachable=is_unreachable)
         if is_news:
             log.warning(
-                "a model cannot be loaded",
+                "model load failed",
                 model=key.name,
                 version=key.version,
                 reason=f"{type(error).__name__}: {text_of(error)}",
@@ -307,6 +278,6 @@ class ModelLoader:
         raise UserRuntimeException(message, text_of(error)) from error
 
     def empty_trash(self) -> None:
-        """Remove the files of copies that nobody needs any more."""
-        for copy in self._shelf.take_trash():
+        """Remove the files of copies that are no longer needed."""
+        for copy in self._cache.take_trash():
             self._maker.remove(copy)

@@ -1,7 +1,7 @@
-"""Object stores, reached through fsspec; imported only when a URL needs it.
+"""Object stores through fsspec; imported only for URLs that need it.
 
-fsspec runs the clients of its stores on a thread of its own, which it starts at the first use and shares between all
-of them; calls from here wait for that thread, and end what they began there when nothing has come for some time.
+fsspec runs asynchronous clients on one shared thread. Calls wait for that thread and cancel their operation there when
+no data has arrived for some time.
 """
 
 from __future__ import annotations
@@ -26,44 +26,35 @@ __all__ = ["FsspecStorage"]
 _CONNECT_SECONDS: Final = 5.0
 _ATTEMPTS: Final = 3
 _LIST_STALLS: Final = 2
-"""A listing, of which nothing is seen before its end, gets so many times what a storage may give nothing for."""
+"""A listing shows no progress before its end, so its stall timeout is this many times longer."""
 _MARKS: Final = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "mtime")
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
 class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
-    """Knows when the last piece of a file has come.
-
-    Args:
-        told: is told, too.
-    """
-
-    def __init__(self, told: Moved | None = None) -> None:
+    def __init__(self, on_progress: Moved | None = None) -> None:
         super().__init__()
         self.moved = time.monotonic()
-        self._told = told
+        self._on_progress = on_progress
 
     def relative_update(self, inc: int = 1) -> None:
-        """Note a piece."""
         super().relative_update(inc)
         self.moved = time.monotonic()
-        if self._told is not None:
-            self._told()
+        if self._on_progress is not None:
+            self._on_progress()
 
 
 class FsspecStorage:
-    """A store of the kind that a scheme stands for, such as ``s3``.
+    """Object store of a URL scheme such as ``s3``.
 
-    Credentials come from where the store's own tools find them; with none, S3 is read anonymously.
+    Credentials come from the usual sources of the store's client; without credentials S3 is accessed anonymously.
 
     Args:
-        scheme: the kind.
-        stall_seconds: how long the store may give nothing, with all that its client tries again; a listing, of which
-            nothing is seen before its end, gets twice as long.
+        stall_seconds: maximum time without data, retries of the client included; doubled for listings.
 
     Raises:
-        ImportError: fsspec needs a package for it.
-        ValueError: fsspec knows no such scheme.
+        ImportError: a package for the scheme is not installed.
+        ValueError: fsspec does not know the scheme.
     """
 
     def __init__(self, scheme: str, stall_seconds: float = STALL_SECONDS) -> None:
@@ -72,18 +63,18 @@ class FsspecStorage:
         self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
     def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder, as a ``ModelStorage``."""
+        """List all files below a folder; see :meth:`ModelStorage.list_files`."""
         root = self._files._strip_protocol(location).rstrip("/")  # noqa: SLF001 - fsspec has no public name for it
         try:
             found: Mapping[str, Mapping[str, Any]] = self._run(
                 "find", _LIST_STALLS * self._stall_seconds, root, detail=True
             )
         except FileNotFoundError as error:
-            # Stores have no folders: one without files is listed as empty, and what is not found is the bucket.
-            raise StorageFailure(f"{location} cannot be listed: there is no such place") from error
+            # An object store lists a missing folder as empty, so the bucket is missing.
+            raise StorageFailure(f"{location} cannot be listed: no such bucket") from error
         except StorageFailure as error:
             raise StorageFailure(f"{location} cannot be listed: {error}") from error
-        except Exception as error:  # stores raise whatever their clients do
+        except Exception as error:  # clients raise many types
             raise StorageFailure(f"{location} cannot be listed: {_reason(error)}") from error
         listed = ((path, path.removeprefix(root).removeprefix("/"), info) for path, info in found.items())
         return [
@@ -93,7 +84,7 @@ class FsspecStorage:
         ]
 
     def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
-        """Download a file, as a ``ModelStorage``."""
+        """Download a file; see :meth:`ModelStorage.fetch`."""
         try:
             self._run("get_file", self._stall_seconds, file.location, str(target), callback=_Progress(moved))
         except StorageFailure as error:
@@ -102,11 +93,10 @@ class FsspecStorage:
             raise StorageFailure(f"{file.location} cannot be downloaded: {_reason(error)}") from error
 
     def _run(self, name: str, seconds: float, *args: Any, **named: Any) -> Any:
-        """Run an operation of the store's to its end, or until nothing has come for so many seconds.
+        """Run a store operation; cancel it after ``seconds`` without progress.
 
         Raises:
-            StorageFailure: it has given nothing for so long; it is cancelled.
-            Exception: whatever it raises.
+            StorageFailure: no progress for ``seconds``.
         """
         if not self._files.async_impl:
             return getattr(self._files, name)(*args, **named)
@@ -121,17 +111,17 @@ class FsspecStorage:
                     raise
                 if progress.moved + seconds <= time.monotonic():
                     running.cancel()
-                    raise StorageFailure(f"nothing has come for {seconds:g} s") from None
+                    raise StorageFailure(f"no data for {seconds:g} s") from None
 
     def close(self) -> None:
-        """Do nothing: fsspec closes connections when their store is forgotten."""
+        """Do nothing: fsspec closes connections when the store is garbage-collected."""
 
 
 def _s3_options(stall_seconds: float) -> dict[str, Any]:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or _minio_endpoint()
     limits = {
         "connect_timeout": min(_CONNECT_SECONDS, stall_seconds),
-        # So that there is time for another try.
+        # Half, to leave time for a retry.
         "read_timeout": stall_seconds / 2,
         "retries": {"max_attempts": _ATTEMPTS},
     }
@@ -139,19 +129,19 @@ def _s3_options(stall_seconds: float) -> dict[str, Any]:
 
 
 def _minio_endpoint() -> str | None:
-    """Give the endpoint that OpenVINO Model Server is configured with, which may lack the scheme."""
+    """Return OVMS's ``S3_ENDPOINT`` as a URL; OVMS accepts it without a scheme."""
     endpoint = os.environ.get("S3_ENDPOINT")
     return endpoint if not endpoint or "://" in endpoint else f"http://{endpoint}"
 
 
 def _has_aws_credentials() -> bool:
-    import botocore.session  # noqa: PLC0415 - the package is there only with the store's own
+    import botocore.session  # noqa: PLC0415 - installed with s3fs only
 
     return botocore.session.get_session().get_credentials() is not None
 
 
 def _is_file_below(root: str, path: str, relative: str) -> bool:
-    """Tell whether a key is a file in a folder, and no folder's marker; keys may be what no path can be."""
+    """Return whether a key is a file below a folder: not a folder marker, and valid as a relative path."""
     if path == root:
         return True
     return path.startswith(f"{root}/") and not {"", ".", ".."} & set(relative.split("/"))

@@ -1,4 +1,4 @@
-"""What a TensorFlow SavedModel says of its signatures, read without TensorFlow."""
+"""TensorFlow SavedModels: signatures, read without TensorFlow, and inference by OpenVINO, optionally batched."""
 
 from __future__ import annotations
 
@@ -44,14 +44,10 @@ __all__ = [
     "submit",
 ]
 
-# ----------------------------------------------------------------------
-# What a TensorFlow SavedModel says of its signatures, read without TensorFlow
-# ----------------------------------------------------------------------
-
 _MESSAGE: Final = message_class("saved_model.SavedModel")
 _GRAPH: Final = "saved_model.pb"
 _SERVE: Final = "serve"
-_OWN: Final = "__saved_model_init_op"
+_INIT_OP: Final = "__saved_model_init_op"
 _PREDICT: Final = "predict"
 
 _DTYPES: Final = {
@@ -74,7 +70,7 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SavedModelTensor:
-    """An input or output: its tensor in the graph, and which arrays it takes; ``shape`` is None for any rank."""
+    """Input or output of a signature; ``shape`` is None for any rank."""
 
     tensor: str
     dtype: int
@@ -82,11 +78,11 @@ class SavedModelTensor:
 
     @property
     def type_name(self) -> str:
-        """The element type as numpy calls it."""
+        """Numpy name of the element type."""
         return _DTYPES.get(self.dtype, ("", f"type {self.dtype}"))[1]
 
-    def described(self) -> dict[str, Any]:
-        """Describe it as TensorFlow Serving's metadata does."""
+    def to_metadata(self) -> dict[str, Any]:
+        """Return the TensorInfo as in TensorFlow Serving's metadata."""
         dims = [{"size": str(size), "name": ""} for size in self.shape or ()]
         return {
             "dtype": _DTYPES.get(self.dtype, (f"DT_{self.dtype}", ""))[0],
@@ -97,41 +93,45 @@ class SavedModelTensor:
 
 @dataclass(frozen=True, slots=True)
 class SavedModelSignature:
-    """One way to call a SavedModel."""
+    """Signature of a SavedModel."""
 
     inputs: Mapping[str, SavedModelTensor]
     outputs: Mapping[str, SavedModelTensor]
     method_name: str
 
-    def described(self) -> dict[str, Any]:
-        """Describe it as TensorFlow Serving's metadata does."""
+    def to_metadata(self) -> dict[str, Any]:
+        """Return the SignatureDef as in TensorFlow Serving's metadata."""
         return {
-            "inputs": {name: info.described() for name, info in self.inputs.items()},
-            "outputs": {name: info.described() for name, info in self.outputs.items()},
+            "inputs": {name: info.to_metadata() for name, info in self.inputs.items()},
+            "outputs": {name: info.to_metadata() for name, info in self.outputs.items()},
             "method_name": self.method_name,
         }
 
 
 class SavedModel:
-    """The signatures of a SavedModel; ``signatures`` has those that can be called, by key."""
+    """Parsed SavedModel; ``signatures`` contains the callable signatures by key."""
 
     def __init__(self, message: Any) -> None:
         self._message = message
         graphs = list(message.meta_graphs)
         self._served = next((graph for graph in graphs if _SERVE in graph.info.tags), graphs[0] if graphs else None)
         entries = self._served.signature_def if self._served is not None else ()
-        # TensorFlow notes things of its own as signatures, without outputs or under a key of its own.
+        # TensorFlow stores internal entries as signatures, without outputs or under the key _INIT_OP.
         self.signatures: dict[str, SavedModelSignature] = {
-            entry.key: _signature(entry.value) for entry in entries if entry.value.outputs and entry.key != _OWN
+            entry.key: SavedModelSignature(
+                _tensors(entry.value.inputs), _tensors(entry.value.outputs), entry.value.method_name
+            )
+            for entry in entries
+            if entry.value.outputs and entry.key != _INIT_OP
         }
 
     @property
     def keys_in_file(self) -> set[str]:
-        """The keys of all signatures, also of those that cannot be called."""
+        """Keys of all signatures, including signatures that cannot be called."""
         return {entry.key for entry in self._served.signature_def} if self._served is not None else set()
 
     def with_only(self, key: str) -> bytes:
-        """Give the file's content with one signature alone."""
+        """Return the serialized SavedModel with only one signature."""
         served = type(self._message).FromString(self._message.SerializeToString())
         for graph in served.meta_graphs:
             kept = [entry for entry in graph.signature_def if entry.key == key]
@@ -142,10 +142,10 @@ class SavedModel:
 
 
 def read_saved_model(folder: Path) -> SavedModel:
-    """Read the signatures of a SavedModel.  Blocks.
+    """Read the signatures of a SavedModel; blocking.
 
     Raises:
-        ConfigError: there is none, or its file is damaged.
+        ConfigError: the file is missing or damaged.
     """
     file = folder / _GRAPH
     try:
@@ -155,11 +155,7 @@ def read_saved_model(folder: Path) -> SavedModel:
 
 
 def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str | None) -> str:
-    """Choose which signature counts: the one that is wanted, else the only one, else ``predict``.
-
-    Raises:
-        ConfigError: there is no such signature, or there are many.
-    """
+    """Return the requested signature key, else the only key, else ``predict``; ConfigError if ambiguous."""
     known = ", ".join(sorted(signatures)) or "none"
     if wanted is not None:
         if wanted in signatures:
@@ -174,12 +170,8 @@ def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str 
 
 
 def _no_signature(message: str, known: str) -> ConfigError:
-    suggestion = "say in the configuration with 'signature_key' which one to use"
+    suggestion = "set 'signature_key' in the configuration"
     return ConfigError([Problem(message, expected=f"one of: {known}", suggestion=suggestion)])
-
-
-def _signature(message: Any) -> SavedModelSignature:
-    return SavedModelSignature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
 
 
 def _tensors(entries: Any) -> dict[str, SavedModelTensor]:
@@ -192,26 +184,20 @@ def _tensor(info: Any) -> SavedModelTensor:
     return SavedModelTensor(info.name, int(info.dtype), sizes)
 
 
-# ----------------------------------------------------------------------
-# SavedModels that run in this process, alone or several callers' inputs at once
-# ----------------------------------------------------------------------
+# Inference
 
 _PRECISE: Final = {"EXECUTION_MODE_HINT": "ACCURACY"}
-"""Floats stay floats, as they would in TensorFlow Serving; some processors are faster with half of their digits."""
+"""Keeps float32 computations, as TensorFlow Serving does; some processors would use bfloat16."""
 _LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunnableModel:
-    """A SavedModel with one of its signatures; equal to itself alone.
+    """Loaded SavedModel with one of its signatures; compared by identity.
 
     Attributes:
-        name: of the model.
-        version: of the model.
-        servable: what runs.
-        key: of the signature.
-        signature: what the file says of it.
-        outputs: what the servable calls the outputs, by their names in the signature.
+        key: key of the signature.
+        outputs: output names of the servable by output names of the signature.
     """
 
     name: str
@@ -226,23 +212,20 @@ class RunnableModel:
 
 
 async def load_saved_model(folder: Path, signature_key: str | None) -> RunnableModel:
-    """Load a SavedModel out of a folder that is called ``<name>/<version>``.
+    """Load a SavedModel from a folder ``<name>/<version>``.
 
-    Raises:
-        ConfigError: it cannot be loaded, or has no such signature.
-
-    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    Raises ConfigError if the model fails to load, or has no such signature. Cancellation drops the result of the load.
     """
     name, version = folder.parts[-2:]
     saved = await trio.to_thread.run_sync(read_saved_model, folder, abandon_on_cancel=True)
     key = choose_signature(saved.signatures, signature_key)
-    # A servable has one version; which one of the handler's model this is does not matter to it.
+    # The version number of the servable is not used.
     spec = ModelSpec(name=name, base_path=folder.parent, plugin_config=_PRECISE)
     if saved.keys_in_file == {key}:
         servable = await load_model(spec, 1, folder)
     else:
-        # OpenVINO takes the inputs and outputs of all signatures, or of one whose key cannot be said to it.
-        with _beside(folder, saved.with_only(key)) as chosen:
+        # OpenVINO would merge all signatures, or choose one itself.
+        with _with_graph_file(folder, saved.with_only(key)) as chosen:
             servable = await load_model(spec, 1, chosen)
     signature = saved.signatures[key]
     outputs = _names_of_outputs(signature, [spec.name for spec in servable.metadata.outputs])
@@ -250,7 +233,7 @@ async def load_saved_model(folder: Path, signature_key: str | None) -> RunnableM
 
 
 def _names_of_outputs(signature: SavedModelSignature, found: Sequence[str]) -> dict[str, str]:
-    """Find the outputs of a signature among OpenVINO's, where a tensor has one name alone, be it an input's."""
+    """Map output names of a signature to OpenVINO's, which has one name for each tensor, even an input's."""
     names = {name: name for name in signature.outputs if name in found}
     by_tensor = {signature.outputs[name].tensor: name for name in names}
     for name, info in signature.outputs.items():
@@ -260,13 +243,13 @@ def _names_of_outputs(signature: SavedModelSignature, found: Sequence[str]) -> d
     nameless = [name for name in found if name not in signature.outputs]
     if len(missing) == len(nameless) == 1:
         return names | {missing[0]: nameless[0]}
-    # Which is which cannot be told, and a wrong name would be worse than OpenVINO's.
+    # Ambiguous: OpenVINO's names are better than wrong names.
     return names | {name: name for name in nameless}
 
 
 @contextmanager
-def _beside(folder: Path, content: bytes) -> Iterator[Path]:
-    """Give a folder with another graph file, and links to everything else."""
+def _with_graph_file(folder: Path, content: bytes) -> Iterator[Path]:
+    """Provide a copy of a folder, made of links, with another graph file."""
     with tempfile.TemporaryDirectory(prefix="ovmstrio-signature-", ignore_cleanup_errors=True) as made:
         for path in folder.iterdir():
             if path.name != _GRAPH:
@@ -276,30 +259,26 @@ def _beside(folder: Path, content: bytes) -> Iterator[Path]:
 
 
 async def run_model(model: RunnableModel, arrays: Mapping[str, Array]) -> list[Tensor]:
-    """Run a model on one set of inputs, which have been checked.
-
-    Raises:
-        ModelFailure: OpenVINO failed.
-
-    Cancellation: while it waits or runs; the run is then stopped.
-    """
+    """Run a model on validated inputs; raise ModelFailure if OpenVINO failed."""
     request = InferRequest(model.name, model.version)
     for spec in model.servable.metadata.inputs:
         array = arrays[spec.name]
         request.inputs.append(InferInput(spec.name, spec.datatype.name, array.shape))
-        request.raw_inputs.append(_framed(array) if spec.datatype is BYTES else array.reshape(-1).view(np.uint8).data)
+        request.raw_inputs.append(
+            _length_prefixed(array) if spec.datatype is BYTES else array.reshape(-1).view(np.uint8).data
+        )
     response = await model.servable.infer(request)
-    # Raw tensors only come from user code, which is not what runs here.
+    # Only user code returns raw tensors.
     return [output for output in response.outputs if not isinstance(output, RawTensor)]
 
 
-def _framed(array: Array) -> bytes:
+def _length_prefixed(array: Array) -> bytes:
     return b"".join(_LENGTH.pack(len(value)) + value for value in array.flat)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedRun:
-    """What one caller wants to run; ``size`` is its part of a batch."""
+    """Inputs of one call; ``size`` is its number of rows."""
 
     model: RunnableModel
     arrays: Mapping[str, Array]
@@ -309,13 +288,9 @@ class BatchedRun:
 async def submit(
     batcher: Batcher[BatchedRun, list[Tensor]], model: RunnableModel, arrays: Mapping[str, Array]
 ) -> list[Tensor]:
-    """Run a model together with other callers whose inputs have the same shapes but for the first dimension.
+    """Run a model in a batch with other calls whose inputs have the same shapes except for the first dimension.
 
-    Raises:
-        UserRuntimeException: an input or output has no first dimension to join along.
-        Exception: as :meth:`Batcher.submit`.
-
-    Cancellation: as :meth:`Batcher.submit`.
+    Raises UserRuntimeException if an input or output has no first dimension.
     """
     sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
     if None in sizes:
@@ -330,13 +305,9 @@ async def submit(
 
 
 async def run_batch(runs: Sequence[BatchedRun]) -> list[list[Tensor] | Exception]:
-    """Run the inputs of several callers of one model at once, and divide the outputs among them.
+    """Run one batch and split the outputs among the calls.
 
-    Raises:
-        UserRuntimeException: an output cannot be divided.
-        ModelFailure: OpenVINO failed.
-
-    Cancellation: as :func:`run_model`.
+    Raises UserRuntimeException if an output cannot be split, and ModelFailure if OpenVINO failed.
     """
     model = runs[0].model
     if len(runs) == 1:
@@ -359,7 +330,7 @@ async def run_batch(runs: Sequence[BatchedRun]) -> list[list[Tensor] | Exception
 def _check_outputs(outputs: Sequence[Tensor], size: int) -> None:
     for output in outputs:
         if not output.shape:
-            raise UserRuntimeException("Batched output tensor has 0 dimensions.", f"it is {output.name!r}")
+            raise UserRuntimeException("Batched output tensor has 0 dimensions.", f"output {output.name!r}")
         if output.shape[0] != size:
             raise UserRuntimeException(
                 "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the inputs",

@@ -1,7 +1,4 @@
-"""Where models come from: local folders, and through fsspec everything that it knows a URL for.
-
-Everything here blocks and belongs in worker threads.
-"""
+"""Storages of models: local folders, and object stores through fsspec. Blocking; used in worker threads."""
 
 from __future__ import annotations
 
@@ -39,10 +36,6 @@ __all__ = [
     "scheme_of",
 ]
 
-# ----------------------------------------------------------------------
-# Where models come from: local folders, and through fsspec everything that it knows a URL for
-# ----------------------------------------------------------------------
-
 _PACKAGES: Final = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -53,59 +46,59 @@ _PACKAGES: Final = {
 }
 _PIECE_BYTES: Final = 8 * 2**20
 STALL_SECONDS: Final = 60.0
-"""How long a storage may give nothing, unless a project says otherwise."""
+"""Default time that a storage may send nothing before a download fails."""
 
 
 class ModelStorage(Protocol):
-    """Where files are listed and fetched; its methods block, for a bounded time, and may be called from any thread."""
+    """Storage of model files; methods block for a bounded time and are thread-safe."""
 
     def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder, in no order; none if it is not there.
+        """List all files below a folder, unordered; none if the folder does not exist.
 
         Raises:
-            StorageFailure: it cannot be read.
+            StorageFailure: the storage cannot be read.
         """
         ...
 
     def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
-        """Copy a file; ``target``'s folder exists, and ``moved`` is called whenever a piece has come.
+        """Copy a file to ``target``, whose folder exists; call ``moved`` after each piece.
 
         Raises:
-            StorageFailure: it cannot be read, or is not there any more.
+            StorageFailure: the file cannot be read or no longer exists.
         """
         ...
 
     def close(self) -> None:
-        """Close connections.  Called once, when nothing else is under way."""
+        """Close connections; called once, with no other call running."""
         ...
 
 
 Moved = Callable[[], None]
-"""Is told that a piece of a file has come; from any thread."""
+"""Called from any thread when a piece of a file has been received."""
 
 OpenStorage = Callable[[str], ModelStorage]
-"""Opens what a location is in."""
+"""Opens the storage of a location."""
 
 
 class LocalStorage:
-    """Folders of this computer, given as paths or as ``file://`` URLs."""
+    """Local folders, given as paths or ``file://`` URLs."""
 
     def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder; as :meth:`ModelStorage.list_files`."""
+        """List all files below a folder; see :meth:`ModelStorage.list_files`."""
         root = local_path(location)
         found: list[StoredFile] = []
         try:
             if root.is_file():
                 return [_describe(root, "")]
             for path in _walk(root):
-                with suppress(FileNotFoundError):  # a link to nothing, or a file that goes just now
+                with suppress(FileNotFoundError):  # a dangling link, or a file removed meanwhile
                     found.append(_describe(path, path.relative_to(root).as_posix()))
         except OSError as error:
             raise StorageFailure(f"{location} cannot be read: {error}") from error
         return found
 
     def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
-        """Copy a file; as :meth:`ModelStorage.fetch`."""
+        """Copy a file; see :meth:`ModelStorage.fetch`."""
         try:
             with open_regular(file.location) as source, target.open("wb") as copy:
                 while piece := source.read(_PIECE_BYTES):
@@ -115,14 +108,14 @@ class LocalStorage:
             raise StorageFailure(f"{file.location} cannot be copied: {error}") from error
 
     def close(self) -> None:
-        """Do nothing, as there are no connections."""
+        """Do nothing."""
 
 
 def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelStorage:
-    """Open what a location is in; every attempt to read there ends when nothing has come for some time.
+    """Open the storage of a location; reads fail after ``stall_seconds`` without data.
 
     Raises:
-        ConfigError: the library that reads such URLs is not installed.
+        ConfigError: the package for such URLs is not installed.
     """
     scheme = scheme_of(location)
     if scheme in {"", "file"}:
@@ -136,19 +129,19 @@ def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelSt
         storage: ModelStorage = FsspecStorage(scheme, stall_seconds)
     except (ImportError, ValueError) as error:
         extra = way_to_install(Extra.S3) if package == "s3fs" else f"pip install {package or 'its fsspec package'}"
-        message = f"URLs that begin with {scheme}:// cannot be read here: {error}"
+        message = f"URLs that begin with {scheme}:// cannot be read: {error}"
         raise ConfigError([Problem(message, found=location, suggestion=extra)]) from error
     return storage
 
 
 def scheme_of(location: str) -> str:
-    """Give the scheme of a URL, empty for a path."""
+    """Return the lower-case scheme of a URL; empty for a path."""
     scheme, mark, _ = location.partition("://")
     return scheme.lower() if mark else ""
 
 
 def local_path(location: str) -> Path:
-    """Give the path of a folder that is written as one, or as a ``file://`` URL."""
+    """Return the path of a local folder, given as a path or a ``file://`` URL."""
     return Path(unquote(urlsplit(location).path)) if scheme_of(location) == "file" else Path(location)
 
 
@@ -159,9 +152,9 @@ def _describe(path: Path, relative: str) -> StoredFile:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Give the files below a folder; links to folders are followed, as those who load a model do, but in no circle."""
+    """Return the files below a folder; follow links to folders, but no cycle of links."""
     seen: set[str] = set()
-    for folder, names, files in os.walk(root, onerror=_raise_unless_gone, followlinks=True):
+    for folder, names, files in os.walk(root, onerror=_raise_unless_missing, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             names.clear()
@@ -170,25 +163,21 @@ def _walk(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files)
 
 
-def _raise_unless_gone(error: OSError) -> None:
+def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
-# ----------------------------------------------------------------------
-# The places that a project takes its models from, and what is in them
-# ----------------------------------------------------------------------
+# Copies and sources
 
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A version's files on the local disk; equal to itself alone.
+    """Files of a version on the local disk; compared by identity.
 
     Attributes:
-        key: what it is a copy of.
         fingerprint: of the files when they were listed.
-        folder: where the files are.
-        uses: how many calls and loads need the files.
+        uses: number of calls and loads that need the files.
     """
 
     key: ModelKey
@@ -197,38 +186,28 @@ class Copy:
     uses: int = 0
 
 
-def _nothing() -> None:
-    """Stand for somebody who wants to know."""
-
-
-def _asking(name: str, location: str, about: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[object]:
-    """Give a span of what is asked of a storage; nothing of one that is a folder of this computer."""
+def _storage_span(name: str, location: str, about: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[object]:
     if scheme_of(location) in {"", "file"}:
         return nullcontext()
-    # What stands before the host, or behind the path, may be secret.
+    # User info and query of a URL may be secret.
     url = urlsplit(location)
     place = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
     return part_of_server(name, {"url.full": place, "url.scheme": url.scheme, **about})
 
 
 class CopyMaker:
-    """Makes copies; safe from any thread.  It blocks, and belongs in worker threads.
-
-    Args:
-        root: the folder where they are kept.
-        sources: where versions are copied from.
-    """
+    """Creates and removes copies below a folder; blocking and thread-safe."""
 
     def __init__(self, root: Path, sources: Sequence[ModelSource]) -> None:
         self._root = root
         self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, moved: Moved = _nothing) -> Copy:
-        """Copy all files of a version out of its storage; ``moved`` is told of every piece.
+    def make(self, key: ModelKey, version: VersionFiles, moved: Moved = lambda: None) -> Copy:
+        """Download all files of a version.
 
         Raises:
-            StorageFailure: a file cannot be read from there, or not be written here; nothing is left of the copy.
+            StorageFailure: a file cannot be read or written; the partial copy is removed.
         """
         source = next(source for source in self._sources if source.has(key))
         number = str(next(self._numbers))
@@ -238,18 +217,18 @@ class CopyMaker:
             for folder in {target.parent for target in targets}:
                 folder.mkdir(parents=True, exist_ok=True)
             about = {"ovmstrio.model.name": key.name, "ovmstrio.model.version": key.version}
-            with _asking("fetch model", source.location, about):
+            with _storage_span("fetch model", source.location, about):
                 for target, file in targets.items():
                     source.storage.fetch(file, target, moved)
             unfinished.rename(place)
         except OSError as error:
-            raise StorageFailure(f"{key} cannot be kept below {self._root}: {error}") from error
+            raise StorageFailure(f"{key} cannot be stored in {self._root}: {error}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return Copy(key, version.fingerprint, place / key.name / key.version)
 
     def remove(self, copy: Copy) -> None:
-        """Remove a copy's files."""
+        """Remove the files of a copy."""
         shutil.rmtree(copy.folder.parent.parent, ignore_errors=True)
 
 
@@ -260,28 +239,24 @@ _INDEX: Final = "variables/variables.index"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A folder of one model, or of many if it has no ``name``."""
+    """Location of one model, or of a folder of models if ``name`` is None."""
 
     name: str | None
     location: str
     storage: ModelStorage
 
     def read(self) -> dict[ModelKey, VersionFiles]:
-        """List the versions that are there.  Blocks, for a bounded time.
-
-        Raises:
-            StorageFailure: the storage cannot be read.
-        """
-        with _asking("list models", self.location):
+        """List the versions in the location; raise StorageFailure if the storage cannot be read."""
+        with _storage_span("list models", self.location):
             files = self.storage.list_files(self.location)
         tree = models_below(files) if self.name is None else versions_of(self.name, files)
         for version in tree.values():
-            # Thousands of hashes would hold up the loop; from here on they are known.
+            # Computed and cached here: thousands of hashes would block the event loop.
             _ = version.fingerprint
         return tree
 
     def has(self, key: ModelKey) -> bool:
-        """Tell whether a model would be in here."""
+        """Return whether the location can contain a version."""
         return self.name is None or self.name == key.name
 
     def __str__(self) -> str:
@@ -289,10 +264,10 @@ class ModelSource:
 
 
 def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[ModelSource]:
-    """Open the storages of all places that a project names, one for each kind of URL.
+    """Open the locations of a project, with one storage for each URL scheme.
 
     Raises:
-        ConfigError: a storage's library is not installed.
+        ConfigError: the package of a storage is not installed.
     """
     wanted: Mapping[str | None, str] = {entry.name: entry.path for entry in spec.entries} or {None: spec.dir}
     storages: dict[str, ModelStorage] = {}
@@ -303,7 +278,7 @@ def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[ModelSourc
 
 
 def problem_of_saved_model(version: VersionFiles) -> str | None:
-    """Tell why files cannot be a SavedModel, None if they can."""
+    """Return the reason why files are not a SavedModel; None if they are."""
     paths = version.paths
     if _GRAPH not in paths:
         return f"a SavedModel needs {_GRAPH}"

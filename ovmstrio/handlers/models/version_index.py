@@ -1,9 +1,9 @@
-"""Which versions of which models a storage has, told from the paths of its files alone.
+"""Index of models and versions, built from the file paths in a storage.
 
 ::
 
-    <model>/<number>/<files>     versions, if there is nothing else on the first level
-    <model>/<anything>           one model without versions, which counts as version "1"
+    <model>/<number>/<files>     versions, if the first level contains nothing else
+    <model>/<anything>           a model without versions, indexed as version "1"
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 LATEST: Final = "latest"
-"""What stands for the highest version."""
+"""Placeholder for the highest version."""
 
 ONLY_VERSION: Final = "1"
-"""The version of a model that has no versions."""
+"""Version of a model without version folders."""
 
 
 class ModelKey(NamedTuple):
-    """One version of one model."""
+    """Model name and version."""
 
     name: str
     version: str
@@ -49,14 +49,14 @@ class ModelKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a storage.
+    """A file in a storage.
 
     Attributes:
-        path: where it is, relative to what was listed, with slashes; empty if it is that itself.
-        location: by what the storage finds it again.
+        path: relative to the listed folder, with slashes; empty if the listed location is the file.
+        location: identifier of the file for the storage.
         size: in bytes.
-        mark: changes when the file's content does.
-        modified: when it was written, in seconds since 1970.
+        mark: changes with the file's content, such as an ETag.
+        modified: modification time in seconds since 1970.
     """
 
     path: str
@@ -68,32 +68,32 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class VersionFiles:
-    """The files of one version, their paths relative to its folder."""
+    """Files of one version, with paths relative to its folder."""
 
     files: tuple[StoredFile, ...]
 
     @cached_property
     def fingerprint(self) -> str:
-        """What changes when a file is written, appears, goes or is renamed, however short the time in between."""
+        """Hash that changes when a file is written, added, removed or renamed."""
         return rows_mark((file.path, file.size, file.mark, file.modified) for file in self.files)
 
     @property
     def timestamp(self) -> int:
-        """When the newest file was written, in whole seconds since 1970."""
+        """Modification time of the newest file, in whole seconds since 1970."""
         return int(max(file.modified for file in self.files))
 
     @property
     def paths(self) -> frozenset[str]:
-        """The paths of the files."""
+        """Relative paths of the files."""
         return frozenset(file.path for file in self.files)
 
 
 Tree = Mapping[ModelKey, VersionFiles]
-"""All versions of all models that are there."""
+"""All versions of all models in a storage."""
 
 
 class TreeChanges(NamedTuple):
-    """How one tree became another: what has come or been written anew, and what has gone, both sorted."""
+    """Sorted differences between two trees: new or modified versions, and removed versions."""
 
     written: list[ModelKey]
     removed: list[ModelKey]
@@ -106,12 +106,12 @@ def diff(old: Tree, new: Tree) -> TreeChanges:
 
 
 def is_version(text: str) -> bool:
-    """Tell whether a text is a version's number."""
+    """Return whether a text is a version number."""
     return text.isascii() and text.isdecimal()
 
 
 def versions_by_model(keys: Iterable[ModelKey]) -> dict[str, tuple[ModelKey, ...]]:
-    """Sort versions by their models, the highest first."""
+    """Group versions by model, highest first."""
     found: dict[str, list[ModelKey]] = {}
     for key in keys:
         found.setdefault(key.name, []).append(key)
@@ -119,29 +119,29 @@ def versions_by_model(keys: Iterable[ModelKey]) -> dict[str, tuple[ModelKey, ...
 
 
 def _rank(key: ModelKey) -> tuple[int, str, str]:
-    # Names of folders may have more digits than Python is willing to convert.
+    # Not int(): folder names may have more digits than int() accepts.
     digits = key.version.lstrip("0")
     return len(digits), digits, key.version
 
 
 def versions_of(name: str, files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
-    """Divide the files of a model's folder into its versions; none if there is no folder, or nothing in it."""
-    return _divide(name, [(file.path, file) for file in files if file.path])
+    """Return the versions in a model's folder; empty if the folder is empty or missing."""
+    return _index_versions(name, [(file.path, file) for file in files if file.path])
 
 
 def models_below(files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
-    """Divide the files of a folder of models into the versions of these; files that are in no model do not count."""
+    """Return the versions of all models in a folder; files outside model folders are ignored."""
     tree: dict[ModelKey, VersionFiles] = {}
     for name, placed in _by_folder((file.path, file) for file in files if "/" in file.path).items():
-        tree |= _divide(name, placed)
+        tree |= _index_versions(name, placed)
     return tree
 
 
-_Placed = tuple[str, StoredFile]
-"""A path relative to a folder, and the file that is there."""
+_RelativeFile = tuple[str, StoredFile]
+"""Path relative to a folder, and the file."""
 
 
-def _divide(name: str, found: list[_Placed]) -> dict[ModelKey, VersionFiles]:
+def _index_versions(name: str, found: list[_RelativeFile]) -> dict[ModelKey, VersionFiles]:
     if not found:
         return {}
     if not all(_is_in_version(path) for path, _ in found):
@@ -149,7 +149,7 @@ def _divide(name: str, found: list[_Placed]) -> dict[ModelKey, VersionFiles]:
     return {ModelKey(name, version): _version(placed) for version, placed in _by_folder(found).items()}
 
 
-def _version(placed: list[_Placed]) -> VersionFiles:
+def _version(placed: list[_RelativeFile]) -> VersionFiles:
     return VersionFiles(
         tuple(StoredFile(path, file.location, file.size, file.mark, file.modified) for path, file in placed)
     )
@@ -160,8 +160,8 @@ def _is_in_version(path: str) -> bool:
     return bool(slash and rest) and is_version(folder)
 
 
-def _by_folder(placed: Iterable[_Placed]) -> dict[str, list[_Placed]]:
-    folders: dict[str, list[_Placed]] = {}
+def _by_folder(placed: Iterable[_RelativeFile]) -> dict[str, list[_RelativeFile]]:
+    folders: dict[str, list[_RelativeFile]] = {}
     for path, file in placed:
         folder, _, rest = path.partition("/")
         folders.setdefault(folder, []).append((rest, file))

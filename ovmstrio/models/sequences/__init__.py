@@ -1,4 +1,4 @@
-"""Sequences of a stateful model: who has which id, whose turn it is, what is remembered, and for how long."""
+"""Sequences of stateful models: ids, order of requests, states and expiration."""
 
 from ovmstrio.models.sequences.manager import Sequence, SequenceManager, SequenceManagers
 from ovmstrio.models.sequences.requests import Control, read_control

@@ -1,15 +1,14 @@
-"""The sequences of one version of a stateful model.
+"""Sequences of stateful models: ids, order of requests, and removal of idle sequences.
 
 ::
 
-    request ── admit ──> wait for its turn ──> look again ──> run ──> turn over
+    request ── admit ──> wait for the turn ──> check again ──> run ──> next turn
                │ no checkpoint: ids, capacity and the mark of the last request are settled here
-               └ refused at once
+               └ rejected at once
 
-Differences from OVMS are improvements.  A request that fails or is cancelled leaves no trace: a start creates nothing,
-an end leaves the sequence alive, a step leaves what was remembered before.  Nobody waits for a sequence that is not his
-own.  An id that was handed out is not handed out again until all others have been, so that a late request of an ended
-sequence meets no stranger's.
+Differences from OVMS: a request that fails or is cancelled has no effect. A failed start creates no sequence, a failed
+end leaves the sequence alive, and a failed step keeps the previous state. Requests wait only for their own sequence.
+Generated ids are reused only after all other ids, so that a late request of an ended sequence does not reach another.
 """
 
 from __future__ import annotations
@@ -46,13 +45,9 @@ __all__ = [
     "scan",
 ]
 
-# ----------------------------------------------------------------------
-# The sequences of one version of a stateful model
-# ----------------------------------------------------------------------
-
 _MISSING: Final = "Sequence with provided ID does not exist"
 EXISTS: Final = "Sequence with provided ID already exists"
-"""What is said where an id is taken."""
+"""OVMS's message for an id that is in use."""
 _ENDING: Final = "Sequence last request is being processed and it's not available anymore"
 _TOO_MANY: Final = "Max sequence number has been reached. Could not create new sequence."
 
@@ -60,20 +55,20 @@ _IDS: Final = 2**64
 
 
 class SequenceManager:
-    """Live sequences by id.
+    """Live sequences of one version of a stateful model, by id.
 
-    States fit only models whose ``variables``, which are what the model remembers, are the same.
+    States can move only between models with equal ``variables``, the specifications of the states.
 
     Attributes:
-        relatives: gives the managers of other versions, from which sequences that follow the default version are
-            taken over when they are asked for here.
-        directory: knows the sequences of all processes of the server; None where there is one.
-        capacity: how many sequences may be alive, in all processes together.
-        cleaned: whether idle sequences are removed.
-        migrates: whether sequences may go on in another version or instance.
-        next_id: the id that is tried first for the next sequence that brings none; the same in all relatives.
-        servables: how many loaded instances of the version use it.
-        changes: notes what becomes of sequences, for a store; None where there is none.
+        relatives: returns managers of other versions; their sequences that follow the default version move here when
+            requested here.
+        directory: sequences of all workers of the server; None for a single worker.
+        capacity: maximum number of live sequences of all workers.
+        removes_idle: whether idle sequences are removed.
+        migrates: whether sequences may continue in another version or instance.
+        next_id: next generated id; the same in all relatives.
+        servables: number of loaded instances of the version.
+        changes: records changes for a sequence store; None without a store.
     """
 
     def __init__(self, name: str, version: int, variables: tuple[TensorSpec, ...]) -> None:
@@ -83,7 +78,7 @@ class SequenceManager:
         self.relatives: Callable[[], Iterable[SequenceManager]] = tuple
         self.directory: SequenceDirectory | None = None
         self.capacity = 500
-        self.cleaned = True
+        self.removes_idle = True
         self.migrates = True
         self.next_id = 1
         self.servables = 0
@@ -97,27 +92,26 @@ class SequenceManager:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Give the sequences; they may end meanwhile."""
         return iter(tuple(self._sequences.values()))
 
     def turn(self, control: Control, *, by_default: bool = True) -> Turn:
-        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`."""
+        """Return a context manager that waits for the request's turn in its sequence."""
         return Turn(self, control, by_default=by_default)
 
     def admit(self, control: Control, *, by_default: bool) -> Sequence:
-        """Find or make the sequence that a request is for, and mark it if that is its last one.
+        """Find or create the sequence of a request, and mark it if this is its last request.
 
         Raises:
-            SequenceMissing: there is no such sequence, or its last request has come already.
-            SequenceExists: it is to be started, and its id is taken.
-            SequenceEnding: it is to be started, and its id is not free yet.
-            TooManySequences: there is no room for another one.
-            SequenceElsewhere: it is to be started, and another process has its id.
+            SequenceMissing: the sequence does not exist or has received its last request.
+            SequenceExists: the id of a new sequence is in use.
+            SequenceEnding: the id of a new sequence is in use by a sequence that is ending.
+            TooManySequences: the capacity is reached.
+            SequenceElsewhere: another worker has a sequence with the id of a new sequence.
         """
         if control.start:
             sequence = self._start(control.id, by_default=by_default)
         else:
-            found = self._sequences.get(control.id) or self._look_up(control.id, by_default=by_default)
+            found = self._sequences.get(control.id) or self._find(control.id, by_default=by_default)
             if found is None or found.ending:
                 raise SequenceMissing(_MISSING)
             sequence = found
@@ -125,24 +119,23 @@ class SequenceManager:
         return sequence
 
     def _start(self, number: int | str, *, by_default: bool) -> Sequence:
-        if self._count() >= self.capacity:
+        directory = self.directory
+        count = len(self._sequences) if directory is None else directory.count(self.name, self.version)
+        if count >= self.capacity:
             raise TooManySequences(_TOO_MANY)
         if not number:
-            return self._start_free(by_default=by_default)
-        taken = self._taken(number, by_default=by_default)
+            return self._start_with_new_id(by_default=by_default)
+        taken = self._find_conflict(number, by_default=by_default)
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(EXISTS)
-        return self._begin(number, by_default=by_default)
+        return self._create(number, by_default=by_default)
 
-    def _count(self) -> int:
-        return len(self._sequences) if self.directory is None else self.directory.count(self.name, self.version)
-
-    def _start_free(self, *, by_default: bool) -> Sequence:
+    def _start_with_new_id(self, *, by_default: bool) -> Sequence:
         while True:
             with suppress(SequenceElsewhere):
-                return self._begin(self._free_id(), by_default=by_default)
+                return self._create(self._free_id(), by_default=by_default)
 
-    def _begin(self, number: int | str, *, by_default: bool) -> Sequence:
+    def _create(self, number: int | str, *, by_default: bool) -> Sequence:
         if self.directory is not None:
             self.directory.begin(self.name, self.version, number, self.capacity)
         sequence = self._sequences[number] = Sequence(number, self, by_default=by_default)
@@ -150,27 +143,27 @@ class SequenceManager:
 
     def _free_id(self) -> int:
         family = (self, *self.relatives())
-        number = self._candidate(self.next_id)
+        number = self._next_candidate(self.next_id)
         while not number or any(number in manager for manager in family):
-            number = self._candidate((number + 1) % _IDS)
+            number = self._next_candidate((number + 1) % _IDS)
         for manager in family:
             manager.next_id = (number + 1) % _IDS
         return number
 
-    def _candidate(self, least: int) -> int:
-        # Each that is passed over is asked for, so that no other process gives what this one ends with.
+    def _next_candidate(self, least: int) -> int:
+        # Also called for skipped ids, so that no other worker generates the id chosen here.
         return least if self.directory is None else self.directory.next_id(least)
 
-    def _taken(self, number: int | str, *, by_default: bool) -> Sequence | None:
-        found = self._look_up(number, by_default=by_default)
+    def _find_conflict(self, number: int | str, *, by_default: bool) -> Sequence | None:
+        found = self._find(number, by_default=by_default)
         if found is None:
-            # What follows the default version is on its way to the newest one, where its id must mean nothing else.
+            # Sequences that follow the default version will move here, so their ids are taken.
             older = (other for other in self.relatives() if other.version < self.version)
             candidates = (other._sequences.get(number) for other in older)  # noqa: SLF001 - others of this class
             found = next((each for each in candidates if each is not None and each.by_default), None)
         return found
 
-    def _look_up(self, number: int | str, *, by_default: bool) -> Sequence | None:
+    def _find(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._sequences.get(number)
         if found is None and by_default:
             for other in self.relatives():
@@ -181,27 +174,27 @@ class SequenceManager:
         return found
 
     def take(self, sequence: Sequence) -> None:
-        """Take a sequence over from whichever manager has it; requests that run or wait for it go on.
+        """Move a sequence here from its manager, with its running and waiting requests.
 
         Raises:
-            SequenceElsewhere: no manager has it yet, and another process has its id.
+            SequenceElsewhere: the sequence has no manager yet, and another worker uses its id.
         """
         if self.directory is not None:
-            # Before the other one leaves it: in between, its id would be anybody's.
+            # Before the old manager releases the id, which another worker could take in between.
             self.directory.begin(self.name, self.version, sequence.id, math.inf)
-        sequence.owner._forget(sequence)  # noqa: SLF001 - another one of this class
+        sequence.owner._forget(sequence)  # noqa: SLF001 - same class
         sequence.owner = self
         self._sequences[sequence.id] = sequence
         sequence.note()
 
     def remove(self, sequence: Sequence) -> None:
-        """End a sequence; its id is free."""
+        """End a sequence and free its id."""
         if sequence.alive:
             sequence.alive = False
             self._forget(sequence)
 
     def leave_directory(self) -> None:
-        """Say that all sequences are over, but for those whose requests still run."""
+        """Remove all sequences from the directory; running requests continue."""
         directory, self.directory = self.directory, None
         if directory is not None:
             for number in self._sequences:
@@ -211,15 +204,13 @@ class SequenceManager:
         if self._sequences.pop(sequence.id, None) is not None and self.directory is not None:
             self.directory.end(self.name, self.version, sequence.id)
         if self.changes is not None:
-            self.changes.touched[self, sequence.id] = None
+            self.changes.changed[self, sequence.id] = None
 
 
 class Turn:
-    """A request's turn in its sequence, for as long as a block lasts.
+    """Context manager for one request of a sequence.
 
-    An error or cancellation in the block leaves no trace of the request.
-
-    It is a class because this is done for every request, for which a generator is a good deal slower.
+    An error or cancellation in the block undoes the request. A class, since a generator would be much slower.
     """
 
     __slots__ = ("_by_default", "_control", "_manager", "_sequence")
@@ -234,12 +225,9 @@ class Turn:
         """Wait for the turn.
 
         Raises:
-            SequenceMissing: there is no such sequence, its last request has come already, or its start has failed.
-            SequenceExists: it is to be started, and its id is taken.
-            SequenceEnding: it is to be started, and its id is not free yet.
-            TooManySequences: there is no room for another one.
+            ServerError: see :meth:`SequenceManager.admit`; or the sequence was not started successfully.
 
-        Cancellation: while waiting, and only if the turn is another's; the place in the queue is given up.
+        Cancellation: only while another request has the turn; the request leaves the queue.
         """
         sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
         if sequence.is_busy:
@@ -260,7 +248,6 @@ class Turn:
                 sequence.ending = admitted
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Turn over to the next request; has no checkpoint."""
         sequence, control = self._sequence, self._control
         if control.end if kind is None else control.start:
             sequence.owner.remove(sequence)
@@ -271,22 +258,22 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A live sequence.
+    """Live sequence.
 
     Attributes:
-        id: what requests call it: a number, or a text that only requests choose.
-        owner: the manager that has it; another one's after it has moved to another version of the model.
-        by_default: whether it was started by a request for the default version, which it follows then.
-        is_busy: whether it is the turn of a request; it passes to the next one that waits without a moment in between.
-        waiting: the requests whose turn comes later, in the order of their arrival; None before there are any.
-        state: what the model remembers; None before the first request has succeeded.
-        requests: how many have succeeded.
-        alive: False once it is over; a request that waited for its turn meanwhile must not run.
-        ending: whether its last request has come.
-        idle: whether the cleaner has come by since the last request that succeeded.
-        started_at: when it was started, on trio's clock.
-        used_at: when its last request succeeded, on trio's clock.
-        lost_seconds: of how long, at most, steps are missing because a server ended without a word; see the store.
+        id: number, or text chosen by the client.
+        owner: manager of the version that has the sequence.
+        by_default: whether its first request was for the default version, which the sequence then follows.
+        is_busy: whether a request has the turn; passed to the next waiting request without a gap.
+        waiting: waiting requests, first in first out; created when the first request waits.
+        state: model state; None before the first successful request.
+        requests: number of successful requests.
+        alive: False after the end; waiting requests must not run then.
+        ending: whether the last request has been received.
+        idle: whether no request has succeeded since the last scan.
+        started_at: start time by trio's clock.
+        used_at: time of the last successful request by trio's clock.
+        lost_seconds: maximum age of steps lost when the server was killed; see the sequence store.
     """
 
     id: int | str
@@ -304,7 +291,7 @@ class Sequence:
     lost_seconds: float = 0.0
 
     def advance(self, state: State) -> None:
-        """Note that a request has succeeded, and what the model remembers now."""
+        """Store the state after a successful request."""
         self.state = state
         self.requests += 1
         self.idle = False
@@ -313,73 +300,68 @@ class Sequence:
             self.note()
 
     async def wait_turn(self) -> None:
-        """Stand behind the requests that came before.
-
-        Cancellation: at once; the place is given up.
-        """
+        """Wait behind earlier requests; cancellation leaves the queue."""
         if self.waiting is None:
             self.waiting = trio.lowlevel.ParkingLot()
         await self.waiting.park()
 
     def end_turn(self) -> None:
-        """Let the next request have its turn."""
+        """Pass the turn to the next request."""
         waiting = self.waiting
         self.is_busy = waiting is not None and bool(waiting.unpark())
 
     def note(self) -> None:
-        """Have a store write the sequence down, if there is one."""
+        """Record a change for the store, if any."""
         changes = self.owner.changes
         if changes is not None:
-            changes.touched[self.owner, self.id] = self
+            changes.changed[self.owner, self.id] = self
 
     @property
     def info(self) -> SequenceInfo:
-        """The sequence as others see it."""
+        """Public description of the sequence."""
         now = trio.current_time()
         idle_seconds = now - self.used_at
         return SequenceInfo(self.id, now - self.started_at, idle_seconds, self.requests, self.lost_seconds)
 
 
 class SequenceChanges:
-    """What happened to the sequences of all models since they were last written down; of each only what it came to.
+    """Latest changes of all sequences since the last write to the store.
 
-    Noting costs as much for a sequence of a thousand requests as for one of one, and is done in every request.
+    The cost of recording is independent of the number of requests of a sequence, and paid in each request.
 
     Attributes:
-        touched: the sequences by manager and id; None for one that the manager has not any more.
-        dropped: the models, by name and version, whose manager was given up or replaced, with all that it had.
+        changed: sequences by manager and id; None for a removed sequence.
+        dropped: name and version of models whose manager was removed or replaced, with all its sequences.
     """
 
-    __slots__ = ("dropped", "touched")
+    __slots__ = ("changed", "dropped")
 
     def __init__(self) -> None:
-        self.touched: dict[tuple[SequenceManager, int | str], Sequence | None] = {}
+        self.changed: dict[tuple[SequenceManager, int | str], Sequence | None] = {}
         self.dropped: set[tuple[str, int]] = set()
 
     def __bool__(self) -> bool:
-        return bool(self.touched or self.dropped)
+        return bool(self.changed or self.dropped)
 
     def hand_out(self) -> SequenceChanges:
-        """Give everything that was noted, and begin anew."""
+        """Return the recorded changes and reset."""
         out = SequenceChanges()
-        out.touched, self.touched = self.touched, out.touched
+        out.changed, self.changed = self.changed, out.changed
         out.dropped, self.dropped = self.dropped, out.dropped
         return out
 
 
-# ----------------------------------------------------------------------
-# The managers of every stateful model, which outlive the loaded instances that use them
-# ----------------------------------------------------------------------
+# Managers of all models
 
 log = structlog.get_logger(__name__)
 
 
 class SequenceManagers:
-    """One manager a version of a stateful model.
+    """One manager for each version of a stateful model; managers outlive loaded instances.
 
     Attributes:
-        changes: notes what becomes of sequences, for a store; None where there is none.
-        directory: knows the sequences of all processes of the server; None where there is one.
+        changes: records changes for a sequence store; None without a store.
+        directory: sequences of all workers of the server; None for a single worker.
     """
 
     def __init__(self) -> None:
@@ -391,27 +373,26 @@ class SequenceManagers:
         return iter(tuple(self._managers.values()))
 
     def open(self, spec: ModelSpec, version: int, variables: tuple[TensorSpec, ...]) -> SequenceManager:
-        """Give the manager for an instance that was loaded, which closes it when it is not used any more.
+        """Return the manager for a newly loaded instance, which must call :meth:`close`.
 
-        Sequences that go on with the variables of the new instance are in it; others are dropped, as all are where the
-        model's ``sequence_migration`` is off.
+        Sequences with the same variables continue. Others are dropped, and all if ``sequence_migration`` is off.
         """
         manager = self._managers.get((spec.name, version))
-        if manager is not None and not _goes_on(manager, spec, variables):
+        if manager is not None and not _can_continue(manager, spec, variables):
             log.warning("sequences dropped", model=spec.name, version=version, sequences=len(manager))
             manager = None
         if manager is None:
             manager = self.add(spec.name, version, variables)
         manager.capacity = spec.max_sequence_number
-        manager.cleaned = spec.idle_sequence_cleanup
+        manager.removes_idle = spec.idle_sequence_cleanup
         manager.migrates = spec.sequence_migration
-        # Versions whose sequences may meet hand out ids in turn, those that were restored as well as new ones.
+        # Related versions share one id counter, restored or new.
         manager.next_id = max(each.next_id for each in (manager, *self._relatives(manager)))
         manager.servables += 1
         return manager
 
     def add(self, name: str, version: int, variables: tuple[TensorSpec, ...]) -> SequenceManager:
-        """Put a new manager in the place of a version's, for an instance that may be loaded later."""
+        """Create or replace the manager of a version whose instance may be loaded later."""
         manager = SequenceManager(name, version, variables)
         manager.relatives = partial(self._relatives, manager)
         manager.changes = self.changes
@@ -424,18 +405,18 @@ class SequenceManagers:
         return manager
 
     def settle(self) -> None:
-        """Say that the sequences of an earlier run are there, and those that are not are over."""
+        """Declare the restored sequences complete: sequences of the previous run that are missing are over."""
         if self.directory is not None:
             self.directory.settle(max((manager.next_id for manager in self), default=1))
 
-    def hand_over(self) -> None:
-        """Say that all sequences go on in the next run, though their models are closed in this one."""
+    def detach_directory(self) -> None:
+        """Detach from the directory: all sequences continue in the next run."""
         self.directory = None
         for manager in self:
             manager.directory = None
 
-    def has(self, manager: SequenceManager) -> bool:
-        """Tell whether a manager is the one of its version still."""
+    def is_current(self, manager: SequenceManager) -> bool:
+        """Return whether a manager is still the current one of its version."""
         return self._managers.get((manager.name, manager.version)) is manager
 
     def _note_dropped(self, name: str, version: int) -> None:
@@ -443,9 +424,9 @@ class SequenceManagers:
             self.changes.dropped.add((name, version))
 
     def close(self, manager: SequenceManager) -> None:
-        """Say that an instance is closed; with the last one the manager goes, too.
+        """Close an instance, and its manager with the last instance.
 
-        Sequences that follow the default version go to another loaded version of the model, if there is one for them.
+        Sequences that follow the default version move to the highest other loaded version that can continue them.
         """
         manager.servables -= 1
         key = (manager.name, manager.version)
@@ -454,48 +435,46 @@ class SequenceManagers:
         del self._managers[key]
         self._note_dropped(*key)
         loaded = (other for other in self._relatives(manager) if other.servables)
-        heir = max(loaded, key=lambda other: other.version, default=None)
-        if heir is not None:
+        successor = max(loaded, key=lambda other: other.version, default=None)
+        if successor is not None:
             for sequence in manager:
-                if sequence.by_default and sequence.id not in heir:
-                    heir.take(sequence)
+                if sequence.by_default and sequence.id not in successor:
+                    successor.take(sequence)
         manager.leave_directory()
 
     def _relatives(self, manager: SequenceManager) -> Iterator[SequenceManager]:
-        """Give the managers of other versions whose sequences could go on with this one."""
+        """Return the managers of other versions that can exchange sequences with a manager."""
         for other in self:
             same = other.name == manager.name and other.variables == manager.variables
             if same and other is not manager and other.migrates and manager.migrates:
                 yield other
 
 
-def _goes_on(manager: SequenceManager, spec: ModelSpec, variables: tuple[TensorSpec, ...]) -> bool:
+def _can_continue(manager: SequenceManager, spec: ModelSpec, variables: tuple[TensorSpec, ...]) -> bool:
     return manager.variables == variables and (spec.sequence_migration or not manager.servables)
 
 
-# ----------------------------------------------------------------------
-# Removing sequences that nobody goes on with: one task a server looks at all of them from time to time
-# ----------------------------------------------------------------------
+# Removal of idle sequences
 
 _MINUTE: Final = 60
 _PORTION: Final = 500
-"""How many sequences are looked at, or removed, before requests have their turn again: below a millisecond."""
+"""Sequences scanned or removed between checkpoints; takes less than 1 ms."""
 
 
 def scan(managers: Iterable[SequenceManager]) -> int:
-    """Remove the sequences that no request of theirs has succeeded in since the scan before; count them."""
-    return sum(_portions(managers))
+    """Remove the sequences without a successful request since the last scan; return their number."""
+    return sum(_scan_portions(managers))
 
 
-def _portions(managers: Iterable[SequenceManager]) -> Iterator[int]:
-    """Scan a portion at each step, and count what was removed in it; requests may run in between."""
-    # What is there at the beginning is looked at once, whichever manager it moves to meanwhile.
-    found = [(manager, list(manager)) for manager in managers if manager.cleaned]
+def _scan_portions(managers: Iterable[SequenceManager]) -> Iterator[int]:
+    """Scan one portion at each step and yield the number of removed sequences."""
+    # A snapshot: each sequence is scanned once, even if it moves to another manager meanwhile.
+    found = [(manager, list(manager)) for manager in managers if manager.removes_idle]
     for manager, sequences in found:
         total = 0
         while sequences:
-            removed = sum(map(_is_over, sequences[-_PORTION:]))
-            # To let go of all states at once, at the end, would take as long as all the rest.
+            removed = sum(map(_remove_if_idle, sequences[-_PORTION:]))
+            # Released here: releasing all states at the end would block the loop.
             del sequences[-_PORTION:]
             total += removed
             yield removed
@@ -503,8 +482,8 @@ def _portions(managers: Iterable[SequenceManager]) -> Iterator[int]:
             log.info("idle sequences removed", model=manager.name, version=manager.version, sequences=total)
 
 
-def _is_over(sequence: Sequence) -> bool:
-    """End a sequence that was idle at the last scan already, and mark one that is now; a busy one is passed over."""
+def _remove_if_idle(sequence: Sequence) -> bool:
+    """Remove a sequence that was idle at the last scan, else mark it as idle; skip busy sequences."""
     if sequence.is_busy or not sequence.alive:
         return False
     over = sequence.idle
@@ -515,13 +494,11 @@ def _is_over(sequence: Sequence) -> bool:
 
 
 async def clean_sequences(managers: Iterable[SequenceManager], minutes: int) -> None:
-    """Scan every so many minutes, for ever; with 0 minutes return at once.
+    """Scan periodically; return at once if ``minutes`` is 0.
 
     An idle sequence is removed between one and two periods after its last request.
-
-    Cancellation: at any checkpoint; nothing is held.
     """
     while minutes:
         await trio.sleep(minutes * _MINUTE)
-        for _ in _portions(managers):
+        for _ in _scan_portions(managers):
             await trio.lowlevel.checkpoint()

@@ -1,8 +1,8 @@
-"""What a request says of its sequence: OVMS's two special inputs, or Triton's three parameters.
+"""Sequence controls of requests: OVMS's two special inputs, or Triton's three parameters.
 
-The inputs are ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 for a step, 1 for
-the start, 2 for the end).  The parameters are ``sequence_id``, a number or a text, and the flags ``sequence_start`` and
-``sequence_end``, which may both be set: that is a sequence of one request.
+Inputs: ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 = step, 1 = start, 2 =
+end). Parameters: ``sequence_id`` (number or text) and the flags ``sequence_start`` and ``sequence_end``; both flags
+together are a sequence of one request.
 """
 
 from __future__ import annotations
@@ -28,12 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SPECIAL_INPUTS", "Control", "owner_of", "pack", "read_control", "read_outputs", "tell_outputs", "unpack"]
 
-# ----------------------------------------------------------------------
-# What a request says of its sequence: OVMS's two special inputs, or Triton's three parameters
-# ----------------------------------------------------------------------
-
 SPECIAL_INPUTS: Final = (SEQUENCE_ID, SEQUENCE_CONTROL)
-"""In the order in which they are read, and complained of."""
+"""In the order in which they are validated."""
 
 _START: Final = 1
 _END: Final = 2
@@ -56,7 +52,7 @@ _BAD_CONTROL: Final = "Unexpected value of sequence control input"
 
 
 class Control(NamedTuple):
-    """Which sequence a request is for, 0 if it does not say, and whether it is its first or last one."""
+    """Sequence id of a request (0 if none), and whether the request starts or ends the sequence."""
 
     id: int | str
     start: bool = False
@@ -64,11 +60,11 @@ class Control(NamedTuple):
 
 
 def read_control(request: InferRequest) -> tuple[Control, InferRequest]:
-    """Read what a request says of its sequence; gives the request for the model behind it.
+    """Parse the sequence control of a request; return it and the request without the special inputs.
 
     Raises:
-        InvalidRequest: a special input has another form or value, no sequence is named though none is to be started,
-            or inputs and parameters name different ones.
+        InvalidRequest: a special input or parameter is invalid, the id is missing in a request that does not start a
+            sequence, or inputs and parameters name different sequences.
     """
     positions: dict[str, int] = {}
     for position, given in enumerate(request.inputs):
@@ -82,10 +78,10 @@ def read_control(request: InferRequest) -> tuple[Control, InferRequest]:
         raise refused(_BAD_CONTROL, f"Expected: 0, {_START} (start) or {_END} (end); Actual: {control}")
     found = Control(identity, control == _START, control == _END)
     if request.parameters:
-        found = _with_parameters(found, request.parameters)
+        found = _merge_parameters(found, request.parameters)
     if not found.id and not found.start:
         raise refused(_NO_ID)
-    return found, _without(request, positions.values()) if positions else request
+    return found, _without_inputs(request, positions.values()) if positions else request
 
 
 def _value(request: InferRequest, position: int) -> int:
@@ -93,7 +89,7 @@ def _value(request: InferRequest, position: int) -> int:
     check = _CHECKS[given.name]
     raw = request.raw_inputs[position] if request.raw_inputs else None
     datatype = check.spec.datatype
-    # What nearly every request has; the rest checks the same, and says what is wrong.
+    # Fast path of nearly all requests; the checks below are the same and report errors.
     if raw is not None and given.shape == (1,) and given.datatype == datatype.name and len(raw) == datatype.itemsize:
         return int.from_bytes(raw, "little")
     if not given.shape:
@@ -109,10 +105,10 @@ def _value(request: InferRequest, position: int) -> int:
     return int(array[0])
 
 
-def _with_parameters(control: Control, parameters: Mapping[str, ParameterValue]) -> Control:
-    given = _identity(parameters.get("sequence_id", 0))
+def _merge_parameters(control: Control, parameters: Mapping[str, ParameterValue]) -> Control:
+    given = _parse_id(parameters.get("sequence_id", 0))
     if control.id and given and control.id != given:
-        raise InvalidRequest(f"the input sequence_id is {control.id}, and the parameter sequence_id {given}")
+        raise InvalidRequest(f"input sequence_id {control.id} contradicts parameter sequence_id {given}")
     return Control(
         control.id or given,
         control.start or _flag("sequence_start", parameters.get("sequence_start", False)),
@@ -120,8 +116,8 @@ def _with_parameters(control: Control, parameters: Mapping[str, ParameterValue])
     )
 
 
-def _identity(value: ParameterValue) -> int | str:
-    """Read an id: a number, which a text of its digits means as well, or any other text; an empty one is none."""
+def _parse_id(value: ParameterValue) -> int | str:
+    """Parse an id: a number, its decimal digits as text, or another text; an empty text is no id."""
     text = str(value)
     if isinstance(value, int | str) and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS:
         number = int(text)
@@ -143,13 +139,13 @@ def _flag(name: str, value: ParameterValue) -> bool:
     return value
 
 
-def _without(request: InferRequest, positions: Iterable[int]) -> InferRequest:
+def _without_inputs(request: InferRequest, positions: Iterable[int]) -> InferRequest:
     inputs, raws = [*request.inputs], [*request.raw_inputs]
     for position in sorted(positions, reverse=True):
         del inputs[position]
         if raws:
             del raws[position]
-    # `dataclasses.replace` takes several times as long, in every step of every sequence.
+    # dataclasses.replace would be several times slower, in each step of each sequence.
     return InferRequest(
         request.model_name,
         request.model_version,
@@ -162,25 +158,19 @@ def _without(request: InferRequest, positions: Iterable[int]) -> InferRequest:
     )
 
 
-# ----------------------------------------------------------------------
-# Whose a sequence is where several servers share them by their ids, and what is told on the way to whoever has one
-# ----------------------------------------------------------------------
+# Requests to other workers
 
 _ID_BYTES: Final = 8
 
 
 def owner_of(identity: int | str, owners: int) -> int:
-    """Tell which of so many has a sequence; the same whoever is asked, and whenever."""
+    """Return the index of the owner of a sequence among ``owners``, by a hash of its id."""
     data = utf8(identity) if isinstance(identity, str) else identity.to_bytes(_ID_BYTES, "little")
     return crc32(data) % owners
 
 
 def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
-    """Give what :func:`unpack` makes arrays of again, with what is told of each; None if one has objects.
-
-    Args:
-        arrays: names, what else is told of them, and what they are.
-    """
+    """Encode arrays, each with its name and a text that is passed through; return None if an array contains objects."""
     heads, buffers = [], []
     for name, told, array in arrays:
         if array.dtype.hasobject:
@@ -191,16 +181,16 @@ def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]
 
 
 def unpack(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str, Array]]:
-    """Make names, what is told and arrays of what :func:`pack` gave.
+    """Decode the result of :func:`pack`; the buffers are joined in ``tail``.
 
     Raises:
-        ValueError: there are fewer bytes than there should be.
+        ValueError: ``tail`` is too short.
     """
     at = 0
     for name, told, kind, shape in heads:
         dtype = np.dtype(kind)
         count = math.prod(shape)
-        # Copies are aligned, and may be written.
+        # Copied: the result must be aligned and writable.
         yield (
             name,
             told,
@@ -210,10 +200,10 @@ def unpack(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str
 
 
 def tell_outputs(outputs: Sequence[Tensor | RawTensor]) -> list[list[Any]]:
-    """Make plain data of a model's outputs."""
+    """Encode outputs of a model as plain data."""
     return [[each.name, each.datatype_name, each.array] for each in outputs if isinstance(each, Tensor)]
 
 
 def read_outputs(told: Sequence[Sequence[Any]]) -> list[Tensor | RawTensor]:
-    """Make outputs of what :func:`tell_outputs` gave."""
+    """Decode outputs encoded by :func:`tell_outputs`."""
     return [Tensor(name, BY_NAME[datatype], np.asarray(array)) for name, datatype, array in told]

@@ -1,12 +1,12 @@
-"""Sequences in a file: from the end of one server to the start of the next, and for one that is killed.
+"""Persistent sequence store: restores sequences after a restart, and most steps after a kill.
 
 ::
 
-    requests ─> SequenceChanges ── every half of the time ──> segments ── thread ──> end of the file
-                                                          └ all sequences: a new file in its place, from time to time
+    requests ─> SequenceChanges ── each seconds/2 ──> segments ── thread ──> appended to the file
+                                                   └ all sequences: a new file, from time to time
 
-What has succeeded is in the file after ``seconds`` at most.  A server that drains writes all there is, and says so; one
-that ends otherwise leaves a file from which the steps of its last seconds may be missing.
+A successful step is in the file after at most ``seconds``. A drained server writes all sequences; a killed one may lose
+the steps of its last seconds.
 """
 
 from __future__ import annotations
@@ -61,24 +61,18 @@ __all__ = [
     "read_segments",
 ]
 
-# ----------------------------------------------------------------------
-# The lock of a folder that one server at a time may keep its sequences in
-# ----------------------------------------------------------------------
-
 LOCK_FILE: Final = "sequences.lock"
 _OPTION: Final = "--sequence_store"
 
 
 @contextmanager
 def locked_folder(folder: Path, configuration: str) -> Iterator[None]:
-    """Keep other servers, of this process as well, out of a folder while the block lasts; makes the folder.
+    """Create and lock a folder against other servers, also of this process, during the block.
 
-    Args:
-        folder: of the sequences.
-        configuration: what the server serves, for those that are refused.
+    ``configuration`` is shown to a server that finds the folder locked.
 
     Raises:
-        ConfigError: another server has it, which is named; or it cannot be written.
+        ConfigError: another server has the lock, or the folder cannot be written.
     """
     path = folder / LOCK_FILE
     try:
@@ -92,44 +86,42 @@ def locked_folder(folder: Path, configuration: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError([_taken(folder, file.read())]) from None
+            raise ConfigError([_locked_problem(folder, file.read())]) from None
         except OSError as error:
             problem = Problem("the folder cannot be locked", path=_OPTION, found=f"{folder}: {error.strerror}")
             raise ConfigError([problem]) from None
         file.truncate(0)
-        json.dump(_owner(configuration), file)
+        json.dump(_lock_owner(configuration), file)
         file.flush()
         try:
             yield
         finally:
-            # It stays, as another server may wait for this very file; it says nothing any more.
+            # Emptied, not removed: another server may have opened the file to lock it.
             os.ftruncate(descriptor, 0)
 
 
-def _owner(configuration: str) -> dict[str, Any]:
+def _lock_owner(configuration: str) -> dict[str, Any]:
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"pid": os.getpid(), "host": socket.gethostname(), "started": started, "configuration": configuration}
 
 
-def _taken(folder: Path, written: str) -> Problem:
+def _locked_problem(folder: Path, written: str) -> Problem:
     try:
         owner = json.loads(written)
         found = f"process {owner['pid']} on {owner['host']}, since {owner['started']}, serving {owner['configuration']}"
     except (ValueError, LookupError, TypeError):
-        found = "a server that has not said its name yet"
+        found = "a server that is starting"
     return Problem(
-        f"another server keeps its sequences in {folder}",
+        f"another server uses the folder {folder}",
         path=_OPTION,
-        expected="a folder that no other server has",
+        expected="an unused folder",
         found=found,
-        suggestion="stop that server first, or give this one another folder; if it is gone already, a process that"
-        f" it has started still holds {folder / LOCK_FILE}",
+        suggestion="stop that server, or set another folder; if that server has exited, one of its child processes"
+        f" still holds {folder / LOCK_FILE}",
     )
 
 
-# ----------------------------------------------------------------------
-# Sequences as bytes that can be told from damaged ones
-# ----------------------------------------------------------------------
+# Segment format
 
 log = structlog.get_logger(__name__)
 
@@ -142,17 +134,17 @@ Index = dict[str, Any]
 
 
 class DamagedStore(Exception):
-    """Bytes are not those of sequences, or not all of them."""
+    """The bytes are not a valid sequence file."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """What becomes of some sequences, before it is bytes; values are views of states, which never change.
+    """Changes of sequences before encoding; values are views of states, which are immutable.
 
     Attributes:
-        written_at: the time on the wall.
-        lost_seconds: of how long steps may be missing in what is written so far; 0 at the end of a server.
-        dropped: models, by name and version, of which nothing counts that was written before.
+        written_at: wall-clock time.
+        lost_seconds: maximum age of steps missing from the file; 0 after a drain.
+        dropped: models by name and version whose earlier entries are void.
     """
 
     written_at: float
@@ -161,7 +153,7 @@ class Segment:
     _managers: dict[SequenceManager, tuple[Index, list[Buffer]]] = field(default_factory=dict)
 
     def add(self, manager: SequenceManager, number: int | str, sequence: Sequence | None) -> None:
-        """Write down what a manager has for an id now: a sequence, or none; one without a state is none."""
+        """Add the current value of an id; None, or a sequence without state, removes the id."""
         entry, values = self.mention(manager)
         if sequence is None or sequence.state is None:
             entry["gone"].append(number)
@@ -169,7 +161,7 @@ class Segment:
             entry["sequences"].append(_sequence_entry(sequence, sequence.state, manager.variables, values))
 
     def mention(self, manager: SequenceManager) -> tuple[Index, list[Buffer]]:
-        """Write down a manager, and give its entry and the values of its sequences."""
+        """Return the entry of a manager and the values of its sequences; create it if necessary."""
         found = self._managers.get(manager)
         if found is None:
             variables = [[each.name, each.datatype.name, list(map(list, each.shape))] for each in manager.variables]
@@ -187,7 +179,7 @@ class Segment:
         return found
 
     def encode(self) -> list[Buffer]:
-        """Give the bytes in pieces; states are not copied."""
+        """Return the segment as a list of buffers; states are not copied."""
         index = orjson.dumps(
             {
                 "written_at": self.written_at,
@@ -220,27 +212,27 @@ def _sequence_entry(sequence: Sequence, state: State, variables: Many[TensorSpec
 
 
 class StoredSegments(NamedTuple):
-    """What a file says: an index and values of each segment, and how many bytes at its end are no whole segment."""
+    """Decoded file: index and values of each segment, and the size of an incomplete last segment."""
 
     segments: list[tuple[Index, memoryview]]
     torn_bytes: int
 
     @property
     def written_at(self) -> float:
-        """The time on the wall of the last segment."""
+        """Wall-clock time of the last segment."""
         return float(self.segments[-1][0]["written_at"])
 
     @property
     def lost_seconds(self) -> float:
-        """Of how long steps may be missing: those that were made after the last segment."""
+        """Maximum age of steps missing after the last segment."""
         return float(self.segments[-1][0]["lost_seconds"])
 
 
 def read_segments(content: bytes) -> StoredSegments:
-    """Check a file and take it apart, up to the first segment that is not whole, such as one whose writer was killed.
+    """Decode a file up to the first incomplete segment, whose writer was killed.
 
     Raises:
-        DamagedStore: not even the first segment is whole; or the file is something else, or of another version.
+        DamagedStore: the first segment is incomplete, or the file has another format or version.
     """
     rest = memoryview(content)
     segments: list[tuple[Index, memoryview]] = []
@@ -259,24 +251,22 @@ def read_segments(content: bytes) -> StoredSegments:
 
 def _decode(content: memoryview) -> tuple[Index, memoryview, memoryview]:
     if len(content) < _HEAD.size + _LENGTH.size:
-        raise DamagedStore(f"the file has {len(content)} bytes only")
+        raise DamagedStore(f"the file has only {len(content)} bytes")
     magic, version, size, digest = _HEAD.unpack_from(content)
     if magic != _MAGIC:
-        raise DamagedStore("the file does not hold sequences")
+        raise DamagedStore("not a sequence file")
     if version != _VERSION:
-        raise DamagedStore(f"the file has version {version} of the format, and this server reads version {_VERSION}")
+        raise DamagedStore(f"unsupported format version {version}, expected {_VERSION}")
     end = _HEAD.size + size
     rest = content[_HEAD.size : end]
     if len(rest) < size or hashlib.sha256(rest).digest() != digest:
-        raise DamagedStore("the checksum does not fit the content: the file is damaged or not whole")
+        raise DamagedStore("checksum mismatch: the file is damaged or incomplete")
     (length,) = _LENGTH.unpack_from(rest)
     index: Index = orjson.loads(rest[_LENGTH.size : _LENGTH.size + length])
     return index, rest[_LENGTH.size + length :], content[end:]
 
 
 class _Stored(NamedTuple):
-    """A sequence in a file: its entry, its values, and when they were written."""
-
     entry: Index
     values: memoryview
     written_at: float
@@ -284,20 +274,18 @@ class _Stored(NamedTuple):
 
 @dataclass(slots=True)
 class _StoredManager:
-    """What a file says of one version of a model in the end."""
-
     variables: tuple[TensorSpec, ...]
     next_id: int = 1
     sequences: dict[int | str, _Stored] = field(default_factory=dict)
 
 
 def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> int:
-    """Put what a file says into managers, which wait for their models to be loaded; count the sequences.
+    """Restore sequences into managers, whose models are loaded later; return their number.
 
-    ``now`` is the time on the wall: what passed since a sequence was written counts as idle.
+    ``now`` is the wall-clock time; the time since the file was written counts as idle.
     """
-    count = without_room = 0
-    for (name, version), found in _replayed(stored).items():
+    count = skipped = 0
+    for (name, version), found in _replay(stored).items():
         manager = managers.add(name, version, found.variables)
         manager.next_id = found.next_id
         for entry, values, written_at in found.sequences.values():
@@ -306,20 +294,20 @@ def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> i
             sequence.started_at, sequence.used_at = begin - entry["age"], begin - entry["idle_seconds"]
             sequence.requests, sequence.idle = entry["requests"], entry["idle"]
             sequence.lost_seconds = stored.lost_seconds
-            sequence.state = _state(found.variables, entry["shapes"], values)
+            sequence.state = _decode_state(found.variables, entry["shapes"], values)
             try:
-                # One that was ended just before its server was killed may be another process's now.
+                # The sequence may have ended just before the kill, and another worker may use its id.
                 with suppress(SequenceElsewhere):
                     manager.take(sequence)
                     count += 1
             except TooManySequences:
-                without_room += 1
-    if without_room:
-        log.error("sequences not restored", reason="max_sequence_number was larger before", sequences=without_room)
+                skipped += 1
+    if skipped:
+        log.error("sequences not restored", reason="max_sequence_number exceeded", sequences=skipped)
     return count
 
 
-def _replayed(stored: StoredSegments) -> dict[tuple[str, int], _StoredManager]:
+def _replay(stored: StoredSegments) -> dict[tuple[str, int], _StoredManager]:
     found: dict[tuple[str, int], _StoredManager] = {}
     for index, values in stored.segments:
         for name, version in index["dropped"]:
@@ -343,45 +331,39 @@ def _variable(name: str, datatype: str, dims: list[list[int]]) -> TensorSpec:
 
 
 def _size(variable: TensorSpec, shape: Iterable[int]) -> int:
-    """Count the bytes of a variable's value."""
     return prod(shape) * variable.datatype.itemsize
 
 
-def _state(variables: Many[TensorSpec], shapes: Many[Many[int]], values: memoryview) -> State:
+def _decode_state(variables: Many[TensorSpec], shapes: Many[Many[int]], values: memoryview) -> State:
     state = {}
     offset = 0
     for variable, shape in zip(variables, shapes, strict=True):
         end = offset + _size(variable, shape)
-        # A copy is aligned, and does not keep the whole file in memory.
+        # Copied: aligned, and does not keep the file content in memory.
         packed = np.frombuffer(bytes(values[offset:end]), variable.datatype.numpy)
         state[variable.name] = packed.reshape(tuple(shape))
         offset = end
     return state
 
 
-# ----------------------------------------------------------------------
-# Sequences in a file: from the end of one server to the start of the next, and for one that is killed
-# ----------------------------------------------------------------------
+# Store
 
 STORE_FILE: Final = "sequences.bin"
 _UNFINISHED: Final = "sequences.bin.new"
 _DAMAGED: Final = "sequences.bin.damaged"
 
 _PORTION: Final = 200
-"""Sequences of a segment, which is made before requests have their turn again: below a millisecond."""
+"""Sequences of a segment, encoded between checkpoints in less than 1 ms."""
 _SMALL_BYTES: Final = 2**20
-"""What may be appended to however small a file."""
+"""A file may always grow by this size before it is rewritten."""
 
 _Item = tuple["SequenceManager", int | str, "Sequence | None"]
 
 
 class SequenceStore:
-    """Keeps the sequences of a server in a folder that no other server has, see ``store_lock``.
+    """Store of a server's sequences in an existing, exclusively locked folder.
 
-    Args:
-        managers: of all models; the store has them note what becomes of sequences from now on.
-        folder: that exists.
-        seconds: of how long steps may be lost by a server that is killed; 0 writes nothing before the end.
+    A killed server loses the steps of at most ``seconds``; 0 writes only on shutdown.
     """
 
     def __init__(self, managers: SequenceManagers, folder: Path, seconds: float) -> None:
@@ -389,44 +371,42 @@ class SequenceStore:
         self._changes = managers.changes = SequenceChanges()
         self._folder = folder
         self._seconds = seconds
-        self._turn = trio.Lock()
+        self._lock = trio.Lock()
         self._is_restored = False
-        # Whether segments may be put behind what is there, which is all that there was to write.
-        self._is_whole = False
+        # Whether the file is complete, so that segments can be appended.
+        self._is_complete = False
         self._has_failed = False
-        self._whole_bytes = self._appended_bytes = 0
+        self._file_bytes = self._appended_bytes = 0
 
     async def restore(self) -> None:
-        """Read the file, to be done before any model is loaded; it stays, but says then that its server lives.
+        """Read the file, before any model is loaded; a damaged or unreadable file is logged and renamed.
 
-        Raises: nothing; a file that is damaged or cannot be read is logged and put aside.
-
-        Cancellation: at once, with the file as it was.
+        Afterwards the file states that its server is running.
         """
-        async with self._turn:
+        async with self._lock:
             try:
                 stored = await trio.to_thread.run_sync(_read, self._folder / STORE_FILE)
             except (OSError, DamagedStore) as error:
-                await self._put_aside(error)
+                await self._rename_damaged(error)
                 stored = None
             if stored is not None:
-                self._fill(stored)
+                self._restore_managers(stored)
             self._is_restored = True
             if self._seconds:
                 await self._save()
             elif stored is not None:
-                # Nothing is written before the end: what is there would be out of date by then.
+                # Nothing is written before shutdown, and the file would be outdated after a kill.
                 (self._folder / STORE_FILE).unlink()
 
-    async def _put_aside(self, error: Exception) -> None:
+    async def _rename_damaged(self, error: Exception) -> None:
         path, aside = self._folder / STORE_FILE, self._folder / _DAMAGED
         log.error("sequences not restored", file=str(path), reason=str(error), kept=str(aside))
         try:
             await trio.to_thread.run_sync(path.replace, aside)
         except OSError as problem:
-            log.error("the file cannot be put aside", file=str(path), reason=str(problem))  # noqa: TRY400 - told
+            log.error("damaged sequence file not renamed", file=str(path), reason=str(problem))  # noqa: TRY400 - expected
 
-    def _fill(self, stored: StoredSegments) -> None:
+    def _restore_managers(self, stored: StoredSegments) -> None:
         now = time.time()
         count = fill(self._managers, stored, now=now)
         log.info(
@@ -437,42 +417,34 @@ class SequenceStore:
             lost_seconds=stored.lost_seconds,
         )
         if stored.torn_bytes:
-            log.warning("the end of the sequences' file is not whole", bytes_left_out=stored.torn_bytes)
+            log.warning("sequence file truncated", ignored_bytes=stored.torn_bytes)
 
     async def run(self) -> None:
-        """Write down what has changed, twice in the time of which steps may be lost, for ever.
-
-        Raises: nothing; a failure is logged, the first time in a row, and everything is written anew the next time.
-
-        Cancellation: while it sleeps, or between two portions of sequences; the file is whole up to its last segment.
-        """
+        """Write changes every ``seconds / 2`` until cancelled; failures are logged and retried."""
         while self._seconds:
             await trio.sleep(self._seconds / 2)
-            async with self._turn:
+            async with self._lock:
                 if self._is_restored and (self._changes or self._has_failed):
                     await self._save()
 
     async def save(self) -> bool:
-        """Write what has changed; return False if that failed, which the log says for the first failure in a row.
-
-        Cancellation: as of :meth:`run`.
-        """
-        async with self._turn:
+        """Write changes; return False after a failure, which is logged if the previous write succeeded."""
+        async with self._lock:
             return await self._save()
 
     async def save_at_end(self) -> bool:
-        """Write all sequences when no request runs any more; False if that failed, which leaves the file as it was.
+        """Write all sequences after the last request; return False after a failure, which keeps the old file.
 
-        Cancellation: never; it is shielded, and takes as long as writing the file.
+        Cancellation: shielded, for the time to write the file.
         """
         with trio.CancelScope(shield=True):
-            async with self._turn:
+            async with self._lock:
                 if not self._is_restored:
                     return True
                 saved = await self._save(is_end=True)
-                # What is closed from now on is not over for the next server.
+                # Closing a model from now on must not end its sequences in the next run.
                 self._is_restored = False
-                self._managers.hand_over()
+                self._managers.detach_directory()
         if saved:
             count = sum(map(len, self._managers))
             log.info("sequences saved", folder=str(self._folder), sequences=count)
@@ -480,54 +452,56 @@ class SequenceStore:
 
     async def _save(self, *, is_end: bool = False) -> bool:
         changes = self._changes.hand_out()
-        anew = is_end or not self._is_whole or self._appended_bytes > max(self._whole_bytes, _SMALL_BYTES)
-        # Until it has succeeded: what was handed out is in no file.
-        self._is_whole = False
-        segments = await self._make_segments(changes, 0.0 if is_end else self._seconds, anew=anew)
+        is_rewrite = is_end or not self._is_complete or self._appended_bytes > max(self._file_bytes, _SMALL_BYTES)
+        # Until the write succeeds: the returned changes are in no file.
+        self._is_complete = False
+        segments = await self._create_segments(changes, 0.0 if is_end else self._seconds, is_rewrite=is_rewrite)
         try:
-            size = await trio.to_thread.run_sync(_write_anew if anew else _append, self._folder, segments)
+            size = await trio.to_thread.run_sync(_rewrite if is_rewrite else _append, self._folder, segments)
         except OSError as error:
             if is_end or not self._has_failed:
-                log.error("sequences not saved", folder=str(self._folder), reason=str(error))  # noqa: TRY400 - told
+                log.error("sequences not saved", folder=str(self._folder), reason=str(error))  # noqa: TRY400 - expected
             self._has_failed = True
             return False
-        self._note_written(size, anew=anew)
+        self._record_write(size, is_rewrite=is_rewrite)
         return True
 
-    async def _make_segments(self, changes: SequenceChanges, lost_seconds: float, *, anew: bool) -> list[Segment]:
-        first = Segment(time.time(), lost_seconds, [] if anew else sorted(changes.dropped))
+    async def _create_segments(
+        self, changes: SequenceChanges, lost_seconds: float, *, is_rewrite: bool
+    ) -> list[Segment]:
+        first = Segment(time.time(), lost_seconds, [] if is_rewrite else sorted(changes.dropped))
         segments = [first]
-        if anew:
+        if is_rewrite:
             for manager in self._managers:
                 first.mention(manager)
-        items = _all_items(self._managers) if anew else _changed_items(changes)
+        items: Iterator[_Item] = (
+            _all_items(self._managers)
+            if is_rewrite
+            else ((manager, number, sequence) for (manager, number), sequence in changes.changed.items())
+        )
         while portion := list(islice(items, _PORTION)):
             for manager, number, sequence in portion:
-                if self._managers.has(manager):
+                if self._managers.is_current(manager):
                     segments[-1].add(manager, number, sequence)
             await trio.lowlevel.checkpoint()
             segments.append(Segment(time.time(), lost_seconds))
         return segments if len(segments) == 1 else segments[:-1]
 
-    def _note_written(self, size: int, *, anew: bool) -> None:
-        self._is_whole = True
+    def _record_write(self, size: int, *, is_rewrite: bool) -> None:
+        self._is_complete = True
         if self._has_failed:
             self._has_failed = False
             log.info("sequences saved again", folder=str(self._folder))
-        if anew:
-            self._whole_bytes, self._appended_bytes = size, 0
+        if is_rewrite:
+            self._file_bytes, self._appended_bytes = size, 0
         else:
             self._appended_bytes += size
 
 
 def _all_items(managers: SequenceManagers) -> Iterator[_Item]:
-    # What is there now is written once, whichever manager it moves to meanwhile; the next segment says so.
+    # A snapshot: each sequence is written once; the next segment records moves to other managers.
     there = [(manager, tuple(manager)) for manager in managers]
     return ((manager, sequence.id, sequence) for manager, sequences in there for sequence in sequences)
-
-
-def _changed_items(changes: SequenceChanges) -> Iterator[_Item]:
-    return ((manager, number, sequence) for (manager, number), sequence in changes.touched.items())
 
 
 def _read(path: Path) -> StoredSegments | None:
@@ -538,8 +512,8 @@ def _read(path: Path) -> StoredSegments | None:
     return read_segments(content)
 
 
-def _write_anew(folder: Path, segments: Iterable[Segment]) -> int:
-    """Put a file of these segments in the place of the one that is there, which stays if that fails."""
+def _rewrite(folder: Path, segments: Iterable[Segment]) -> int:
+    """Replace the file atomically; the old file stays after a failure."""
     unfinished = folder / _UNFINISHED
     try:
         size = _write(unfinished, os.O_TRUNC, segments)
@@ -556,7 +530,7 @@ def _write_anew(folder: Path, segments: Iterable[Segment]) -> int:
 
 
 def _append(folder: Path, segments: Iterable[Segment]) -> int:
-    """Put segments behind what is there, from which they are removed again if that fails."""
+    """Append segments; truncate the file to its old size after a failure."""
     path = folder / STORE_FILE
     size = path.stat().st_size
     try:
@@ -577,9 +551,7 @@ def _write(path: Path, mode: int, segments: Iterable[Segment]) -> int:
     return size
 
 
-# ----------------------------------------------------------------------
-# Parts of a sequence store: the folder of each worker process
-# ----------------------------------------------------------------------
+# Folders of workers
 
 _PART: Final = re.compile(r"worker-[0-9]+-of-([0-9]+)")
 
@@ -590,7 +562,7 @@ def part_of_store(folder: Path, row: int, rows: int) -> Path:
 
 
 def kept_counts(folder: Path) -> list[int]:
-    """Return the numbers of worker processes whose sequences a folder holds, sorted."""
+    """Return the sorted worker counts for which a folder contains sequences."""
     kept = {1} if (folder / STORE_FILE).exists() else set()
     for file in folder.glob(f"worker-*/{STORE_FILE}"):
         if match := _PART.fullmatch(file.parent.name):
@@ -599,19 +571,19 @@ def kept_counts(folder: Path) -> list[int]:
 
 
 def check_store(folder: Path, rows: int) -> None:
-    """Check that the sequences in a folder belong to ``rows`` worker processes.
+    """Check that the sequences in a folder belong to ``rows`` workers.
 
     Raises:
-        ConfigError: they belong to another number of processes, and would be lost.
+        ConfigError: the sequences belong to another number of workers, and would be lost.
     """
     others = [count for count in kept_counts(folder) if count != rows]
     if others:
         counts = " and ".join(map(str, others))
         problem = Problem(
-            f"{folder} has sequences of a server of {counts} workers",
+            f"{folder} contains sequences of a server with {counts} workers",
             path="--sequence_store",
-            expected=f"those of {rows}, or none",
-            suggestion=f"start with --workers {others[0]}, give another folder, or remove {folder / STORE_FILE}"
-            " and the folders worker-* beside it, if nobody goes on with them",
+            expected=f"{rows} workers, or no sequences",
+            suggestion=f"start with --workers {others[0]}, set another folder, or remove {folder / STORE_FILE}"
+            " and the folders worker-* to discard the sequences",
         )
         raise ConfigError([problem])

@@ -152,7 +152,7 @@ def test_handlers_of_a_configuration_are_checked() -> None:
     assert answer["loaded"] == [{"model": "good", "version": 1}]
     problems = [(Path(each["file"]).name, each["path"], each["message"]) for each in answer["problems"]]
     assert problems == [
-        ("nucleus.yaml", "processes", "a handler that is served beside others has no processes of its own"),
+        ("nucleus.yaml", "processes", "handlers of config.json share one process"),
         ("config.json", "handler_config_list[2].path", "the project does not exist"),
     ]
 

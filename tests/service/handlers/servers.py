@@ -16,7 +16,7 @@ from ovmstrio.core.limits import LocalLimit
 from ovmstrio.handlers.building import open_handler
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_service import HandlerServable
-from ovmstrio.handlers.models.library import open_clients
+from ovmstrio.handlers.models.library import open_models
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.projects import make_project
 from tests.support.stub_registry import open_plane_of
@@ -71,7 +71,7 @@ async def serving_handler(
     project = make_project(folder, code, **keys)
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
     limit = LocalLimit(project.max_concurrency)
-    async with open_clients(project) as models, open_handler(project, queue_timeout=queue_timeout) as handler:
+    async with open_models(project) as models, open_handler(project, queue_timeout=queue_timeout) as handler:
         servable = HandlerServable(project.name, handler, limit, None, models)
         servable.gone()
         async with open_plane_of(spec, servable, lambda: "") as plane, trio.open_nursery() as nursery:

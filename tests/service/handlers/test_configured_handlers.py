@@ -129,7 +129,7 @@ async def test_readiness_follows_the_process_of_a_handler(tmp_path: Path) -> Non
                 os.kill((await client.get("/alone")).json()["pid"], signal.SIGKILL)
             while plane.readiness().ready:
                 await plane.wait_change()
-            assert "its worker processes have ended" in plane.readiness().reason
+            assert "all worker processes exited" in plane.readiness().reason
             while not plane.readiness().ready:
                 await plane.wait_change()
         nursery.cancel_scope.cancel()

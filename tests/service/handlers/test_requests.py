@@ -228,7 +228,7 @@ async def test_an_internal_error_has_no_details(serve: Serve, verb: str, content
     assert (answer.status_code, answer.headers["content-type"], answer.text) == (500, kind, text)
     assert "x-forged" not in answer.headers
     (error,) = [each for each in logs if each["log_level"] == "error"]
-    assert error["exc_info"] if verb == "PATCH" else error["event"] == "a handler's answer cannot be sent"
+    assert error["exc_info"] if verb == "PATCH" else error["event"] == "invalid handler response"
 
 
 async def test_an_internal_error_has_details_on_request(serve: Serve) -> None:

@@ -172,7 +172,7 @@ async def test_concurrent_requests_of_different_shapes_are_answered(tmp_path: Pa
 
 
 async def test_automatic_batch_is_refused_for_scalars(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not for inputs without dimensions, such as 'b'"):
+    with pytest.raises(ConfigError, match="the input 'b' has no dimensions"):
         await load(ir.scalar(), tmp_path, batch=BatchSpec(auto=True))
 
 

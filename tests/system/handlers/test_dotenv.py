@@ -86,17 +86,17 @@ def test_carriage_returns_are_not_part_of_values() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("just words", "this is no assignment"),
-        ("if true; then", "this is no assignment"),
-        ("A = 1", "this is no assignment"),
-        ("1A=1", "this is no assignment"),
-        ("A=$(date)", "commands are not run; write their result"),
-        ('A="`date`"', "commands are not run; write their result"),
-        ("A=a|b", "the character | has a meaning of the shell's, which is not served: quote it"),
-        ("A=a&b", "the character & has a meaning of the shell's, which is not served: quote it"),
-        ("A=${B%x}", "this expansion is the shell's, and is not served; write its result"),
-        ("A='open", "the quote ' is not closed"),
-        ('A="open', 'the quote " is not closed'),
+        ("just words", "not an assignment"),
+        ("if true; then", "not an assignment"),
+        ("A = 1", "not an assignment"),
+        ("1A=1", "not an assignment"),
+        ("A=$(date)", "command substitution is not supported; write the result"),
+        ('A="`date`"', "command substitution is not supported; write the result"),
+        ("A=a|b", "the shell syntax | is not supported: quote it"),
+        ("A=a&b", "the shell syntax & is not supported: quote it"),
+        ("A=${B%x}", "this expansion is not supported; write the result"),
+        ("A='open", "unterminated quote '"),
+        ('A="open', 'unterminated quote "'),
     ],
 )
 def test_unsupported_syntax_of_shells_is_reported(line: str, message: str) -> None:

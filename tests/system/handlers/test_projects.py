@@ -167,7 +167,7 @@ def test_a_constructor_that_fails_ends_the_server(tmp_path: Path, processes: int
             assert any("no luck" in str(line) for line in server.log())
             return
         errors = {line["message"]: line for line in server.log() if line["levelname"] == "ERROR"}
-    assert "ValueError: no luck" in errors["a handler raised"]["exc_info"]
+    assert "ValueError: no luck" in errors["handler raised"]["exc_info"]
     assert "handler.py:4: the constructor of the handler failed" in errors["failed to start api"]["reason"]
 
 

@@ -199,7 +199,7 @@ async def test_loaded_models_are_served_while_the_server_hangs(
     async def expect_failure() -> None:
         with pytest.raises(UserCodeError) as caught:
             await handler.call(verb, payload="b")
-        assert "nothing" in caught.value.detail
+        assert "no data" in caught.value.detail
         failed.set()
 
     relay = _Relay(bucket.environment["AWS_ENDPOINT_URL"])
@@ -226,9 +226,9 @@ def test_every_attempt_has_a_deadline(bucket: Bucket, tmp_path: Path, monkeypatc
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
         storage = open_storage("s3://models/up", stall_seconds=0.2)
-        with pytest.raises(StorageFailure, match=r"s3://models/up cannot be listed: nothing has come for 0.4 s"):
+        with pytest.raises(StorageFailure, match=r"s3://models/up cannot be listed: no data for 0.4 s"):
             storage.list_files("s3://models/up")
-        with pytest.raises(StorageFailure, match=r"models/up/a cannot be downloaded: nothing has come for 0.2 s"):
+        with pytest.raises(StorageFailure, match=r"models/up/a cannot be downloaded: no data for 0.2 s"):
             storage.fetch(StoredFile("a", "models/up/a", 1, "", 0), tmp_path / "a", lambda: None)
 
 

@@ -66,7 +66,7 @@ async def test_a_problem_of_the_code_has_its_line(tmp_path: Path, code: str, lin
 )
 async def test_the_end_of_the_process_is_the_problem(tmp_path: Path, code: str, end: str) -> None:
     problems = await _try(tmp_path, code)
-    assert problems == (Problem(f"the handler {end} while it was being loaded", file=str(tmp_path / "handler.py")),)
+    assert problems == (Problem(f"the handler {end} while loading", file=str(tmp_path / "handler.py")),)
 
 
 async def test_threads_of_a_handler_do_not_keep_the_process(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_handler_that_does_not_end_is_killed(tmp_path: Path) -> None:
     (tmp_path / "handler.py").write_text("import threading\nthreading.Event().wait()\n")
     project, _ = read_project(tmp_path)
     (problem,) = await try_handler(project, seconds=0.5)
-    assert problem.message == "the handler had not come to an end after 0.5 seconds while it was being loaded"
+    assert problem.message == "the handler did not finish within 0.5 seconds while loading"
 
 
 async def test_methods_of_a_service_are_checked(tmp_path: Path) -> None:

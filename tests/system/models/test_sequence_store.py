@@ -89,7 +89,7 @@ def test_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
         assert second.returncode == 1
         assert f"process {server.process.pid} on" in told
         assert "serving m" in told
-        assert "give this one another folder" in told
+        assert "set another folder" in told
         done = 0
         file, stored = tmp_path / "kept" / "sequences.bin", set[int]()
         with httpx.Client() as client:

@@ -462,7 +462,7 @@ async def test_any_iterable_is_a_stream(tmp_path: Path) -> None:
         assert [value async for value in await handler.iterate("handle_get", int)] == [1, 2]
         with pytest.raises(UserCodeError) as caught:
             await handler.iterate("handle_put", int)
-        assert "found a int" in caught.value.detail
+        assert "got int" in caught.value.detail
 
 
 async def test_a_generator_whose_closing_fails_is_logged(tmp_path: Path) -> None:
@@ -575,10 +575,10 @@ async def test_requests_share_calls_and_get_their_own_results(
 @pytest.mark.parametrize(
     ("made", "problem"),
     [
-        ("payload[:-1]", "expected a list of 2 results, one for each request in its order, found 1"),
-        ("payload * 2", "found 4"),
-        ("tuple(payload)", "found a tuple"),
-        ("None", "found a NoneType"),
+        ("payload[:-1]", "expected a list of 2 results, one for each request, got 1"),
+        ("payload * 2", "got 4"),
+        ("tuple(payload)", "got tuple"),
+        ("None", "got NoneType"),
         ("1 / 0", "ZeroDivisionError: division by zero (handler.py:4)"),
     ],
 )

@@ -73,7 +73,7 @@ async def test_each_type_of_result_has_its_answer(
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return object()", "TypeError: an object of type 'object' cannot be written as JSON"),
+        ("return object()", "TypeError: an object of type 'object' is not JSON serializable"),
         ("return {(1, 2): 3}", "TypeError: keys must be"),
         ("endless = []\nendless.append(endless)\nreturn endless", "ValueError: Circular reference"),
         ("return '\\ud800'", "UnicodeEncodeError"),
@@ -138,7 +138,7 @@ async def test_a_generator_that_fails_at_once_has_a_status(tmp_path: Path, prefi
         assert await anext(made.body) == b"a"
         with pytest.raises(UserCodeError) as caught:
             await anext(made.body)
-        assert caught.value.detail.startswith("TypeError: an object of type 'object' cannot be written as JSON")
+        assert caught.value.detail.startswith("TypeError: an object of type 'object' is not JSON serializable")
 
 
 @pytest.mark.parametrize("content", ["['a', 'b']", "iter(['a', b'b'])", "self.values()", "self.later()"])

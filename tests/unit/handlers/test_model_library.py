@@ -611,9 +611,9 @@ async def _threads(maker: CopyMaker, count: int, seconds: float) -> AsyncIterato
 async def test_callers_wait_a_limited_time_for_a_stuck_storage(tmp_path: Path) -> None:
     maker, version = _StuckMaker(tmp_path), VersionFiles(())
     async with _threads(maker, 1, 0.1) as threads:
-        with pytest.raises(StorageFailure, match=r"a:1: nothing came from its storage for 0.1 s"):
+        with pytest.raises(StorageFailure, match=r"a:1: no data from its storage for 0.1 s"):
             await trio.to_thread.run_sync(threads.fetch, ModelKey("a", "1"), version)
-        with pytest.raises(StorageFailure, match=r"b:1: the storage threads stood still for 0.1 s"):
+        with pytest.raises(StorageFailure, match=r"b:1: all storage threads stalled for 0.1 s"):
             await trio.to_thread.run_sync(threads.fetch, ModelKey("b", "1"), version)
         maker.release.set()
         await until_async(lambda: [copy.key.name for copy in maker.removed] == ["a"])
@@ -644,10 +644,10 @@ async def test_the_number_of_waiting_callers_is_limited(tmp_path: Path) -> None:
             for number in range(MAX_WAITING + 1):
                 nursery.start_soon(fetch_in_thread, number)
             await until_async(lambda: len(refusals) == 1)
-            assert f"cannot be fetched now: {MAX_WAITING} calls wait" in refusals[0]
+            assert f"cannot be downloaded: {MAX_WAITING} calls already wait" in refusals[0]
         maker.release.set()
-    assert failures == ["the models are about to be closed"] * MAX_WAITING
-    with pytest.raises(StorageFailure, match="about to be closed"):
+    assert failures == ["the model storage is closing"] * MAX_WAITING
+    with pytest.raises(StorageFailure, match="is closing"):
         threads.fetch(ModelKey("n", "1"), version)
 
 

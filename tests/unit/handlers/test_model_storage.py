@@ -107,7 +107,7 @@ def test_a_failed_copy_is_removed(tmp_path: Path) -> None:
 def test_a_copy_that_cannot_be_written_is_a_storage_failure(tmp_path: Path) -> None:
     (tmp_path / "down").touch()
     version = VersionFiles((StoredFile("a", "a", 1, "", 0.0),))
-    with pytest.raises(StorageFailure, match=r"m:1 cannot be kept below .*down"):
+    with pytest.raises(StorageFailure, match=r"m:1 cannot be stored in .*down"):
         CopyMaker(tmp_path / "down", [ModelSource(None, "", LocalStorage())]).make(ModelKey("m", "1"), version)
 
 

@@ -189,7 +189,7 @@ async def test_provided_modules_can_be_imported(tmp_path: Path) -> None:
             "the constructor of the handler failed: ValueError",
         ),
         (f"{HANDLER}    def __init__(self):\n        raise SystemExit(3)\n", 5, "SystemExit: 3"),
-        ("x = 1\n", None, "no such class"),
+        ("x = 1\n", None, "no class Handler"),
     ],
 )
 async def test_exceptions_of_the_file_and_constructor_have_their_line(
@@ -214,12 +214,12 @@ async def test_all_problems_of_a_class_are_reported(tmp_path: Path) -> None:
         """
     found = await problems(tmp_path, code, MODELS)
     assert [(problem.line, problem.message) for problem in found] == [
-        (2, "__init__ asks for 'cfg', which the server does not have"),
+        (2, "__init__ asks for 'cfg', which the server does not provide"),
         (2, "the constructor does not take model_client, although the project has models"),
         (1, "the Handler has no load_model, although the project has models"),
-        (4, "handle_post takes payloads by position only; arguments are given by name"),
-        (4, "handle_post takes headers by position only; arguments are given by name"),
-        (6, "handle_get asks for 'token', which the server does not have"),
+        (4, "handle_post takes payloads by position only; arguments are passed by name"),
+        (4, "handle_post takes headers by position only; arguments are passed by name"),
+        (6, "handle_get asks for 'token', which the server does not provide"),
     ]
     assert {problem.file for problem in found} == {str(tmp_path / "handler.py")}
     assert (found[5].expected, found[5].found) == ("headers, payload, query_params", "token")
@@ -266,11 +266,11 @@ async def test_a_handler_has_every_method_of_its_service(tmp_path: Path) -> None
     text = "protobuf_path: iris.proto\n"
     found = await problems(tmp_path, code, text, supplies=Supplies(rpc_names=("Predict", "Watch", "Train")))
     assert [problem.message for problem in found] == [
-        "Predict asks for 'headers', which the server does not have",
+        "Predict asks for 'headers', which the server does not provide",
         "the Handler does not implement the method Train of its service",
     ]
     async with opened(tmp_path, code, text, supplies=Supplies(rpc_names=("Watch",))) as handler:
-        assert handler.methods["Watch"].wanted == {"payload", "context"}
+        assert handler.methods["Watch"].arguments == {"payload", "context"}
 
 
 async def test_static_and_inherited_methods_are_called(tmp_path: Path) -> None:

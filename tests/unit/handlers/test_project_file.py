@@ -126,7 +126,7 @@ gpu: maybe
         (10, "server_side_batching", "", ""),
         (11, "server_side_batching.max_batch_size", "a whole number of 1 or more", "0.5"),
         (12, "server_side_batching.batch_interval_seconds", "a number of seconds above 0", "0"),
-        (14, "env.A", "a text, a number, or a truth value", "[1]"),
+        (14, "env.A", "a text, a number or a boolean", "[1]"),
         (15, "config", "a mapping of keys to values", "3"),
         (16, "gpu", "true or false", '"maybe"'),
     ]
@@ -164,21 +164,21 @@ def test_an_interval_that_is_no_time_is_refused(tmp_path: Path, interval: str) -
         ),
         ("python", "tfs_version: 2.13.0", "3 tfs_version: the key is for the type tensorflow"),
         ("python", "tfs_container_dns: tfs", "3 tfs_container_dns: the key is for the type tensorflow"),
-        ("python", f"protobuf_path: a.proto\n{_ONE}", "4 server_side_batching: requests of gRPC are not batched"),
+        ("python", f"protobuf_path: a.proto\n{_ONE}", "4 server_side_batching: gRPC requests are not batched"),
         ("python", "config: {a: 1, a: 2}", "3 config.a: the key is given twice"),
         ("python", "path: b.py", "3 path: the key is given twice"),
         (
             "python",
             "models: {dir: s3://b/a}\nmulti_model_reloading: {dir: s3://b/a}",
-            "3 models: for the type python this is the same as 'multi_model_reloading', which is there too",
+            "3 models: duplicate of 'multi_model_reloading' for the type python",
         ),
         (
             "python",
             f"processes: 2\n{_CACHED}",
-            "3 processes: the models of 'multi_model_reloading' are cached, which one process alone can do",
+            "3 processes: the cached models of 'multi_model_reloading' require a single process",
         ),
         ("python", "gpu: true", "3 gpu: a GPU needs the key 'gpu_version'"),
-        ("python", "gpu_version: {cuda: 11.1, cudnn: 8}", "3 gpu_version: the key needs 'gpu: true' beside it"),
+        ("python", "gpu_version: {cuda: 11.1, cudnn: 8}", "3 gpu_version: the key requires 'gpu: true'"),
         ("python", "gpu: true\ngpu_version: {cuda: 11.1}", "4 gpu_version: the key 'cudnn' is missing"),
         ("python", "dependencies: {pip: ../r.txt}", "3 dependencies.pip: only the project's folder is in the image"),
         ("python", "dependencies: {shell: /r.sh}", "3 dependencies.shell: only the project's folder is in the image"),
@@ -198,17 +198,17 @@ def test_contradictions_are_refused(tmp_path: Path, kind: str, keys: str, proble
         ("python", "models: {dir: s3://b/a}", "write 'multi_model_reloading'"),
         ("python", "multi_model_reloading: {dir: s3://b/a, signature_key: k}", ""),
         ("python", "multi_model_reloading: {paths: [{name: b, path: s3://b/c, signature_key: d}]}", ""),
-        ("python", "multi_model_reloading: {dir: stock}", "models are served once they are there"),
-        ("python", "py_version: 3.10", "the image gets Python 3.11; 3.11 to 3.13 can be had"),
+        ("python", "multi_model_reloading: {dir: stock}", "models are served once it exists"),
+        ("python", "py_version: 3.10", "the image gets Python 3.11; supported: 3.11 to 3.13"),
         (
             "tensorflow",
             f"tfs_version: 2.3.0\n{_MODELS}",
-            "the image gets no TensorFlow unless the requirements name one; 2.12 or newer can be had",
+            "the image gets no TensorFlow unless the requirements name one; supported: 2.12 or newer",
         ),
         (
             "python",
             "gpu_version: {cuda: 10.2, cudnn: 7}\ngpu: true",
-            "its images are too old for OpenVINO; write 11.0 or newer",
+            "its images are too old for OpenVINO; supported: 11.0 or newer",
         ),
     ],
 )
@@ -309,7 +309,7 @@ def test_problems_of_dotenv_are_reported_with_the_others(tmp_path: Path) -> None
     problems = wrong(tmp_path, "type: python\npath: none.py\n", __env="A=1\nB=$(date)\n")
     assert [(Path(problem.file).name, problem.line, problem.message) for problem in problems] == [
         ("nucleus.yaml", 2, "there is no such file"),
-        (".env", 2, "commands are not run; write their result"),
+        (".env", 2, "command substitution is not supported; write the result"),
     ]
 
 
@@ -319,7 +319,7 @@ def test_a_mounted_project_has_no_port_and_processes(tmp_path: Path) -> None:
     assert spec.name == "other"
     assert [(each.line, each.path) for each in warnings] == [(3, "serve_port")]
     write(tmp_path, f"{PYTHON}processes: 2\n")
-    with pytest.raises(ConfigError, match="3: processes: a handler that is served beside others has no processes"):
+    with pytest.raises(ConfigError, match=r"3: processes: handlers of config\.json share one process"):
         read_project(tmp_path, mounted_as="other")
 
 
@@ -357,7 +357,7 @@ def test_a_file_that_is_no_yaml_is_one_problem(tmp_path: Path, content: bytes, l
 @pytest.mark.parametrize("content", ["", "# only a comment\n", "- a\n", "word\n"])
 def test_a_file_without_keys_is_no_project(tmp_path: Path, content: str) -> None:
     (problem,) = wrong(tmp_path, content)
-    assert problem.message == "the file holds no project"
+    assert problem.message == "the file contains no project"
 
 
 def test_the_file_of_a_folder_has_either_ending(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_the_file_of_a_folder_has_either_ending(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_one_problem(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the folder is no project \(expected nucleus.yaml or nucleus.yml"):
+    with pytest.raises(ConfigError, match=r"the folder is not a project \(expected nucleus.yaml or nucleus.yml"):
         read_project(tmp_path)
     with pytest.raises(ConfigError, match="the file cannot be read: No such file"):
         read_project(tmp_path / "nucleus.yaml")
@@ -428,20 +428,20 @@ def test_local_folders_are_relative_to_the_project_and_urls_are_kept(tmp_path: P
 @pytest.mark.parametrize(
     ("section", "problems"),
     [
-        ("{}", "models: one of 'path', 'paths' and 'dir' must be given, found none"),
+        ("{}", "models: exactly one of 'path', 'paths' and 'dir' is required, found none"),
         (
             "{path: s3://b/a, dir: s3://b/c}",
-            "models: one of 'path', 'paths' and 'dir' must be given, found 'path' and 'dir'",
+            "models: exactly one of 'path', 'paths' and 'dir' is required, found 'path' and 'dir'",
         ),
-        ("{dir: s3://b/a, cache_size: 3}", "models.cache_size: the key needs 'disk_cache_size' beside it"),
-        ("{dir: s3://b/a, disk_cache_size: 3}", "models.disk_cache_size: the key needs 'cache_size' beside it"),
+        ("{dir: s3://b/a, cache_size: 3}", "models.cache_size: the key requires 'disk_cache_size'"),
+        ("{dir: s3://b/a, disk_cache_size: 3}", "models.disk_cache_size: the key requires 'cache_size'"),
         (
             "{dir: s3://b/a, cache_size: 3, disk_cache_size: 2}",
-            "models.cache_size: more models cannot be in memory than on disk",
+            "models.cache_size: the memory cache must not exceed the disk cache",
         ),
         (
             "{path: s3://b/a, cache_size: 1, disk_cache_size: 2}",
-            "models.cache_size: models are cached where there are many",
+            "models.cache_size: caching requires several models",
         ),
         (
             "{dir: s3://b/a, cache_size: 0, disk_cache_size: x}",
@@ -453,15 +453,15 @@ def test_local_folders_are_relative_to_the_project_and_urls_are_kept(tmp_path: P
         ("{paths: [a]}", "models.paths[0]: wrong type"),
         ("{paths: [{path: s3://b/a}]}", "models.paths[0]: the key 'name' is missing"),
         ("{paths: [{name: a}]}", "models.paths[0]: the key 'path' is missing"),
-        ("{paths: [{name: a/b, path: s3://b/a}]}", "models.paths[0].name: the name cannot be used"),
+        ("{paths: [{name: a/b, path: s3://b/a}]}", "models.paths[0].name: invalid name"),
         (
             "{paths: [{name: a, path: s3://b/a}, {name: a, path: s3://b/c}]}",
-            "models.paths[1].name: the name 'a' is another model's",
+            "models.paths[1].name: the name 'a' is used twice",
         ),
-        ("{path: s3://bucket}", "models.path: a bucket and a folder in it are needed"),
-        ("{path: s3://bucket/}", "models.path: a bucket and a folder in it are needed"),
-        ("{path: s3:///a}", "models.path: a bucket and a folder in it are needed"),
-        ("{path: memory://}", "models.path: the URL names no folder"),
+        ("{path: s3://bucket}", "models.path: bucket or folder missing"),
+        ("{path: s3://bucket/}", "models.path: bucket or folder missing"),
+        ("{path: s3:///a}", "models.path: bucket or folder missing"),
+        ("{path: memory://}", "models.path: the URL has no folder"),
         ("{dir: [a]}", "models.dir: the value cannot be used"),
         ("3", "models: wrong type"),
     ],
@@ -480,7 +480,7 @@ def test_keys_that_serving_ignores_are_logged(tmp_path: Path) -> None:
         log_image_only_keys(good(tmp_path, text))
     images = ("key is for images only", "gpu"), ("key is for images only", "py_version")
     assert [(line["event"], line["key"]) for line in logs] == [*images, ("key has no effect", "tfs_container_dns")]
-    assert logs[1]["reason"] == "the server's own Python runs the handler"
+    assert logs[1]["reason"] == "handlers run in the server's Python"
 
 
 def test_versions_of_images() -> None:

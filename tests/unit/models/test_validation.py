@@ -428,7 +428,7 @@ def test_usual_formats_are_decoded(kind: str) -> None:
         (
             image_spec(1, 2, 4, 3),
             send(b"junk"),
-            "Image parsing failed - its 4 bytes are no image of a known format (JPEG, PNG,",
+            "Image parsing failed - its 4 bytes are not an image of a known format (JPEG, PNG,",
         ),
         (image_spec(1, 2, 4, 3), send(encoded(RGB)[:45]), "Image parsing failed"),
         (image_spec(1, 2, 4, 3), send(b""), "Bytes contents empty"),
@@ -505,10 +505,10 @@ def test_native_strings_are_read_from_raw_buffers_and_contents(shape: tuple[int,
 @pytest.mark.parametrize(
     ("buffer", "text"),
     [
-        (b"\x01", "1 bytes are left where a length"),
-        (framed(b"ab")[:-1], "an element of 2 bytes is announced and 1 are left"),
-        (framed(b"ab") + b"xyz", "3 bytes are left"),
-        (b"\xff\xff\xff\xff", "an element of 4294967295 bytes is announced and 0 are left"),
+        (b"\x01", "1 bytes left, expected a 4-byte length"),
+        (framed(b"ab")[:-1], "an element has 2 bytes, 1 bytes left"),
+        (framed(b"ab") + b"xyz", "3 bytes left"),
+        (b"\xff\xff\xff\xff", "an element has 4294967295 bytes, 0 bytes left"),
     ],
 )
 @pytest.mark.parametrize("specs", [NATIVE, MATRIX])

@@ -85,7 +85,7 @@ def _parameters(**parameters: Any) -> InferRequest:
         (_parameters(sequence_id=1, sequence_end=1), "the parameter sequence_end must be true or false"),
         (
             replace(_id((1,), [3]), parameters={"sequence_id": 4}),
-            "the input sequence_id is 3, and the parameter sequence_id 4",
+            "input sequence_id 3 contradicts parameter sequence_id 4",
         ),
     ],
 )
@@ -196,13 +196,13 @@ async def test_special_inputs_do_not_count_as_inputs(tmp_path: Path) -> None:
         await servable.infer(twice)
     short = sequence_request(ONES, number=9, control=START)
     short.raw_inputs.pop()
-    with pytest.raises(errors.InvalidRequest, match="must hold one buffer an input"):
+    with pytest.raises(errors.InvalidRequest, match="must contain one buffer per input"):
         await servable.infer(short)
 
 
 @pytest.mark.parametrize("name", ["sequence_id", "sequence_control_input"])
 async def test_model_with_an_input_of_a_special_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match=f"the input '{name}' has a name that requests need"):
+    with pytest.raises(errors.ConfigError, match=f"the input '{name}' has a reserved name of the sequence protocol"):
         await load_stateful(ir.passthrough("FP32", input_name=name), tmp_path)
 
 

@@ -183,7 +183,7 @@ def _one_segment() -> bytes:
 def test_other_version_of_the_format_is_reported() -> None:
     content = bytearray(_one_segment())
     content[8] = 3
-    with pytest.raises(DamagedStore, match="version 3 of the format, and this server reads version 2"):
+    with pytest.raises(DamagedStore, match="unsupported format version 3, expected 2"):
         read_segments(bytes(content))
 
 

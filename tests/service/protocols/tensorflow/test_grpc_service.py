@@ -123,7 +123,7 @@ async def test_images_are_decoded_and_empty_ones_refused(server: Server) -> None
     empty = tensor("DT_STRING", (1,), string_val=[b""])
     assert await refusal(server.predict("images", image=empty)) == (
         "INVALID_ARGUMENT",
-        "Bytes contents empty - an encoded image is expected; input name: image",
+        "Bytes contents empty - expected an encoded image; input name: image",
     )
 
 
