@@ -279,7 +279,7 @@ class QueueTimeout(Overloaded):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"nothing was free to run the call within {seconds:g} s (--queue_timeout); try again later",
+            f"no thread or process was free within {seconds:g} s (--queue_timeout); try again later",
             retry_after_seconds=seconds,
         )
 
@@ -304,7 +304,7 @@ class MissingScope(PermissionDenied):
     """The authenticated ``caller`` lacks ``scope``."""
 
     def __init__(self, caller: str, scope: str) -> None:
-        super().__init__(f"{caller!r} may not do that: it needs the scope {scope}")
+        super().__init__(f"{caller!r} lacks the scope {scope}")
         self.caller = caller
         self.scope = scope
 

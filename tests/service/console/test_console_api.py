@@ -360,7 +360,7 @@ async def test_the_stream_of_a_revoked_caller_ends_with_the_reason(tmp_path: Pat
         assert (await server.get(LIVE, headers=bearer("revoked"))).status_code == 401
     assert ends == {
         "revoked": "the key is not known, or not any more",
-        "limited": "'limited' may not do that: it needs the scope read",
+        "limited": "'limited' lacks the scope read",
     }
 
 

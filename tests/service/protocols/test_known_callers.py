@@ -368,7 +368,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 
 
 def _lacks(scope: str) -> str:
-    return f"'shop' may not do that: it needs the scope {scope}"
+    return f"'shop' lacks the scope {scope}"
 
 
 def _plain(text: str, code: int) -> Any:

@@ -87,7 +87,7 @@ def test_each_scope_meets_only_its_needs(scope: str, met: set[Need]) -> None:
         if need in met:
             caller.demand(need, "add")
             continue
-        with pytest.raises(MissingScope, match="'shop' may not do that: it needs the scope") as caught:
+        with pytest.raises(MissingScope, match="'shop' lacks the scope") as caught:
             caller.demand(need, "add")
         expected = {Need.INFER: "infer:add", Need.GENERATE: "infer:add", Need.ABOUT: "read"}
         assert caught.value.scope == expected.get(need, need.name.lower())

@@ -343,7 +343,7 @@ def test_a_line_that_cannot_be_formatted_reports_its_place(path: Path) -> None:
     configure_logs(fmt="json", path=path)
     logging.getLogger("theirs").info("%d", "seven")
     (line,) = _lines(path)
-    assert line["event"].startswith(f"a line cannot be formatted: {__file__}: TypeError")
+    assert line["event"].startswith(f"log record not formatted: {__file__}: TypeError")
 
 
 # Access log
