@@ -82,10 +82,9 @@ def read_log_levels(text: str) -> dict[str, int]:
         if number is None:
             raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {level[:80]!r}")
         if not _is_known(name):
-            below = ", ".join(each.removeprefix(_PREFIX) for each in (*LOG_TREES, *_OTHER_NAMES))
-            raise ValueError(
-                f"nothing logs as {name[:80]!r}; below {_PREFIX} are {below}, and its packages by their names"
-            )
+            packages = (folder.parent.name for folder in _PACKAGE.glob("*/__init__.py"))
+            names = sorted({*packages, *(each.removeprefix(_PREFIX) for each in (*LOG_TREES, *_OTHER_NAMES))})
+            raise ValueError(f"unknown logger {name[:80]!r}; expected {_PREFIX} and one of {', '.join(names)}")
         levels[name] = number
     return levels
 

@@ -199,7 +199,7 @@ async def test_callers_beyond_the_capacity_keep_the_known_ones(
     with capture_logs() as logs:
         assert await access.look()
     assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [
-        ("callers cannot be read again; those known stay", True)
+        ("credentials not reloaded", True)
     ]
 
 

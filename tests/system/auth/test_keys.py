@@ -47,7 +47,7 @@ def test_keys_come_and_go_and_stay_secret(tmp_path: Path) -> None:
         assert run_ovms("keys", "revoke", "shop", "--file", str(keys)).returncode == 0
         until(lambda: _status(server, shop) == 401)
         keys.write_text("{")
-        until(lambda: "callers cannot be read again" in server.printed_so_far())
+        until(lambda: "credentials not reloaded" in server.printed_so_far())
         assert [_status(server, key) for key in (late, shop)] == [200, 401]
         code, printed = server.stop()
     assert code == 0, printed

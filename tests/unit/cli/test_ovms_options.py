@@ -69,8 +69,8 @@ WARNED = {
     ],
 }
 
-_HUB = "models are fetched from no hub"
-_IMAGES = "models that take or make images are not served"
+_HUB = "model download is not supported"
+_IMAGES = "image models are not supported"
 _FILE = "model_config_list"
 REFUSED = {
     "--source_model Org/Model-int4-ov --model_repository_path /models --rest_port 8000": [_HUB],
@@ -81,7 +81,7 @@ REFUSED = {
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin_config"],
     "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
     "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
-    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["no hub"],
+    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["model download"],
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
         "--pipeline_type: models that take"
     ],
@@ -293,7 +293,7 @@ def test_a_local_model_of_a_hub_is_served(
 @pytest.mark.parametrize("arguments", [["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]])
 def test_models_are_not_downloaded(repository: Path, arguments: list[str]) -> None:
     done = _run(*arguments, "--model_repository_path", str(repository), "--task", "text_generation")
-    assert (done.exit_code, "models are fetched from no hub" in done.output) == (EX_USAGE, True)
+    assert (done.exit_code, "model download is not supported" in done.output) == (EX_USAGE, True)
 
 
 @pytest.mark.parametrize("command", ["ovms", "ovms serve"])
