@@ -92,8 +92,8 @@ async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherw
                         module, ask, client, bearer(caller), ("403", "PERMISSION_DENIED"), "needs the scope"
                     )
             if what != "ready" or door == "grpc":
-                _assert_refused(module, ask, client, {}, ("401", "UNAUTHENTICATED"), "who calls must be known")
-                _assert_refused(module, ask, client, bearer("x"), ("401", "UNAUTHENTICATED"), "key is not known")
+                _assert_refused(module, ask, client, {}, ("401", "UNAUTHENTICATED"), "authentication required")
+                _assert_refused(module, ask, client, bearer("x"), ("401", "UNAUTHENTICATED"), "unknown or expired key")
 
     await doors.with_triton(door, work)
 
@@ -327,7 +327,7 @@ async def test_an_api_key_alone_guards_only_generation(tmp_path: Path) -> None:
             assert await gate.let_in(need, "", (), None) is None
     caller = await gate.let_in(Need.GENERATE, "llm", [("authorization", "Bearer secret")], None)
     assert caller is not None
-    with pytest.raises(Exception, match="who calls must be known"):
+    with pytest.raises(Exception, match="authentication required"):
         await gate.let_in(Need.GENERATE, "llm", (), None)
     async with serving_rest(tmp_path, front_end={"gate": gate}) as serving, serving.connect() as peer:
         assert (await peer.ask(infer_post())).status == 200
@@ -347,11 +347,11 @@ async def test_the_client_of_openai_lists_the_models_of_its_key(tmp_path: Path) 
     async with serving_rest(tmp_path, plane_class=GuardedPlane, **options) as serving:
         assert await trio.to_thread.run_sync(listed, serving.address, "shop") == ["echo"]
         assert await trio.to_thread.run_sync(listed, serving.address, "other") == []
-        with pytest.raises(openai.AuthenticationError, match="key is not known"):
+        with pytest.raises(openai.AuthenticationError, match="unknown or expired key"):
             await trio.to_thread.run_sync(listed, serving.address, "wrong")
 
 
-NOBODY: Final = "who calls must be known: send a key or a token as 'authorization: Bearer ...', or 'x-api-key'"
+NOBODY: Final = "authentication required: send a key or token as 'authorization: Bearer ...' or 'x-api-key'"
 KSERVE: Final = "inference.GRPCInferenceService"
 PIPELINE: Final = "baidu.paddle_serving.pipeline_serving"
 

@@ -83,15 +83,15 @@ REFUSED = {
     "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
     "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["model download"],
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
-        "--pipeline_type: models that take"
+        "--pipeline_type: multimodal models"
     ],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
     "--model_path s3://bucket/model --model_name m --port 9000": [
-        "--model_path: remote storage is not served",
+        "--model_path: remote storage is not supported",
         "mount",
     ],
-    "--model_path azfs://share/model --model_name m --port 9001": ["--model_path: remote storage is not served"],
+    "--model_path azfs://share/model --model_name m --port 9001": ["--model_path: remote storage is not supported"],
 }
 
 
