@@ -1,4 +1,4 @@
-"""What a process answers others of the server."""
+"""Dispatch of RPCs between workers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["PeerAnswers"]
 
 
 class PeerAnswers:
-    """Answers requests of other worker processes.
+    """RPC handlers of a worker.
 
     Args:
-        peers: connections to the other processes.
-        engines: text engines that the processes share.
-        others: the other processes, for changes that all processes make.
-        plane: data plane of this process.
-        reloading: reloads of this process.
+        peers: RPC.
+        engines: shared text engines.
+        others: the other workers.
+        plane: data plane of this worker.
+        reloading: reloads of this worker.
     """
 
     def __init__(
@@ -43,12 +43,10 @@ class PeerAnswers:
         self._reloading = reloading
 
     async def answer(self, asked: Any) -> Any:
-        """Answer a question.
+        """Handle an RPC.
 
         Raises:
-            ServerError: what was asked for has failed.
-
-        Cancellation: as what was asked for.
+            ServerError: as the called function.
         """
         question, *arguments = asked
         if question == SWIFT_STEP:
@@ -59,9 +57,9 @@ class PeerAnswers:
             return await self._engines.answer(question, arguments)
         if question in CHANGES:
             return await make_change(self._plane, question, arguments)
-        return await self._answer_rarely(question, arguments)
+        return await self._answer_rare(question, arguments)
 
-    async def _answer_rarely(self, question: str, arguments: list[Any]) -> Any:
+    async def _answer_rare(self, question: str, arguments: list[Any]) -> Any:
         if question == LEFT:
             return self._peers.note_left(*arguments)
         if question == TURN:

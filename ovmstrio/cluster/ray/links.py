@@ -1,6 +1,6 @@
-"""Calls of services in other groups, through Ray's handles; on the asyncio side.
+"""Calls of services in other groups through Ray handles.
 
-What no code of users has to do with is called once more where a replica is gone; anything else tells its caller.
+Calls without user code are repeated after the loss of a replica; other calls fail.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 __all__ = ["GroupLink", "LinkedKind", "LinkedSpec", "answer_linked", "describe_linked"]
 
 # ----------------------------------------------------------------------
-# Calls of services in other groups, through Ray's handles; on the asyncio side
+# Calls
 # ----------------------------------------------------------------------
 
-_GONE: Final = (ray_errors.RayActorError, ray_errors.ObjectLostError, serve_errors.DeploymentUnavailableError)
-"""The replica is lost, or with its machine the large answer that it had left there."""
+_REPLICA_LOST: Final = (ray_errors.RayActorError, ray_errors.ObjectLostError, serve_errors.DeploymentUnavailableError)
+"""The replica is lost, or with its machine a large result stored there."""
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.2
 
 
 class GroupLink:
-    """A group of services elsewhere.
+    """Connection to another group.
 
     Args:
-        group: its name.
-        handle: Ray's way to its replicas.
-        is_repeatable: whether a call may be made once more of which nobody knows how far it came.
+        group: name of the group.
+        handle: Ray handle.
+        is_repeatable: whether calls with unknown outcome may be repeated.
     """
 
     def __init__(self, group: str, handle: DeploymentHandle, *, is_repeatable: bool) -> None:
@@ -68,35 +68,33 @@ class GroupLink:
         self._attempts = _ATTEMPTS if is_repeatable else 1
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of one of its replicas.
+        """Call a method of a replica.
 
         Raises:
-            NotReady: there is no replica, or it has ended under the call.
-            Overloaded: as many calls wait as may.
-            Exception: what it raised.
+            NotReady: there is no replica, or it was lost during the call.
+            Overloaded: the queue is full.
+            Exception: the call failed there.
 
-        Cancellation: at once, and there, too.
+        Cancellation: cancels the call there too.
         """
         for attempt in range(1, self._attempts + 1):
             try:
                 return await self._ask(method, *arguments, **options)
-            except _GONE as error:
+            except _REPLICA_LOST as error:
                 if attempt == self._attempts:
                     raise self._lost(error) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
         raise AssertionError
 
     async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of one of its replicas that must not be called twice, whoever's code it has to do with.
+        """Call a method of a replica without repetition.
 
         Raises:
             Exception: as :meth:`call`.
-
-        Cancellation: as :meth:`call`.
         """
         try:
             return await self._ask(method, *arguments, **options)
-        except _GONE as error:
+        except _REPLICA_LOST as error:
             raise self._lost(error) from None
 
     async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -107,36 +105,34 @@ class GroupLink:
             response.cancel()
             raise
         except serve_errors.BackPressureError as error:
-            raise Overloaded(f'the group "{self._group}" is called too often: {error.message}') from None
+            raise Overloaded(f'group "{self._group}" is overloaded: {error.message}') from None
 
     def _lost(self, error: Exception) -> NotReady:
-        return NotReady(f'the group "{self._group}" has lost the replica of this call: {_line(error)}')
+        return NotReady(f'group "{self._group}" lost the replica of this call: {_line(error)}')
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
-        """Call a method of one of its replicas that gives one thing after the other.
+        """Call a streaming method of a replica.
 
         Raises:
-            NotReady: there is no replica, or it has ended under the call.
-            Exception: what it raised.
+            NotReady: there is no replica, or it was lost during the call.
+            Exception: the call failed there.
 
-        Cancellation: when the iterator is closed, there, too.
+        Cancellation: closing the iterator cancels the call there too.
         """
         response = getattr(self._handle.options(stream=True), method).remote(*arguments)
         try:
             async for each in response:
                 yield each
-        except _GONE as error:
+        except _REPLICA_LOST as error:
             raise self._lost(error) from None
         finally:
             response.cancel()
 
     async def answer(self, method: str, *arguments: Any) -> Any:
-        """Call a method whose answers are pairs: whether it succeeded, and its result, or its error as plain data.
+        """Call a method that returns a success flag, and a result or an encoded error.
 
         Raises:
-            ServerError: what was raised there; as :meth:`call`.
-
-        Cancellation: as :meth:`call`.
+            ServerError: the call failed there, or as :meth:`call`.
         """
         succeeded, value = await self.call(method, *arguments)
         if succeeded:
@@ -150,18 +146,18 @@ def _line(error: BaseException) -> str:
 
 
 # ----------------------------------------------------------------------
-# Services of other groups as servables of this one, so that graphs and pipelines call them as if they were here
+# Linked services
 # ----------------------------------------------------------------------
 
 HANDLE: Final = Door("Cluster", "gRPC", infer="ModelInfer")
-"""The way by which groups call each other."""
+"""Interface of calls between groups."""
 
 AskGroup = Callable[..., Awaitable[Any]]
-"""Asks a group, by its name, for what a method answers; from the trio side."""
+"""Calls a method of a group by name; on the trio side."""
 
 
 class LinkedSpec(ServableSpec):
-    """A service of another group, which may have several parts."""
+    """A service of another group, possibly sharded."""
 
     kind: ClassVar[str] = "service of another group"
 
@@ -170,12 +166,12 @@ class LinkedSpec(ServableSpec):
 
 
 class LinkedServable:
-    """Calls a service of another group.
+    """Servable that calls a service of another group.
 
     Args:
-        spec: which one.
-        metadata: what that group tells of it.
-        ask: the other groups.
+        spec: the service.
+        metadata: its metadata.
+        ask: calls other groups.
     """
 
     def __init__(self, spec: LinkedSpec, metadata: ServableMetadata, ask: AskGroup) -> None:
@@ -184,14 +180,13 @@ class LinkedServable:
         self._ask = ask
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Have the other group answer, within the request's deadline.
+        """Run the inference in the other group, within the request's deadline.
 
         Raises:
-            ServerError: what it raised there, or it cannot be reached.
-            DeadlineExceeded: the answer did not come in time.
+            ServerError: the call failed there, or the group cannot be reached.
+            DeadlineExceeded: the response did not arrive in time.
 
-        Ownership: the request's buffers until it returns.
-        Cancellation: at any checkpoint, and there, too.
+        Cancellation: cancels the call there too.
         """
         group = shard_of(request, self._spec.group, self._spec.shards)
         data = join_buffers(encode_request(request, self._spec.name, request.model_version))
@@ -203,18 +198,14 @@ class LinkedServable:
                 raise PayloadTooLarge.of_outputs(response.nbytes, request.most_bytes)
             response.id = request.id
             return response
-        raise DeadlineExceeded(f'the group "{self._spec.group}" did not answer for "{self._spec.name}" in time')
+        raise DeadlineExceeded(f'deadline exceeded: "{self._spec.name}" of group "{self._spec.group}"')
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 class LinkedKind(Kind[LinkedSpec]):
-    """Services of other groups.
-
-    Args:
-        ask: the other groups.
-    """
+    """Services of other groups."""
 
     name: ClassVar[str] = LinkedSpec.kind
     spec = LinkedSpec
@@ -225,34 +216,30 @@ class LinkedKind(Kind[LinkedSpec]):
         self._ask = ask
 
     def list_versions(self, spec: LinkedSpec) -> Listing:
-        """Give the one version, which stands for all that there are."""
+        """Return the only version, which stands for all."""
         return Listing({ONLY_VERSION: spec.base_path})
 
     def files_mark(self, spec: LinkedSpec, directory: Path) -> str:
-        """Give nothing: it has no files here."""
+        """Return an empty fingerprint: there are no local files."""
         del spec, directory
         return ""
 
     async def load(self, spec: LinkedSpec, version: int, directory: Path, context: LoadContext) -> LinkedServable:
-        """Ask the other group what the service takes.
+        """Fetch the metadata of the service.
 
         Raises:
-            ServerError: what it raised there, or it cannot be reached.
-
-        Cancellation: at any checkpoint.
+            ServerError: the call failed there, or the group cannot be reached.
         """
         del version, directory, context
-        told = await self._ask(shard_names(spec.group, spec.shards)[0], "describe_linked", spec.name)
-        return LinkedServable(spec, _described(told), self._ask)
+        data = await self._ask(shard_names(spec.group, spec.shards)[0], "describe_linked", spec.name)
+        return LinkedServable(spec, _decode_metadata(data), self._ask)
 
 
 async def answer_linked(plane: DataPlane, data: bytes, seconds: float) -> bytes:
-    """Answer a call that another group makes.
+    """Answer an inference call of another group.
 
     Raises:
         ServerError: as the data plane.
-
-    Cancellation: as the data plane.
     """
     request = decode_request(data)
     if seconds != math.inf:
@@ -267,12 +254,10 @@ def _render(response: InferResponse) -> tuple[bytes, int]:
 
 
 async def describe_linked(plane: DataPlane, name: str) -> list[Any]:
-    """Tell another group what a service takes; plain data.
+    """Return the metadata of a service as plain data.
 
     Raises:
         ServerError: as the data plane.
-
-    Cancellation: as the data plane.
     """
     with await plane.registry.lease(name) as lease:
         if Takes.TENSORS not in lease.takes:
@@ -281,23 +266,23 @@ async def describe_linked(plane: DataPlane, name: str) -> list[Any]:
     return [
         metadata.name,
         metadata.platform,
-        [_tell(each) for each in metadata.inputs],
-        [_tell(each) for each in metadata.outputs],
+        [_encode_spec(each) for each in metadata.inputs],
+        [_encode_spec(each) for each in metadata.outputs],
         list(metadata.labels),
     ]
 
 
-def _tell(spec: TensorSpec) -> list[Any]:
+def _encode_spec(spec: TensorSpec) -> list[Any]:
     return [spec.name, spec.datatype.name, [list(dim) for dim in spec.shape], spec.batch_axis, spec.layout]
 
 
-def _described(told: list[Any]) -> ServableMetadata:
-    name, platform, inputs, outputs, labels = told
-    return ServableMetadata(name, platform, _specs(inputs), _specs(outputs), labels=tuple(labels))
+def _decode_metadata(data: list[Any]) -> ServableMetadata:
+    name, platform, inputs, outputs, labels = data
+    return ServableMetadata(name, platform, _decode_specs(inputs), _decode_specs(outputs), labels=tuple(labels))
 
 
-def _specs(told: list[list[Any]]) -> tuple[TensorSpec, ...]:
+def _decode_specs(data: list[list[Any]]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(name, BY_NAME.get(datatype, INVALID), tuple(Dim(*dim) for dim in shape), batch_axis, layout)
-        for name, datatype, shape, batch_axis, layout in told
+        for name, datatype, shape, batch_axis, layout in data
     )

@@ -1,4 +1,4 @@
-"""What Ray runs: a replica of a group, which is asked by other groups, on Ray's loop, and answers on trio's."""
+"""Replica of a group: an actor of Ray Serve on asyncio, with its server on trio."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# The server of one replica: a registry, a data plane and the tables of its doors, without anything that listens
+# Server
 # ----------------------------------------------------------------------
 
 WAITING: Final = (
@@ -63,22 +63,22 @@ WAITING: Final = (
     "ovmstrio_batch_queued_requests",
     "ovmstrio_llm_requests_waiting",
 )
-"""The metrics of what waits, of which no request is in two."""
+"""Metrics of queued requests; no request is in two of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """What a replica is to do; plain enough to be sent to another machine that has the same files.
+    """Configuration of a replica, serializable for other machines with the same files.
 
     Attributes:
-        group: whose replica it is.
-        services: that it runs.
-        called: services of other groups that those call, with the names of their groups.
-        owners: the group of each service of the configuration, for the group that has the doors; empty for others.
-        settings: of the server, by their names.
-        shards: how many parts the groups have that have several, by their names.
-        target_waiting: how many requests are to wait in each replica, where their number follows that.
-        most_streams: how many streams of requests other groups may have open at a replica.
+        group: name of the group.
+        services: services of the group.
+        called: called services of other groups, with their groups.
+        owners: group by service for the ingress; empty for other groups.
+        settings: server settings by name.
+        shards: number of shards of sharded groups.
+        target_waiting: target queue length per replica for autoscaling, or None.
+        most_streams: maximum streams from other groups.
     """
 
     group: str
@@ -92,7 +92,7 @@ class ReplicaPlan:
 
     @property
     def server_settings(self) -> dict[str, Any]:
-        """The settings of its server: sequences are kept in a folder of the group's own, where it has any."""
+        """Settings of the server, with a sequence store per group."""
         settings = dict(self.settings)
         store = settings.pop("sequence_store", None)
         if store and any(isinstance(service, ModelSpec) and service.stateful for service in self.services):
@@ -101,7 +101,7 @@ class ReplicaPlan:
 
     @property
     def server(self) -> ServerSpec:
-        """What the replica's server serves: its services, and those that they call elsewhere."""
+        """Configuration of the server: own services and links to called ones."""
         linked = (
             LinkedSpec(name=name, base_path=Path(), group=group, shards=self.shards.get(group, 1))
             for name, group in self.called.items()
@@ -110,17 +110,17 @@ class ReplicaPlan:
 
 
 class GroupServer:
-    """Runs on the trio side of a replica.
+    """Server of a replica, on the trio side.
 
     Args:
-        plan: what it does.
-        ask: the other groups.
+        plan: configuration.
+        ask: calls other groups.
 
     Attributes:
-        plane: every call of a service; once it has started.
-        http: its door.
-        grpc: its door.
-        tasks: owns what calls leave running; once it has started.
+        plane: data plane; set after the start.
+        http: HTTP handler.
+        grpc: gRPC handler.
+        tasks: nursery for work that outlives calls; set after the start.
     """
 
     plane: DataPlane
@@ -135,13 +135,10 @@ class GroupServer:
     async def run(
         self, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until ``until`` returns, and then drain; reports once everything is loaded.
+        """Serve until ``until`` returns, then drain; reports the start when everything is loaded.
 
         Raises:
-            ConfigError: something cannot be loaded; all that is wrong is told.
-
-        Ownership: services, and what calls leave running.
-        Cancellation: ends everything at once.
+            ConfigError: a service cannot be loaded, with all problems.
         """
         settings = ServerSettings(allow_empty=True, console="off", **self._plan.server_settings)
         plan = Plan(settings=settings, spec=self._plan.server, kinds=self._kinds)
@@ -153,7 +150,7 @@ class GroupServer:
 
     @property
     def waiting(self) -> float:
-        """How many requests wait in it: for a place, a thread, a batch or the engine of a model of text."""
+        """Number of requests queued for admission, threads, batches or engines."""
         return total_of(self.plane.render_metrics(WAITING) or b"")
 
     async def _serve(
@@ -179,48 +176,45 @@ class GroupServer:
 
 
 def total_of(metrics: bytes) -> float:
-    """Add up all samples of metrics in Prometheus's text format."""
+    """Return the sum of all samples of a metrics text."""
     families = text_string_to_metric_families(metrics.decode())
     return sum(sample.value for family in families for sample in family.samples)
 
 
 # ----------------------------------------------------------------------
-# How many replicas a group should have, by its requests and by what waits in the queues of its servers
+# Autoscaling
 # ----------------------------------------------------------------------
 
 WANTED: Final = "ovmstrio_wanted_replicas"
-"""What a replica reports: how many replicas its queues would keep at their target."""
+"""Metric of a replica: number of replicas that would keep its queues at their target."""
 
 
 def wanted_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Tell Ray how many replicas there should be, before its bounds and delays."""
+    """Return the desired number of replicas, before Ray's limits and delays."""
     by_requests = context.total_num_requests / context.config.target_ongoing_requests
     by_queues = sum((context.aggregated_metrics or {}).get(WANTED, {}).values())
     return max(by_requests, by_queues), {}
 
 
 # ----------------------------------------------------------------------
-# What Ray runs: a replica of a group, which is asked by other groups, on Ray's loop, and answers on trio's
+# Actor
 # ----------------------------------------------------------------------
 
 HttpParts = tuple[int, "Headers", bytes]
 
 
 class GroupReplica:
-    """One replica of a group; made and called on Ray's asyncio loop.
+    """Replica of a group, created and called on Ray's asyncio loop.
 
     Args:
-        plan: what it does.
-        handles: the ways to other groups, by their names.
-        repeatable: the groups whose calls may be made once more when a replica was lost, as no code of users is there.
-
-    Ownership: the trio side, which ends with the replica.
+        plan: configuration.
+        handles: handles of other groups by name.
+        repeatable: groups without user code, whose calls may be repeated after the loss of a replica.
 
     Attributes:
-        plan: what it does.
-        links: the ways to other groups.
-        trio: the loop of its server.
-        server: answers there.
+        links: connections to other groups.
+        trio: trio loop of the server.
+        server: the server.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray waits for it
@@ -236,64 +230,61 @@ class GroupReplica:
         await self.trio.start(self.server.run)
 
     async def _ask_group(self, group: str, method: str, *arguments: Any) -> Any:
-        """Ask another group; from the trio side."""
         return await self.trio.ask(self.links[group].answer, method, *arguments)
 
     async def check_health(self) -> None:
-        """Tell Ray whether the replica can answer.
+        """Raise if the server has stopped; called by Ray.
 
         Raises:
-            NotReady: it cannot; Ray starts another one in its place.
+            NotReady: the server has stopped; Ray starts another replica.
         """
         if self.trio.has_ended:
-            raise NotReady(f'the server of group "{self.plan.group}" has ended')
+            raise NotReady(f'the server of group "{self.plan.group}" has stopped')
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Ray, every few seconds, what the number of replicas is to follow besides requests."""
+        """Return custom autoscaling metrics; called by Ray every few seconds."""
         target = self.plan.target_waiting
         return {} if target is None else {WANTED: self.server.waiting / target}
 
     async def __del__(self) -> None:
-        """End gently, when Ray has sent the last request."""
+        """Drain after Ray has sent the last request."""
         await self.trio.aclose()
 
-    # Of this group, for others of it and for other groups
-
     async def obstacle(self) -> str:
-        """Tell why its services cannot be called, empty if they can."""
+        """Return why the services are not ready, or an empty text."""
         readiness = self.server.plane.readiness()
         return "" if readiness.ready else readiness.reason
 
     async def infer_linked(self, data: bytes, seconds: float) -> tuple[bool, Any]:
-        """Answer a call of a service of another group: whether it succeeded, and what came of it."""
+        """Answer an inference call of another group: success flag, and result or error."""
         try:
             return True, await self.trio.call(answer_linked, self.server.plane, data, seconds)
         except ServerError as error:
             return False, encode_error(error)
 
     async def describe_linked(self, name: str) -> tuple[bool, Any]:
-        """Tell a service of another group what one of this group takes."""
+        """Return the metadata of a service to another group: success flag, and result or error."""
         try:
             return True, await self.trio.call(describe_linked, self.server.plane, name)
         except ServerError as error:
             return False, encode_error(error)
 
     async def answer_grpc(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcAnswer:
-        """Answer a call whose service is of this group."""
+        """Answer a gRPC call for a service of this group."""
         return await self.trio.call(self.server.grpc.answer, path, data, seconds)
 
     async def open_stream(self) -> AsyncIterator[str | StreamReply]:
-        """Answer a stream of inferences whose service is of this group: its key first, and then the replies."""
+        """Answer an inference stream for a service of this group: first its key, then the replies."""
         async with aclosing(self._streams.open(self.trio, self.server.grpc)) as replies:
             async for reply in replies:
                 yield reply
 
     async def push_to_stream(self, key: str, message: bytes | None, *, is_last: bool) -> bool:
-        """Take a request of a stream, its end, or a sign of life; gives whether it is still open."""
+        """Add a request, the end or a heartbeat to a stream; return whether the stream is open."""
         return await self._streams.push(key, message, is_last=is_last)
 
     async def answer_http(self, request: HttpRequest) -> HttpParts:
-        """Answer a request whose service is of this group, with a whole body."""
+        """Answer an HTTP request for a service of this group with a complete body."""
         head = await self.trio.call(self.server.http.answer, request)
         if head.pieces is None:
             return head[:3]
@@ -301,7 +292,7 @@ class GroupReplica:
             return head.status, head.headers, b"".join([piece async for piece in pieces])
 
     async def stream_http(self, request: HttpRequest) -> AsyncIterator[Any]:
-        """Answer as :meth:`answer_http`, with status and headers first, and then the pieces of the body."""
+        """Answer as :meth:`answer_http`, with status and headers first and then the chunks of the body."""
         head = await self.trio.call(self.server.http.answer, request)
         yield head.status, head.headers
         if head.pieces is None:
@@ -312,8 +303,8 @@ class GroupReplica:
                 yield piece
 
     async def pieces(self, head: HttpHead) -> AsyncGenerator[bytes]:
-        """Give the pieces of a body that comes in pieces."""
-        assert head.pieces is not None  # noqa: S101 - the caller has looked
+        """Yield the chunks of a streamed body."""
+        assert head.pieces is not None  # noqa: S101 - checked by the caller
         try:
             while True:
                 try:

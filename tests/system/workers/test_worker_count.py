@@ -39,7 +39,7 @@ async def test_measured_calls_of_trivial_models_need_more_workers_than_those_of_
 @pytest.mark.parametrize(
     ("measuring", "reason"),
     [
-        (Measuring(timeout_seconds=0.01), "the models were not loaded in 0.01 s"),
+        (Measuring(timeout_seconds=0.01), "models not loaded within 0.01 s"),
         (Measuring(program="ovmstrio.no_such_program"), ""),
     ],
     ids=["timeout", "error"],

@@ -136,11 +136,11 @@ def test_workers_are_renewed_one_after_the_other_and_no_call_fails(tmp_path: Pat
             before = worker_pids(server)
             file.write_text("{", encoding="utf-8")
             server.process.send_signal(signal.SIGHUP)
-            until(lambda: "processes not renewed" in server.printed_so_far())
+            until(lambda: "rolling restart aborted" in server.printed_so_far())
             assert worker_pids(server) == before
             worker_configuration(tmp_path, "other", "dummy")
             server.process.send_signal(signal.SIGHUP)
-            until(lambda: "processes renewed" in server.printed_so_far())
+            until(lambda: "rolling restart finished" in server.printed_so_far())
             now = worker_pids(server)
             assert now.isdisjoint(before)
             with each_worker(server) as clients:
@@ -180,11 +180,11 @@ def test_a_stuck_worker_is_killed_and_renewed(tmp_path: Path) -> None:
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: "does not end, and is killed" in server.printed_so_far())
+        until(lambda: "worker killed: drain timeout" in server.printed_so_far())
         for pid in before:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        until(lambda: "processes renewed" in server.printed_so_far())
+        until(lambda: "rolling restart finished" in server.printed_so_far())
         assert worker_pids(server).isdisjoint(before)
         assert server.stop()[0] == 0
 
