@@ -304,9 +304,7 @@ def _problem(fault: Any) -> Problem:
     if fault["type"] == "extra_forbidden":
         known = f"known are {', '.join(BatchingSpec.model_fields)}"
         return Problem(
-            f"unknown key {key!r}",
-            path=path,
-            suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known),
+            f"unknown key {key!r}", path=path, suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known)
         )
     return Problem("the value cannot be used", path=path, expected=expected_by(fault), found=shown(fault["input"]))
 

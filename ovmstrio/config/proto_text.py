@@ -166,9 +166,7 @@ class _ProtoParser:
         fields = tuple(self.fields(closing, depth))
         if self._next.text != closing:
             raise InvalidSyntax(
-                f"unclosed {opening.text} of line {opening.line}",
-                opening.line,
-                suggestion=f"add a {closing}",
+                f"unclosed {opening.text} of line {opening.line}", opening.line, suggestion=f"add a {closing}"
             )
         self._take()
         return ProtoMessage(fields, opening.line)

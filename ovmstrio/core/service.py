@@ -346,11 +346,7 @@ class TextApi(Protocol):
     """Adapter from text-generation HTTP requests to text models."""
 
     async def answer(
-        self,
-        model: TextGenerator,
-        name: str,
-        request: HttpRequest,
-        send: Callable[[PayloadDocument], Awaitable[None]],
+        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
     ) -> None:
         """Answer with one document, or one per event if the body requests a stream.
 

@@ -85,12 +85,7 @@ WAYS_OUT: Final = {
         _NO_DOWNLOAD,
     ),
     **dict.fromkeys(
-        (
-            "draft_cache_size",
-            "draft_eagle3_mode",
-            "draft_max_num_batched_tokens",
-            "draft_max_num_seqs",
-        ),
+        ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
         _NO_DRAFT_OPTIONS,
     ),
     **dict.fromkeys(
@@ -184,11 +179,7 @@ def is_text_model(settings: ServerSettings) -> bool:
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
     """Return all problems of the options; ``others`` are options of tensor models."""
     problems = [
-        Problem(
-            "not an option of text models",
-            path=f"--{name}",
-            suggestion="remove it",
-        )
+        Problem("not an option of text models", path=f"--{name}", suggestion="remove it")
         for name in sorted(set(others) & settings.model_fields_set - TEXT_OPTIONS)
     ]
     return problems + _read(settings)[2]

@@ -25,12 +25,6 @@ def table_of(*kinds: Kind[Any]) -> Kinds:
 
 
 KINDS: Final = table_of(
-    ModelKind(),
-    PipelineKind(),
-    GraphKind(),
-    HandlerKind(),
-    OpPipelineKind(),
-    TextModelKind(),
-    RemoteKind(),
+    ModelKind(), PipelineKind(), GraphKind(), HandlerKind(), OpPipelineKind(), TextModelKind(), RemoteKind()
 )
 """Built-in kinds."""

@@ -52,7 +52,5 @@ def pending_answers(settings: ServerSettings, processes: int = 1) -> PendingAnsw
     """Create the send budgets of one of several processes that share the memory."""
     quota = settings.grpc_memory_quota or memory_limit() // _SEND_BUDGET_DIVISOR
     return PendingAnswers(
-        quota / processes if quota else math.inf,
-        settings.max_pending_response_bytes,
-        settings.stalled_client_seconds,
+        quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.stalled_client_seconds
     )

@@ -282,9 +282,7 @@ async def _opentelemetry() -> Any:
         return await import_aside(_OTEL)
     except ImportError as error:
         log.warning(
-            "tracing disabled: OpenTelemetry not installed",
-            reason=str(error),
-            install=way_to_install(Extra.OTEL),
+            "tracing disabled: OpenTelemetry not installed", reason=str(error), install=way_to_install(Extra.OTEL)
         )
         return None
 

@@ -92,9 +92,7 @@ class ServerSettings(BaseModel):
     )
     cache_dir: Path | None = _setting(None, SERVER, "Cache directory for compiled models.")
     compiled_gb: Annotated[float, Field(ge=0)] = _setting(
-        2,
-        SERVER,
-        "Size in GB of the per-user cache of compiled models, used without --cache_dir; 0 disables it.",
+        2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache_dir; 0 disables it."
     )
     core_sharing: Literal["auto", "off"] = _setting(
         "auto",
@@ -208,9 +206,7 @@ class ServerSettings(BaseModel):
     )
     pipeline_type: str | None = _setting(None, TEXT, "Pipeline type: AUTO, LM_CB or LM; no effect.")
     idle_unload_seconds: float | None = _setting(
-        None,
-        TEXT,
-        "Idle time in seconds after which the model is unloaded until the next request; 0 never unloads.",
+        None, TEXT, "Idle time in seconds after which the model is unloaded until the next request; 0 never unloads."
     )
     reload: str | None = _setting(
         None,
@@ -239,14 +235,10 @@ class ServerSettings(BaseModel):
         64 * 2**20, LIMITS, "Maximum message size in bytes, both directions and both protocols."
     )
     max_pending_response_bytes: Annotated[int, Field(ge=1024)] = _setting(
-        64 * 2**20,
-        LIMITS,
-        "Send buffer limit in bytes per client; further calls of the client wait.",
+        64 * 2**20, LIMITS, "Send buffer limit in bytes per client; further calls of the client wait."
     )
     grpc_memory_quota: Annotated[int, Field(ge=1024)] | None = _setting(
-        None,
-        LIMITS,
-        "Send buffer limit in bytes of all clients together; default a quarter of the memory limit.",
+        None, LIMITS, "Send buffer limit in bytes of all clients together; default a quarter of the memory limit."
     )
     stalled_client_seconds: Annotated[float, Field(ge=0)] = _setting(
         60,
@@ -316,30 +308,22 @@ class ServerSettings(BaseModel):
         "separated; unix for peers at Unix sockets. Clients of trusted proxies are never local.",
     )
     allow_shared_memory: bool = _setting(
-        False,
-        SECURITY,
-        "Allow local clients to register shared memory for tensors; trusted clients only.",
+        False, SECURITY, "Allow local clients to register shared memory for tensors; trusted clients only."
     )
     hide_errors: bool = _setting(
         False, SECURITY, "Hide the text of exceptions in graph Python code; clients get the type only."
     )
     python_isolation: Literal["none", "process"] = _setting(
-        "none",
-        SECURITY,
-        "Default isolation of Python code of graphs and handlers: none or process.",
+        "none", SECURITY, "Default isolation of Python code of graphs and handlers: none or process."
     )
     python_memory_limit: Annotated[int, Field(ge=0)] = _setting(
-        0,
-        LIMITS,
-        "Default memory limit in bytes of each Python worker process; 0 is unlimited.",
+        0, LIMITS, "Default memory limit in bytes of each Python worker process; 0 is unlimited."
     )
     custom_node_isolation: Literal["none", "process"] = _setting(
         "none", SECURITY, "Isolation of custom nodes (shared libraries): none or process."
     )
     openai_errors: Literal["openai", "ovms"] = _setting(
-        "openai",
-        SERVER,
-        "Error format of the OpenAI API: openai, or the texts and statuses of ovms.",
+        "openai", SERVER, "Error format of the OpenAI API: openai, or the texts and statuses of ovms."
     )
     allowed_origins: str | None = _setting(
         None, SECURITY, "CORS allowed origins, comma separated, or *; CORS is disabled by default."

@@ -122,10 +122,7 @@ def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
             structlog.processors.JSONRenderer(serializer=_to_json),
         ]
     else:
-        rendering = [
-            _escape_values,
-            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback),
-        ]
+        rendering = [_escape_values, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=list(_PROCESSORS),
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
