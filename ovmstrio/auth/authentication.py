@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NEVER", "Authentication", "Directory", "Known", "TokenVerifier", "VerifiedClaims", "bearer_of"]
 
-# ----------------------------------------------------------------------
 # Caller directory
-# ----------------------------------------------------------------------
 
 NEVER: Final = float("inf")
 
@@ -112,9 +110,7 @@ def _names(certificate: Mapping[str, Any]) -> Iterable[str]:
     yield from (value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str))
 
 
-# ----------------------------------------------------------------------
 # Authentication
-# ----------------------------------------------------------------------
 
 _BEARER: Final = "bearer"
 _MAX_CACHED: Final = 10_000

@@ -136,11 +136,7 @@ def read_key_file(path: Path) -> list[CallerEntry]:
 
 
 def read_callers(content: bytes, file: str) -> list[CallerEntry]:
-    """Parse the content of a callers file.
-
-    Raises:
-        ConfigError: invalid, with all problems.
-    """
+    """Parse the content of a callers file; raises ConfigError if invalid, with all problems."""
     document = load_document(content, file)
     findings = Findings(file)
     findings.refuse_repeated(document)

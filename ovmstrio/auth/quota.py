@@ -140,9 +140,7 @@ class CallerAllowance:
             self._token_bucket.spend(number)
 
 
-# ----------------------------------------------------------------------
 # Shared quotas
-# ----------------------------------------------------------------------
 
 
 class SharedAllowance(CallerAllowance):
@@ -175,11 +173,7 @@ class SharedAllowance(CallerAllowance):
                     self._counters.fill(number, each.level)
 
     def take(self) -> None:
-        """Count a new request.
-
-        Raises:
-            CallerLimited: the quota is exceeded.
-        """
+        """Count a new request; raises CallerLimited if the quota is exceeded."""
         with self._synchronized():
             super().take()
 
@@ -189,11 +183,7 @@ class SharedAllowance(CallerAllowance):
             super().give_back()
 
     def check_tokens(self) -> None:
-        """Check the token quota.
-
-        Raises:
-            CallerLimited: earlier requests have used up the quota.
-        """
+        """Check the token quota; raises CallerLimited if earlier requests have used up the quota."""
         if self._token_bucket is not None:
             with self._synchronized():
                 super().check_tokens()

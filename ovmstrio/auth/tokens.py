@@ -51,11 +51,7 @@ class SigningKeys(Protocol):
     """Public keys of a token issuer."""
 
     async def current(self) -> KeySet:
-        """Return the keys.
-
-        Raises:
-            Unauthenticated: there are no keys, and they cannot be fetched.
-        """
+        """Return the keys; raises Unauthenticated if there are none."""
 
     async def renewed(self) -> bool:
         """Fetch newer keys; return False if there are none."""
@@ -77,11 +73,7 @@ class FileKeys:
 
 
 def read_key_set(document: Any, origin: str) -> KeySet:
-    """Parse a JSON Web Key Set.
-
-    Raises:
-        ConfigError: not a key set, or a key is not public.
-    """
+    """Parse a JSON Web Key Set; raises ConfigError if invalid or not public."""
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
         raise ConfigError([Problem("not a JSON Web Key Set", origin, expected='{"keys": [...]}')])
@@ -162,9 +154,7 @@ def _scopes(claims: Mapping[str, Any]) -> Scopes:
     return Scopes.known_of(text for text in texts if isinstance(text, str)) if isinstance(texts, list) else Scopes()
 
 
-# ----------------------------------------------------------------------
 # OpenID Connect
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 

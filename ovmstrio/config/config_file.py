@@ -171,9 +171,7 @@ class ReadsConfig(Protocol):
         """Parse the entries in order; the first of a name is used."""
 
 
-# ----------------------------------------------------------------------
 # File
-# ----------------------------------------------------------------------
 
 _NOT_SERVED: Final = "is not supported"
 

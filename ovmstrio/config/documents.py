@@ -144,9 +144,7 @@ def locate(value: Any, path: str = "") -> Located:
     return Located(value, NO_LINE, path)
 
 
-# ----------------------------------------------------------------------
 # Diagnostics
-# ----------------------------------------------------------------------
 
 Severity = Literal["error", "warning"]
 
@@ -234,9 +232,7 @@ def _line(node: Located) -> int | None:
     return None if node.line == NO_LINE else node.line
 
 
-# ----------------------------------------------------------------------
 # JSON
-# ----------------------------------------------------------------------
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NEWLINE: Final = re.compile(r"\n")
@@ -251,11 +247,7 @@ _REASONS: Final = {
 
 
 def parse_json(text: str) -> Document:
-    """Parse a JSON text.
-
-    Raises:
-        InvalidSyntax: not JSON, or nested too deeply.
-    """
+    """Parse a JSON text; raises InvalidSyntax if it is invalid or nested too deeply."""
     scanner = _JsonScanner(text)
     root = scanner.document()
     return Document(root, tuple(scanner.repeated))
@@ -376,9 +368,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-# ----------------------------------------------------------------------
 # YAML
-# ----------------------------------------------------------------------
 
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _CONTAINER_TAGS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -488,9 +478,7 @@ def _yaml_line(node: yaml.Node) -> int:
     return line + 1
 
 
-# ----------------------------------------------------------------------
 # Schemas
-# ----------------------------------------------------------------------
 
 OPTIONAL: Final[Any] = None
 """Default of optional keys; schemas only validate, so the value is unused."""

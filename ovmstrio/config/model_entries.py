@@ -160,9 +160,7 @@ def _is_reported(key: str, config: Located, given: Mapping[str, Any]) -> bool:
     return bool(get_close_matches(key, config.value.keys() - given.keys()))
 
 
-# ----------------------------------------------------------------------
 # Path properties
-# ----------------------------------------------------------------------
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.]+")
 _IGNORED: Final = re.compile(r"[\s\"']+")
@@ -205,9 +203,7 @@ def _names_path(name: str) -> bool:
     return any(word in _WORDS or word.endswith(_ENDINGS) or any(part in word for part in _PARTS) for word in words)
 
 
-# ----------------------------------------------------------------------
 # Load-request settings
-# ----------------------------------------------------------------------
 
 _IGNORED_KEYS: Final = frozenset(
     {

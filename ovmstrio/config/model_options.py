@@ -59,9 +59,7 @@ __all__ = [
     "read_model_options",
 ]
 
-# ----------------------------------------------------------------------
 # Preprocessing
-# ----------------------------------------------------------------------
 
 PRECISIONS: Final = tuple(name for name in BY_NAME if name != "BYTES")
 """Input element types, by KServe name."""
@@ -127,20 +125,12 @@ def _color_format(option: str, text: str) -> str:
 
 
 def parse_mean(value: Any) -> tuple[float, ...]:
-    """Parse ``mean``: one number, or one per channel.
-
-    Raises:
-        ConfigError: malformed.
-    """
+    """Parse ``mean``: one number, or one per channel; raises ConfigError if malformed."""
     return _numbers("mean", value)
 
 
 def parse_scale(value: Any) -> tuple[float, ...]:
-    """Parse ``scale``: one number, or one per channel.
-
-    Raises:
-        ConfigError: malformed, or a number is zero.
-    """
+    """Parse ``scale``: one number, or one per channel; raises ConfigError if malformed, or a number is zero."""
     numbers = _numbers("scale", value)
     if 0 in numbers:
         raise wrong("scale", value, "non-zero numbers")
@@ -165,9 +155,7 @@ def _numbers(option: str, value: Any) -> tuple[float, ...]:
     return numbers
 
 
-# ----------------------------------------------------------------------
 # Version policy
-# ----------------------------------------------------------------------
 
 _POLICY: Final = "model_version_policy"
 _POLICY_FORM: Final = '{"latest": {"num_versions": 2}}, {"all": {}} or {"specific": {"versions": [1, 3]}}'
@@ -175,11 +163,7 @@ _MAX_VERSION: Final = 2**63 - 1
 
 
 def parse_version_policy(value: Any) -> VersionPolicy:
-    """Parse ``model_version_policy``: an object, or JSON text (command line).
-
-    Raises:
-        ConfigError: malformed.
-    """
+    """Parse ``model_version_policy``: an object, or JSON text (command line); raises ConfigError if malformed."""
     if isinstance(value, str):
         value = object_in_text(_POLICY, value)
     if not isinstance(value, Mapping):

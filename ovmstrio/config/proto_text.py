@@ -72,11 +72,7 @@ class _ProtoToken:
 
 
 def parse_proto(text: str) -> tuple[ProtoField, ...]:
-    """Parse a text.
-
-    Raises:
-        InvalidSyntax: first syntax error.
-    """
+    """Parse a text; raises InvalidSyntax at the first syntax error."""
     parser = _ProtoParser(text)
     fields = tuple(parser.fields("", 0))
     parser.finish()
@@ -216,11 +212,7 @@ _FLOATS: Final = frozenset({Field.TYPE_FLOAT, Field.TYPE_DOUBLE})
 
 
 def check_scalar(value: ProtoScalar, field: Any) -> None:
-    """Validate a scalar against its field.
-
-    Raises:
-        Unusable: the value does not fit the type.
-    """
+    """Validate a scalar against its field; raises Unusable if the value does not fit the type."""
     if field.type in {Field.TYPE_STRING, Field.TYPE_BYTES}:
         if value.kind != "string":
             raise Unusable("text in quotes", f'write "{value.text}"')

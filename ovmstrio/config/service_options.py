@@ -56,9 +56,7 @@ def with_limits(spec: SpecT, findings: Findings) -> SpecT:
     return spec.model_copy(update=given) if given else spec
 
 
-# ----------------------------------------------------------------------
 # Python code
-# ----------------------------------------------------------------------
 
 
 class PythonEntry(Schema):

@@ -67,11 +67,7 @@ def by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[
 
 
 def object_in_text(option: str, text: str) -> dict[str, Any]:
-    """Parse a command-line option that is a JSON object.
-
-    Raises:
-        ConfigError: not an object.
-    """
+    """Parse a command-line option that is a JSON object; raises ConfigError if not an object."""
     try:
         document = parse_json(text)
     except InvalidSyntax as error:
@@ -100,20 +96,12 @@ _BATCH_FORM: Final = "a size such as 8, -1 for any, a range such as 2:8, or auto
 
 
 def parse_shapes(value: Any) -> dict[str, ShapeSpec]:
-    """Parse ``shape``: one shape, or an object by input.
-
-    Raises:
-        ConfigError: invalid shapes, all of them.
-    """
+    """Parse ``shape``: one shape, or an object by input; raises ConfigError with all invalid shapes."""
     return by_tensor("shape", value, parse_shape)
 
 
 def parse_shape(option: str, text: str) -> ShapeSpec:
-    """Parse one shape.
-
-    Raises:
-        ConfigError: malformed.
-    """
+    """Parse one shape; raises ConfigError if malformed."""
     compact = _WHITESPACE.sub("", text)
     if compact.lower() == _AUTO:
         return ShapeSpec(auto=True)
@@ -180,11 +168,7 @@ _PART: Final = re.compile(rf"[{_LETTERS}?]*(?:\.\.\.)?[{_LETTERS}?]*")
 
 
 def parse_layouts(value: Any) -> dict[str, LayoutSpec]:
-    """Parse ``layout``: one layout, or an object by tensor.
-
-    Raises:
-        ConfigError: invalid layouts, all of them.
-    """
+    """Parse ``layout``: one layout, or an object by tensor; raises ConfigError with all invalid layouts."""
     return by_tensor("layout", value, parse_layout)
 
 
@@ -211,9 +195,7 @@ def format_layout(layout: LayoutSpec) -> str:
     return layout.tensor if layout.model is None else f"{layout.tensor}:{layout.model}"
 
 
-# ----------------------------------------------------------------------
 # Shape buckets
-# ----------------------------------------------------------------------
 
 OPTION: Final = "shape_buckets"
 _BUCKETS_FORM: Final = 'an object such as {"batch": [1, 4, 16]} or {"words": {"sizes": [32, 64], "inputs": {"ids": 1}}}'

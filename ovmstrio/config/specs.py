@@ -49,9 +49,7 @@ __all__ = [
     "read_placement",
 ]
 
-# ----------------------------------------------------------------------
 # Cluster placement
-# ----------------------------------------------------------------------
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
@@ -122,9 +120,7 @@ def read_placement(value: Any, key: str = "placement") -> tuple[PlacementSpec, t
         )
 
 
-# ----------------------------------------------------------------------
 # Services
-# ----------------------------------------------------------------------
 
 SpecT = TypeVar("SpecT", bound="ServableSpec")
 
@@ -443,9 +439,7 @@ class ServerSpec(_Spec):
         return tuple(each for each in self.services if isinstance(each, spec))
 
 
-# ----------------------------------------------------------------------
 # Text models
-# ----------------------------------------------------------------------
 
 PROMPT_LOOKUP: Final = "prompt_lookup"
 """Property name in openvino-genai."""

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TASKS", "TEXT_MODELS", "TEXT_OPTIONS", "read_task", "read_text_models", "read_text_options"]
 
-# ----------------------------------------------------------------------
 # Options
-# ----------------------------------------------------------------------
 
 TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
@@ -109,11 +107,7 @@ _NOT_SERVED: Final = {
 
 
 def read_task(value: Any) -> Task:
-    """Parse ``task``.
-
-    Raises:
-        ConfigError: unknown task.
-    """
+    """Parse ``task``; raises ConfigError if it is unknown."""
     if value in TASKS:
         return Task(value)
     raise wrong("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
@@ -238,9 +232,7 @@ def _out_of_bounds(fields: dict[str, Any], options: Mapping[str, Any]) -> list[P
     return problems
 
 
-# ----------------------------------------------------------------------
 # Entries
-# ----------------------------------------------------------------------
 
 TEXT_MODELS: Final = "text_model_config_list"
 Object = dict[str, Any]

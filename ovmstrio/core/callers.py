@@ -81,11 +81,7 @@ class Scopes:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
-        """Parse scopes: ``infer:resnet*``, ``read``, ``metrics``, ``admin``.
-
-        Raises:
-            ValueError: unknown scope.
-        """
+        """Parse scopes: ``infer:resnet*``, ``read``, ``metrics``, ``admin``; raises ValueError if one is unknown."""
         patterns, flags = [], set()
         for text in texts:
             if text.startswith(_INFER) and len(text) > len(_INFER):
@@ -138,21 +134,13 @@ class Allowance(Protocol):
     """Quota of a caller."""
 
     def take(self) -> None:
-        """Count a new request.
-
-        Raises:
-            CallerLimited: the quota is exceeded.
-        """
+        """Count a new request; raises CallerLimited if the quota is exceeded."""
 
     def give_back(self) -> None:
         """Count a finished request."""
 
     def check_tokens(self) -> None:
-        """Check the token quota of a text request.
-
-        Raises:
-            CallerLimited: earlier requests have used up the quota.
-        """
+        """Check the token quota of a text request; raises CallerLimited if earlier requests have used up the quota."""
 
     def spend_tokens(self, number: int) -> None:
         """Count prompt or completion tokens."""
@@ -208,11 +196,7 @@ class Caller:
         raise MissingScope(self.name, _scope_of(need, service))
 
     def demand_all_of(self, before: Caller) -> None:
-        """Check that all scopes of ``before`` are still granted.
-
-        Raises:
-            MissingScope: a scope was removed.
-        """
+        """Check that all scopes of ``before`` are still granted; raises MissingScope if a scope was removed."""
         lost = self.scopes.lacks(before.scopes)
         if lost:
             raise MissingScope(self.name, lost)

@@ -391,9 +391,7 @@ class ConfigError(ServerError, ValueError):
         self.args = (self.message,)
 
 
-# ----------------------------------------------------------------------
 # Error lists
-# ----------------------------------------------------------------------
 
 _MOST: Final = 8
 """Number of errors that are listed; further errors are only counted."""
@@ -465,11 +463,7 @@ class Gathered:
         return self._kept[0].retold(". Also: ".join(texts))
 
     def tell(self) -> None:
-        """Raise the joined error if there are any.
-
-        Raises:
-            InvalidRequest: at least one error was added.
-        """
+        """Raise the joined InvalidRequest if errors were added."""
         if self._count:
             raise self.error()
 
@@ -481,9 +475,7 @@ def noted(wrong: Gathered | None, error: InvalidRequest) -> Gathered:
     return wrong
 
 
-# ----------------------------------------------------------------------
 # gRPC statuses
-# ----------------------------------------------------------------------
 
 _HTTP_STATUSES: Final = {
     "OK": 200,

@@ -100,11 +100,7 @@ class HttpAnswer:
 
     @property
     def content(self) -> bytes:
-        """The complete body.
-
-        Raises:
-            TypeError: the body is a stream.
-        """
+        """The complete body; raises TypeError if the body is a stream."""
         if isinstance(self.body, bytes):
             return self.body
         if isinstance(self.body, PiecedMessage):
@@ -119,11 +115,7 @@ class HttpAnswer:
 
     @property
     def size(self) -> int:
-        """Size of the complete body in bytes.
-
-        Raises:
-            TypeError: the body is a stream.
-        """
+        """Size of the complete body in bytes; raises TypeError if the body is a stream."""
         if isinstance(self.body, WHOLE_BODIES):
             return len(self.body)
         raise TypeError("the body is a stream")

@@ -71,11 +71,7 @@ class ConcurrencyLimit(Protocol):
         """Maximum number of running requests; 0 for unlimited."""
 
     def take(self) -> None:
-        """Count a started request.
-
-        Raises:
-            TooManyRequests: the limit is reached.
-        """
+        """Count a started request; raises TooManyRequests if the limit is reached."""
 
     def give_back(self) -> None:
         """Count a finished request."""
@@ -94,11 +90,7 @@ class LocalLimit:
         self.in_flight = 0
 
     def take(self) -> None:
-        """Count a started request.
-
-        Raises:
-            TooManyRequests: the limit is reached.
-        """
+        """Count a started request; raises TooManyRequests if the limit is reached."""
         if self.maximum and self.in_flight >= self.maximum:
             raise refuse_more(self.maximum)
         self.in_flight += 1

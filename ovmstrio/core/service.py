@@ -216,9 +216,7 @@ class StreamingServable(Servable, Protocol):
         """
 
 
-# ----------------------------------------------------------------------
 # Introspection
-# ----------------------------------------------------------------------
 
 
 class NodeTally:
@@ -299,9 +297,7 @@ class Inside:
 NOTHING_INSIDE: Final = Inside()
 
 
-# ----------------------------------------------------------------------
 # Raw HTTP payloads
-# ----------------------------------------------------------------------
 
 
 class PayloadDocument(NamedTuple):
@@ -362,9 +358,7 @@ class TextApi(Protocol):
         """
 
 
-# ----------------------------------------------------------------------
 # Layer times
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,9 +399,7 @@ class LayeredServable(Protocol):
         """
 
 
-# ----------------------------------------------------------------------
 # Readiness signal
-# ----------------------------------------------------------------------
 
 _readiness_callback: Final[ContextVar[Callable[[], None] | None]] = ContextVar("readiness_callback", default=None)
 
@@ -429,9 +421,7 @@ def readiness_reconsidered(reconsider: Callable[[], None]) -> Iterator[None]:
         _readiness_callback.reset(token)
 
 
-# ----------------------------------------------------------------------
 # Stack samples
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,9 +162,7 @@ class RawTensor:
         return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
 
 
-# ----------------------------------------------------------------------
 # Datatypes
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

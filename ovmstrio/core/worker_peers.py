@@ -101,9 +101,7 @@ class SequenceOwners(Protocol):
         """
 
 
-# ----------------------------------------------------------------------
 # Worker RPC
-# ----------------------------------------------------------------------
 
 _T = TypeVar("_T")
 
@@ -149,16 +147,10 @@ class Siblings(Protocol):
         """Return metrics retained from exited workers that are not among ``answered``."""
 
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Run ``work`` under the server-wide lock for admin changes.
-
-        Raises:
-            Exception: as ``work``.
-        """
+        """Run ``work`` under the server-wide lock for admin changes; raises as ``work``."""
 
 
-# ----------------------------------------------------------------------
 # Shared counters
-# ----------------------------------------------------------------------
 
 
 class Elsewhere(NamedTuple):
@@ -210,11 +202,7 @@ class Ledger(Protocol):
         """Hold the inter-process lock within the block, which must not wait."""
 
     def account(self, name: str) -> Account:
-        """Return the counter row of a name, shared by all workers.
-
-        Raises:
-            NotSupported: the table is full.
-        """
+        """Return the counter row of a name, shared by all workers; raises NotSupported if the table is full."""
 
     def ring(self, rows: tuple[int, ...]) -> None:
         """Wake up other workers with waiting calls; costs a system call each."""
@@ -223,9 +211,7 @@ class Ledger(Protocol):
         """Wait for a wake-up by another worker."""
 
 
-# ----------------------------------------------------------------------
 # Shared text-model engines
-# ----------------------------------------------------------------------
 
 
 class PartedAnswer(ABC):
@@ -236,11 +222,7 @@ class PartedAnswer(ABC):
 
     @abstractmethod
     async def __anext__(self) -> Any:
-        """Return the next part.
-
-        Raises:
-            ServerError: the stream failed.
-        """
+        """Return the next part; raises ServerError if the stream failed."""
 
     @abstractmethod
     def close(self) -> None:

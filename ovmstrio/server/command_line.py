@@ -48,9 +48,7 @@ __all__ = [
     "with_source_in_place",
 ]
 
-# ----------------------------------------------------------------------
 # Unsupported OVMS options
-# ----------------------------------------------------------------------
 
 _NO_DOWNLOAD: Final = (
     "model download is not supported: place the model's folder, or its .gguf, locally and set --model_name and "
@@ -156,9 +154,7 @@ def _name_of(argument: str) -> str:
     return argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
 
 
-# ----------------------------------------------------------------------
 # Single text model
-# ----------------------------------------------------------------------
 
 _GGUF: Final = ".gguf"
 _TEXT_GENERATION_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
@@ -224,9 +220,7 @@ def _option(problem: Problem) -> Problem:
     return replace(problem, path=f"--{problem.path}")
 
 
-# ----------------------------------------------------------------------
 # Settings
-# ----------------------------------------------------------------------
 
 _ORIGIN: Final = "the command line"
 _OVMS_CACHE: Final = Path("/opt/cache")

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificates", "open_noted_listeners"]
 
-# ----------------------------------------------------------------------
 # Listeners
-# ----------------------------------------------------------------------
 
 HTTP: Final = "http/1.1"
 HTTP2: Final = "h2"
@@ -60,9 +58,7 @@ async def open_noted_listeners(
         yield listeners
 
 
-# ----------------------------------------------------------------------
 # TLS certificates
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 

@@ -128,9 +128,7 @@ async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     return spec
 
 
-# ----------------------------------------------------------------------
 # Handler projects
-# ----------------------------------------------------------------------
 
 _PROJECT_REASON: Final = "cannot be used with a project; set it in nucleus.yaml"
 _DEFAULTS: Final = {"max_message_size": 2**31 - 1, "file_system_poll_wait_seconds": 0}
@@ -177,9 +175,7 @@ def own_port(project: ProjectSpec, settings: ServerSettings) -> int:
     return settings.port if "port" in given else project.serve_port
 
 
-# ----------------------------------------------------------------------
 # Op pipelines
-# ----------------------------------------------------------------------
 
 _SERVICE_REASON: Final = "cannot be used with --service; set it in config.yml"
 _MAX_MESSAGE_BYTES: Final = 256 * 2**20

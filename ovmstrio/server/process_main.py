@@ -30,9 +30,7 @@ __all__ = [
     "spare_the_collector",
 ]
 
-# ----------------------------------------------------------------------
 # Garbage collector
-# ----------------------------------------------------------------------
 
 _SERVING_GC_THRESHOLD: Final = 20_000
 """Threshold of the youngest generation; a call creates a few dozen objects, few of them in cycles."""
@@ -78,9 +76,7 @@ def _freeze() -> None:
     gc.freeze()
 
 
-# ----------------------------------------------------------------------
 # Process
-# ----------------------------------------------------------------------
 
 _SWITCH_SECONDS: Final = 0.001
 """GIL switch interval; the default of 5 ms delays the event loop while a thread runs Python."""

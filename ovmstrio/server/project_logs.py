@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["configure_project_logs", "enter_project"]
 
-# ----------------------------------------------------------------------
 # Logs
-# ----------------------------------------------------------------------
 
 _SETTINGS: Final = frozenset({"log_level", "log_format", "log_path"})
 _LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
@@ -89,9 +87,7 @@ def _rename_reserved(_: object, __: str, event: MutableMapping[str, Any]) -> Mut
     return event
 
 
-# ----------------------------------------------------------------------
 # Process environment
-# ----------------------------------------------------------------------
 
 
 def enter_project(project: ProjectSpec, port: int) -> None:

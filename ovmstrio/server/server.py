@@ -140,9 +140,7 @@ class Running:
         await self.plane.registry.wait_loaded()
 
 
-# ----------------------------------------------------------------------
 # CPU pinning
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -212,9 +210,7 @@ def _next_user(cores: CoreShare, asked: WeakSet[CoreUser]) -> CoreUser | None:
     return next((each for each in cores.users if each.is_pinned is is_shared and each not in asked), None)
 
 
-# ----------------------------------------------------------------------
 # Traces
-# ----------------------------------------------------------------------
 
 _OTEL: Final = "ovmstrio.telemetry.otel"
 _FLUSH_SECONDS: Final = 5.0
@@ -299,9 +295,7 @@ def _has_user_code(kind: str) -> bool:
     return known is None or known.runs_user_code
 
 
-# ----------------------------------------------------------------------
 # Server
-# ----------------------------------------------------------------------
 
 _POLL_SECONDS: Final = 1.0
 """Poll interval for credentials and certificates if file polling is disabled."""
@@ -491,11 +485,7 @@ class _Server:
         return ConfigSource(path, self._registry, self._parse, self._apply)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
-        """Parse a configuration.
-
-        Raises:
-            ConfigError: the configuration is unusable.
-        """
+        """Parse a configuration; raises ConfigError if the configuration is unusable."""
         return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
 
     @property

@@ -16,9 +16,7 @@ import trio
 
 __all__ = ["END_WATCHDOG", "EndWatchdog", "obey_renewals", "obey_signals"]
 
-# ----------------------------------------------------------------------
 # Shutdown watchdog
-# ----------------------------------------------------------------------
 
 MARGIN_SECONDS: Final = 30.0
 """Time for unloading after the drain; longer than a parent process gives its workers."""
@@ -94,9 +92,7 @@ END_WATCHDOG: Final = EndWatchdog()
 """Watchdog of this process."""
 
 
-# ----------------------------------------------------------------------
 # Signals
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Notifier", "managed"]
 
-# ----------------------------------------------------------------------
 # Notifications
-# ----------------------------------------------------------------------
 
 _POLL_SECONDS: Final = 5.0
 """Poll interval for the readiness reason; changes of services are reported at once."""
@@ -118,9 +116,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:_MAX_STATUS_CHARACTERS]
 
 
-# ----------------------------------------------------------------------
 # Socket activation
-# ----------------------------------------------------------------------
 
 _FIRST_FD: Final = 3
 _NAMES: Final = ("grpc", "rest")

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AccessLog", "AccessLogForm", "RequestLog", "open_access_log"]
 
-# ----------------------------------------------------------------------
 # Access log
-# ----------------------------------------------------------------------
 
 AccessLogForm = Literal["off", "json", "combined"]
 
@@ -163,9 +161,7 @@ def _escaped(text: str) -> str:
     return _UNSAFE.sub(lambda match: f"\\x{ord(match[0]):02x}", text[:_LONGEST])
 
 
-# ----------------------------------------------------------------------
 # Request log
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 _LOGGER: Final = logging.getLogger(__name__)

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CallTracing", "WatchedCalls", "describe_call", "describe_end", "is_failing_status", "span_name"]
 
-# ----------------------------------------------------------------------
 # Span names and attributes
-# ----------------------------------------------------------------------
 
 _GRPC_SERVER_ERRORS: Final = frozenset(
     GRPC_STATUSES.index(name)
@@ -142,9 +140,7 @@ def _route(event: CallEvent, request: WireRequest) -> str:
     return request.target.partition("?")[0]
 
 
-# ----------------------------------------------------------------------
 # Call observer
-# ----------------------------------------------------------------------
 
 _OK_STATUSES: Final = frozenset({0, 200})
 """Successful gRPC and HTTP statuses."""

@@ -44,9 +44,7 @@ __all__ = [
     "open_log_sink",
 ]
 
-# ----------------------------------------------------------------------
 # Sinks
-# ----------------------------------------------------------------------
 
 _STANDARD: Final = (1, 2)
 """Descriptors of standard output and standard error."""
@@ -192,11 +190,7 @@ class FileSink:
         return self._handler
 
     def write(self, text: str) -> None:
-        """Write lines.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write lines; raises OSError if the file cannot be written."""
         if not self._is_given_up:
             self._handler.emit(logging.makeLogRecord({"msg": text}))
 
@@ -215,9 +209,7 @@ def _reraise(_: logging.LogRecord) -> None:
     raise  # noqa: PLE0704 - called where the error is handled
 
 
-# ----------------------------------------------------------------------
 # Bounded records
-# ----------------------------------------------------------------------
 
 _MAX_TEXT_CHARACTERS: Final = 32_768
 """Maximum characters of the server's own texts, which may list many problems."""
@@ -302,9 +294,7 @@ def _bounded(value: Any, most: int | None = None) -> Any:
     return value if is_short(value) else shown(value)
 
 
-# ----------------------------------------------------------------------
 # Writer
-# ----------------------------------------------------------------------
 
 _MAX_QUEUED_CHARACTERS: Final = 4 * 2**20
 """Maximum queued characters."""

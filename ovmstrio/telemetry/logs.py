@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEVELS", "add_call_ids", "add_worker_number", "configure_logs", "set_worker_number"]
 
-# ----------------------------------------------------------------------
 # Request ids
-# ----------------------------------------------------------------------
 
 
 def add_call_ids(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -45,9 +43,7 @@ def add_call_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mutable
     return event
 
 
-# ----------------------------------------------------------------------
 # Worker number
-# ----------------------------------------------------------------------
 
 _worker_number: int | None = None
 
@@ -65,9 +61,7 @@ def add_worker_number(_: object, __: str, event: MutableMapping[str, Any]) -> Mu
     return event
 
 
-# ----------------------------------------------------------------------
 # Configuration
-# ----------------------------------------------------------------------
 
 LogFormat = Literal["pretty", "json"]
 

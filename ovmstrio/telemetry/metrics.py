@@ -49,9 +49,7 @@ __all__ = [
     "with_vllm_names",
 ]
 
-# ----------------------------------------------------------------------
 # Graphs
-# ----------------------------------------------------------------------
 
 _STREAM: Final = "ModelInferStream"
 _RUN: Final = ("ModelInfer", _STREAM)
@@ -139,9 +137,7 @@ class GraphMetrics(GraphHooks):
         return requests, self._child("ovms_requests_success" if code == OK else "ovms_requests_fail", *labels)
 
 
-# ----------------------------------------------------------------------
 # Metrics read at scrape time
-# ----------------------------------------------------------------------
 
 
 class ReadFigures:
@@ -191,9 +187,7 @@ class ReadSpread:
         return (HistogramMetricFamily(self._family.name, self._family.help, buckets, total),)
 
 
-# ----------------------------------------------------------------------
 # vLLM aliases of text-model metrics
-# ----------------------------------------------------------------------
 
 _OWN: Final = "ovmstrio_llm_"
 _ENGINE: Final = {"engine": "0"}
@@ -251,9 +245,7 @@ def _finished(family: Metric) -> Metric:
     return made
 
 
-# ----------------------------------------------------------------------
 # Metrics of user code and services
-# ----------------------------------------------------------------------
 
 
 class ServiceMetrics:
@@ -306,9 +298,7 @@ class RestrictedServiceMetrics:
                 yield family
 
 
-# ----------------------------------------------------------------------
 # Server metrics
-# ----------------------------------------------------------------------
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Export", "UserSpans", "context_of", "kept_span", "plain", "readable_span"]
 
-# ----------------------------------------------------------------------
 # Span conversion
-# ----------------------------------------------------------------------
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
@@ -104,9 +102,7 @@ def plain(value: object) -> str | bool | int | float:
     return cut(value if isinstance(value, str) else str(value), LONGEST_TEXT)
 
 
-# ----------------------------------------------------------------------
 # Export
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -203,9 +199,7 @@ def _exporters(name: str, environ: Mapping[str, str]) -> list[SpanExporter]:
     return [HttpSpanExporter()]
 
 
-# ----------------------------------------------------------------------
 # Current span for user code
-# ----------------------------------------------------------------------
 
 
 class UserSpans:

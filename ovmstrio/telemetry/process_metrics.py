@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROCESS_FIGURES", "GrowthWatch", "processor_seconds", "resident_bytes", "work_figures"]
 
-# ----------------------------------------------------------------------
 # Memory
-# ----------------------------------------------------------------------
 
 _STATM: Final = Path("/proc/self/statm")
 
@@ -60,9 +58,7 @@ class GrowthWatch:
             self._under_way -= 1
 
 
-# ----------------------------------------------------------------------
 # Metrics
-# ----------------------------------------------------------------------
 
 _USER_TICKS: Final = 11
 """Position of ``utime`` after the process name in ``/proc/PID/stat``, followed by ``stime``."""

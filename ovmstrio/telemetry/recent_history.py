@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FailedCall", "FailedCalls", "LogTail", "RecentPast", "TailLine"]
 
-# ----------------------------------------------------------------------
 # Failed calls
-# ----------------------------------------------------------------------
 
 _MAX_FAILED_CALLS: Final = 100
 _MAX_ERROR_CHARACTERS: Final = 600
@@ -137,9 +135,7 @@ def _kept_body(request: WireRequest | None) -> tuple[str, int]:
     return blanked(kept, request.headers)[: len(kept)], size
 
 
-# ----------------------------------------------------------------------
 # Log lines
-# ----------------------------------------------------------------------
 
 _MAX_LOG_RECORDS: Final = 500
 _MAX_MESSAGE_CHARACTERS: Final = 1000
@@ -223,9 +219,7 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str]]:
 _NOT_FACTS: Final = frozenset({"event", "level", "logger", "timestamp", "exc_info", "stack_info", "_record"})
 
 
-# ----------------------------------------------------------------------
 # Recent history
-# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,7 @@ __all__ = [
     "written_parent",
 ]
 
-# ----------------------------------------------------------------------
 # W3C Trace Context
-# ----------------------------------------------------------------------
 
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
@@ -94,9 +92,7 @@ def written_parent(trace_id: int, span_id: int, *, is_sampled: bool) -> str:
     return f"00-{trace_id:032x}-{span_id:016x}-{int(is_sampled):02x}"
 
 
-# ----------------------------------------------------------------------
 # Spans
-# ----------------------------------------------------------------------
 
 MOST_EVENTS: Final = 128
 """Event limit per span; the default of ``OTEL_SPAN_EVENT_COUNT_LIMIT``."""
@@ -398,9 +394,7 @@ def _headers(trace: int, number: int, state: str, *, is_sampled: bool) -> Sequen
     return (parent, ("tracestate", state)) if state else (parent,)
 
 
-# ----------------------------------------------------------------------
 # Sampling
-# ----------------------------------------------------------------------
 
 _PARENT_BASED: Final = "parentbased_"
 _RATIOS: Final = {"always_on": 1.0, "always_off": 0.0}
@@ -454,9 +448,7 @@ class TraceSampling:
 ALWAYS: Final = TraceSampling("always_on")
 
 
-# ----------------------------------------------------------------------
 # OpenTelemetry environment variables
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -518,9 +510,7 @@ def _is_enabled(environ: Mapping[str, str]) -> bool:
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true"
 
 
-# ----------------------------------------------------------------------
 # Lazy spans of unrecorded calls
-# ----------------------------------------------------------------------
 
 unrecorded_spans: Final[ContextVar[Callable[[], Span] | None]] = ContextVar("unrecorded_spans", default=None)
 """Creates the span of an unrecorded call; None without tracing."""

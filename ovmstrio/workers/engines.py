@@ -98,11 +98,7 @@ class WorkerEngines:
         return await self._find(self._substitutes.get((row, key), key)).call(row, *value)
 
     def _check_refused(self, key: str) -> None:
-        """Raise the error of an engine that failed to load.
-
-        Raises:
-            ServerError: the engine could not be loaded.
-        """
+        """Raise the ServerError of an engine that failed to load."""
         refused, error = self._errors.get(_model_of(key), (None, None))
         if refused == key and error is not None:
             raise error

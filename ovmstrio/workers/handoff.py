@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionInbox", "PassedStream", "noted"]
 
-# ----------------------------------------------------------------------
 # Connections
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -88,11 +86,7 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
             log.warning("connections lost", reason="Too many open files (EMFILE)")
 
     async def accept(self) -> PassedStream:
-        """Return the next connection.
-
-        Raises:
-            trio.ClosedResourceError: the listener is closed.
-        """
+        """Return the next connection; raises trio.ClosedResourceError if the listener is closed."""
         return await self._take.receive()
 
     async def aclose(self) -> None:
@@ -106,9 +100,7 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
         self._take.close()
 
 
-# ----------------------------------------------------------------------
 # Sockets between workers
-# ----------------------------------------------------------------------
 
 _PRIVATE_SOCKETS: Final[WeakSet[socket.socket]] = WeakSet()
 

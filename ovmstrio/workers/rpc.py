@@ -53,9 +53,7 @@ __all__ = [
     "send_message",
 ]
 
-# ----------------------------------------------------------------------
 # Client connection
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -219,9 +217,7 @@ async def send_message(channel: MessageChannel, message: list[Any]) -> None:
     await channel.send(message)
 
 
-# ----------------------------------------------------------------------
 # Retries
-# ----------------------------------------------------------------------
 
 
 class LateQuestions:
@@ -297,9 +293,7 @@ class LatePlace:
                 moved.set()
 
 
-# ----------------------------------------------------------------------
 # Server and calls
-# ----------------------------------------------------------------------
 
 _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")

@@ -43,11 +43,7 @@ class PeerAnswers:
         self._reloading = reloading
 
     async def answer(self, asked: Any) -> Any:
-        """Handle an RPC.
-
-        Raises:
-            ServerError: as the called function.
-        """
+        """Handle an RPC; raises ServerError as the called function."""
         question, *arguments = asked
         if question == SWIFT_STEP:
             return await answer_swift_step(self._plane.registry, arguments)

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STEP", "SWIFT_STEP", "BoardDirectory", "PeerOwners", "answer_step", "answer_swift_step"]
 
-# ----------------------------------------------------------------------
 # Directory
-# ----------------------------------------------------------------------
 
 _KEY_BYTES: Final = 6
 _TOO_MANY: Final = "Max sequence number has been reached. Could not create new sequence."
@@ -136,9 +134,7 @@ class BoardDirectory:
         return known
 
 
-# ----------------------------------------------------------------------
 # Forwarding
-# ----------------------------------------------------------------------
 
 _LOAD_SECONDS: Final = 20.0
 """Time that a request waits for a loading worker; with the lease timeout equal to that for a starting worker."""
@@ -230,11 +226,7 @@ class _Route:
 
 
 async def answer_swift_step(registry: Registry, arguments: Sequence[Any]) -> Swift | list[Any]:
-    """Run a forwarded request with packed arrays.
-
-    Raises:
-        ServerError: as the model.
-    """
+    """Run a forwarded request with packed arrays; raises ServerError as the model."""
     model, version, identity, start, end, most, heads, tail = arguments
     arrays = {name: array for name, _, array in unpack(heads, tail)}
     most = math.inf if most is None else most
@@ -244,11 +236,7 @@ async def answer_swift_step(registry: Registry, arguments: Sequence[Any]) -> Swi
 
 
 async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
-    """Run a forwarded request.
-
-    Raises:
-        ServerError: as the model.
-    """
+    """Run a forwarded request; raises ServerError as the model."""
     return tell_outputs(await _run(registry, ForwardedStep(*arguments)))
 
 

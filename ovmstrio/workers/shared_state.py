@@ -43,9 +43,7 @@ __all__ = [
     "slots_for",
 ]
 
-# ----------------------------------------------------------------------
 # Wake-up sockets
-# ----------------------------------------------------------------------
 
 _WAKE_UP: Final = b"!"
 _MAX_DATAGRAMS: Final = 64
@@ -69,11 +67,7 @@ class Bells:
 
     @contextmanager
     def hung(self) -> Iterator[None]:
-        """Open the socket of this worker within the block.
-
-        Raises:
-            OSError: the address is in use.
-        """
+        """Open the socket of this worker within the block; raises OSError if the address is in use."""
         with noted(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as end:
             end.bind(self._address(self._row))
             self._socket = end
@@ -101,9 +95,7 @@ class Bells:
                     self._socket.recv(1)
 
 
-# ----------------------------------------------------------------------
 # Counter table memory
-# ----------------------------------------------------------------------
 
 ACCOUNTS: Final = 16_384
 _CELL: Final = 8
@@ -233,9 +225,7 @@ class LedgerMemory:
         return _HEAD_CELLS + number * (_OWN_CELLS + self.rows * _ROW_CELLS)
 
 
-# ----------------------------------------------------------------------
 # Counters
-# ----------------------------------------------------------------------
 
 
 class SharedAccount:
@@ -317,11 +307,7 @@ class SharedLedger:
         return self._board.locked()
 
     def account(self, name: str) -> SharedAccount:
-        """Return the counter row of a name.
-
-        Raises:
-            NotSupported: the table is full.
-        """
+        """Return the counter row of a name; raises NotSupported if the table is full."""
         known = self._accounts.get(name)
         if known is None:
             with self._board.locked():
@@ -346,11 +332,7 @@ class LedgerLimit:
         self.maximum = maximum
 
     def take(self) -> None:
-        """Count a started request.
-
-        Raises:
-            TooManyRequests: the limit is reached.
-        """
+        """Count a started request; raises TooManyRequests if the limit is reached."""
         with self._ledger.locked():
             if self._account.under_way + self._account.elsewhere().under_way >= self.maximum:
                 raise refuse_more(self.maximum)
@@ -362,9 +344,7 @@ class LedgerLimit:
             self._account.write(self._account.under_way - 1)
 
 
-# ----------------------------------------------------------------------
 # Sequence owners
-# ----------------------------------------------------------------------
 
 _SEQUENCE_HEAD_CELLS: Final = 1
 _TOMBSTONE: Final = 1 << 16
@@ -473,9 +453,7 @@ class SequenceMemory:
         return number
 
 
-# ----------------------------------------------------------------------
 # Shared state
-# ----------------------------------------------------------------------
 
 _IN_FLIGHT: Final = 0
 _CLOSED: Final = 1
@@ -646,11 +624,7 @@ class SharedLimit:
         self.maximum = maximum
 
     def take(self) -> None:
-        """Count a started request.
-
-        Raises:
-            TooManyRequests: the limit is reached.
-        """
+        """Count a started request; raises TooManyRequests if the limit is reached."""
         if not self.maximum:
             self._board.add_in_flight(self._row, 1)
             return

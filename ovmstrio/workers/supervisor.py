@@ -214,11 +214,7 @@ class _Parent:
         log.info("rolling restart finished", count=len(self._slots))
 
     async def _check(self) -> None:
-        """Check the configuration.
-
-        Raises:
-            ConfigError: the configuration is invalid.
-        """
+        """Check the configuration; raises ConfigError if the configuration is invalid."""
         plan = self._plan
         if not plan.root:
             read = await read_plan(plan.settings.model_copy(update={"workers": self._board.rows}), plan.kinds)

@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHANGED", "CUT", "DRAIN", "WorkerTask", "main"]
 
-# ----------------------------------------------------------------------
 # Task
-# ----------------------------------------------------------------------
 
 CUT: Final = 3
 """Exit code after requests were cancelled at the drain timeout."""
@@ -100,9 +98,7 @@ class WorkerTask(BaseModel):
         return cls(file=file, options=options, rows=rows, row=row, secret=secret, **arguments)
 
 
-# ----------------------------------------------------------------------
 # Program
-# ----------------------------------------------------------------------
 
 _LIFE_SECONDS: Final = 1.0
 _MIN_FAREWELL_SECONDS: Final = 5.0

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application", "drain_seconds"]
 
-# ----------------------------------------------------------------------
 # Drain time
-# ----------------------------------------------------------------------
 
 _DRAIN_SECONDS: Final = 30
 _START_SECONDS: Final = 120
@@ -52,9 +50,7 @@ def drain_seconds(callees: Iterable[int]) -> int:
     return max((each + _START_SECONDS for each in callees), default=_DRAIN_SECONDS)
 
 
-# ----------------------------------------------------------------------
 # Request router
-# ----------------------------------------------------------------------
 
 _PUSH: Final = "push_to_stream"
 
@@ -76,9 +72,7 @@ class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray i
         return [[self.curr_replicas[each] for each in chosen if each in self.curr_replicas]]
 
 
-# ----------------------------------------------------------------------
 # Application
-# ----------------------------------------------------------------------
 
 GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
 """Servicer functions for Ray's gRPC proxies."""

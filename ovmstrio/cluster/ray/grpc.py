@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcAnswer", "GrpcDoor", "MessageCall"]
 
-# ----------------------------------------------------------------------
 # Calls
-# ----------------------------------------------------------------------
 
 _CODEC: Final = Codec()
 
@@ -70,11 +68,7 @@ class MessageCall:
         self._max_message_bytes = max_message_bytes
 
     async def recv_message(self, *, is_decoded: bool = True) -> Any:
-        """Receive the next message, or None at the end.
-
-        Raises:
-            GRPCError: the message is too large or malformed.
-        """
+        """Receive the next message, or None at the end; raises GRPCError if the message is too large or malformed."""
         data = await self._receive()
         if data is None:
             self.half_closed = True
@@ -83,19 +77,11 @@ class MessageCall:
         return self.decode(data) if is_decoded else data
 
     def decode(self, data: bytes) -> Any:
-        """Decode a message.
-
-        Raises:
-            GRPCError: the message is malformed.
-        """
+        """Decode a message; raises GRPCError if the message is malformed."""
         return _CODEC.decode(data, self.handler.request_type)
 
     async def send_message(self, message: Any) -> None:
-        """Send a response message.
-
-        Raises:
-            GRPCError: the message is too large.
-        """
+        """Send a response message; raises GRPCError if the message is too large."""
         is_encoded = self.handler.reply_type is bytes and isinstance(message, bytes | memoryview)
         if not (is_encoded or isinstance(message, PiecedMessage)):
             message = _CODEC.encode(message, self.handler.reply_type)
@@ -119,9 +105,7 @@ class MessageCall:
         return message
 
 
-# ----------------------------------------------------------------------
 # Server
-# ----------------------------------------------------------------------
 
 
 class GrpcAnswer(NamedTuple):

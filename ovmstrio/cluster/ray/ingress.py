@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterIngress", "HttpTarget", "grpc_target", "http_target", "is_openai", "plain_path"]
 
-# ----------------------------------------------------------------------
 # Routing
-# ----------------------------------------------------------------------
 
 _BY_NAME: Final = ("/v1/models/", "/v2/models/")
 _STREAMED: Final = "/generate_stream"
@@ -88,11 +86,7 @@ def is_openai(path: str) -> bool:
 
 
 def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
-    """Return the service of a request.
-
-    Raises:
-        NotSupported: an OpenAI request without a model name.
-    """
+    """Return the service of a request; raises NotSupported without a model name in an OpenAI body."""
     path = plain_path(request)
     if is_openai(path):
         return HttpTarget(_openai_name(request, path, names), may_stream=True)
@@ -129,9 +123,7 @@ def grpc_target(path: str, data: bytes) -> str:
     return (first if where == NAME else first_text(first)).decode(errors="replace")
 
 
-# ----------------------------------------------------------------------
 # Ingress
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -334,11 +326,7 @@ async def _unready_reason(link: GroupLink) -> str:
 
 
 async def _body_of(starlette_request: Request, limit: int) -> bytes:
-    """Read a request body of bounded size.
-
-    Raises:
-        PayloadTooLarge: the limit is exceeded.
-    """
+    """Read a request body of bounded size; raises PayloadTooLarge if the limit is exceeded."""
     content_length = starlette_request.headers.get("content-length", "")
     if content_length.isdecimal() and int(content_length) > limit:
         raise size_refusal(int(content_length), limit)

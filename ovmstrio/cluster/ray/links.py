@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupLink", "LinkedKind", "LinkedSpec", "answer_linked", "describe_linked"]
 
-# ----------------------------------------------------------------------
 # Calls
-# ----------------------------------------------------------------------
 
 _REPLICA_LOST: Final = (ray_errors.RayActorError, ray_errors.ObjectLostError, serve_errors.DeploymentUnavailableError)
 """The replica is lost, or with its machine a large result stored there."""
@@ -145,9 +143,7 @@ def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-# ----------------------------------------------------------------------
 # Linked services
-# ----------------------------------------------------------------------
 
 HANDLE: Final = Door("Cluster", "gRPC", infer="ModelInfer")
 """Interface of calls between groups."""
@@ -236,11 +232,7 @@ class LinkedKind(Kind[LinkedSpec]):
 
 
 async def answer_linked(plane: DataPlane, data: bytes, seconds: float) -> bytes:
-    """Answer an inference call of another group.
-
-    Raises:
-        ServerError: as the data plane.
-    """
+    """Answer an inference call of another group; raises ServerError as the data plane."""
     request = decode_request(data)
     if seconds != math.inf:
         request.deadline = trio.current_time() + seconds
@@ -254,11 +246,7 @@ def _render(response: InferResponse) -> tuple[bytes, int]:
 
 
 async def describe_linked(plane: DataPlane, name: str) -> list[Any]:
-    """Return the metadata of a service as plain data.
-
-    Raises:
-        ServerError: as the data plane.
-    """
+    """Return the metadata of a service as plain data; raises ServerError as the data plane."""
     with await plane.registry.lease(name) as lease:
         if Takes.TENSORS not in lease.takes:
             raise NotSupported(f"{otherwise(lease, 'calls from other groups')}, or place its callers in its group")

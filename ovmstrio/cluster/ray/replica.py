@@ -53,9 +53,7 @@ __all__ = [
     "wanted_replicas",
 ]
 
-# ----------------------------------------------------------------------
 # Server
-# ----------------------------------------------------------------------
 
 WAITING: Final = (
     "ovmstrio_queued_requests",
@@ -181,9 +179,7 @@ def total_of(metrics: bytes) -> float:
     return sum(sample.value for family in families for sample in family.samples)
 
 
-# ----------------------------------------------------------------------
 # Autoscaling
-# ----------------------------------------------------------------------
 
 WANTED: Final = "ovmstrio_wanted_replicas"
 """Metric of a replica: number of replicas that would keep its queues at their target."""
@@ -196,9 +192,7 @@ def wanted_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]
     return max(by_requests, by_queues), {}
 
 
-# ----------------------------------------------------------------------
 # Actor
-# ----------------------------------------------------------------------
 
 HttpParts = tuple[int, "Headers", bytes]
 

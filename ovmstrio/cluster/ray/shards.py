@@ -24,11 +24,7 @@ _HEAD_LENGTH: Final = "inference-header-content-length"
 
 
 def shard_of(request: InferRequest, group: str, shards: int) -> str:
-    """Return the shard of a sequence request.
-
-    Raises:
-        InvalidRequest: the request has no sequence id.
-    """
+    """Return the shard of a sequence request; raises InvalidRequest if the request has no sequence id."""
     if shards == 1:
         return group
     control, _ = read_control(request)

@@ -24,9 +24,7 @@ from ovmstrio.transport.grpc.headers import single_error
 
 __all__ = ["GuestTurns", "TrioGuest", "TrioProgram"]
 
-# ----------------------------------------------------------------------
 # Guest scheduling
-# ----------------------------------------------------------------------
 
 _IDLE_DELAY_SECONDS: Final = 0.05
 """Maximum delay of events that no call waits for."""
@@ -128,9 +126,7 @@ class GuestTurns(trio.abc.Clock):
             self._timer = None
 
 
-# ----------------------------------------------------------------------
 # Guest
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -166,11 +162,7 @@ class TrioGuest:
         return self._ended.done()
 
     async def start(self, hosted: TrioProgram) -> Any:
-        """Start the loop and its program, and return the reported value.
-
-        Raises:
-            BaseException: the start failed.
-        """
+        """Start the loop and its program, and return the reported value; raises BaseException if the start failed."""
         self._is_running = True
         self._turns.calls += 1
         trio.lowlevel.start_guest_run(
