@@ -228,12 +228,7 @@ class IssuerKeys:
 
 
 async def _document(client: httpx.AsyncClient, address: str) -> dict[str, Any]:
-    """Fetch a JSON object of bounded size.
-
-    Raises:
-        httpx.HTTPError: the request failed.
-        ValueError: too large, or not an object.
-    """
+    """Fetch a JSON object of bounded size."""
     content = b""
     async with client.stream("GET", address) as response:
         response.raise_for_status()

@@ -111,7 +111,6 @@ def lay_out(spec: ServerSpec, kinds: Kinds) -> ClusterLayout:
 
 
 def _merge_placements(name: str, services: Sequence[ServableSpec], problems: list[Problem]) -> PlacementSpec:
-    """Merge the placements of a group's entries; report conflicts."""
     merged: dict[str, Any] = {}
     for service in services:
         for key in service.placement.model_fields_set - {"group"}:
@@ -129,7 +128,6 @@ def _merge_placements(name: str, services: Sequence[ServableSpec], problems: lis
 def _called_services(
     name: str, services: Sequence[ServableSpec], owners: dict[str, str], kinds: Kinds, problems: list[Problem]
 ) -> dict[str, str]:
-    """Return the called services of other groups; report calls of the ingress group."""
     called: dict[str, str] = {}
     for service in services:
         for dependency in kinds[service.kind].depends_on(service):
@@ -149,7 +147,6 @@ def _has_sequences(service: ServableSpec) -> bool:
 
 
 def _replica_problems(name: str, services: Sequence[ServableSpec], placement: PlacementSpec) -> Iterator[Problem]:
-    """Yield problems of services with several replicas."""
     is_several = (placement.replicas or 1) > 1 or placement.autoscaling is not None
     is_mixed = name == INGRESS or not all(map(_has_sequences, services))
     for service in services:
@@ -164,7 +161,6 @@ def _replica_problems(name: str, services: Sequence[ServableSpec], placement: Pl
 
 
 def _order_groups(calls: dict[str, dict[str, str]], problems: list[Problem]) -> list[str]:
-    """Return the groups, callees first; report cycles."""
     ordered: list[str] = []
     left = dict(calls)
     while left:

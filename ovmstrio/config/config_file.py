@@ -93,7 +93,6 @@ class Subconfigs:
         return ()
 
     def _refuse_other_kinds(self, entries: ModelEntries) -> None:
-        """Reject graphs and remote models in a subconfiguration."""
         for what, nodes in (("a graph", entries.graphs), ("a model of another server", entries.remotes)):
             for node in nodes:
                 message = f"{what} is not allowed in a subconfig and is ignored"
@@ -281,7 +280,6 @@ def _schema(kinds: Iterable[ReadsConfig]) -> type[Schema]:
 
 
 def _read_services(kinds: Sequence[ReadsConfig], file: ConfigFile) -> tuple[ServableSpec, ...]:
-    """Parse all lists and reject names that are in use."""
     # Reversed: graphs add models, which are parsed last.
     read = {kind: kind.read(file) for kind in reversed(kinds)}
     taken: dict[str, ServableSpec] = {}

@@ -249,7 +249,6 @@ def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _triton_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert Triton's settings to options."""
     options: dict[str, Any] = {}
     if _POLICY in given:
         options["model_version_policy"] = given[_POLICY]

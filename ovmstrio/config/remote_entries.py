@@ -215,6 +215,5 @@ def _nested(key: str, settings: type[Any], given: Mapping[str, Any]) -> tuple[An
 
 
 def _with_absolute_paths(directory: Path, tls: RemoteTls) -> RemoteTls:
-    """Return TLS files as absolute paths."""
     files = {key: directory / path for key in ("ca", "cert", "key") if (path := getattr(tls, key)) is not None}
     return tls.model_copy(update=files)

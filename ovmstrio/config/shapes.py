@@ -297,7 +297,6 @@ def _model_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
 
 
 def _shared_axes(buckets: Mapping[str, BucketedDimension]) -> list[Problem]:
-    """Return problems of axes that belong to two bucketed dimensions."""
     problems: list[Problem] = []
     owners: dict[tuple[str, int], str] = {}
     for name, dimension in buckets.items():

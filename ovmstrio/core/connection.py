@@ -80,7 +80,6 @@ class _InternetAddress:
 
     @property
     def endpoint(self) -> str:
-        """``host:port`` or ``[host]:port``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:

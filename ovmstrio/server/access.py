@@ -121,11 +121,7 @@ async def open_access(settings: ServerSettings, ledger: Ledger | None = None) ->
 
 
 def _api_key(path: Path | None) -> str:
-    """Return the API key of OVMS's option or environment variable; blocking.
-
-    Raises:
-        ConfigError: the file cannot be read or has no key.
-    """
+    """Return the API key of OVMS's option or environment variable; blocking."""
     if path is None:
         return os.environ.get(_API_KEY, "").strip()
     try:

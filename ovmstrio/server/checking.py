@@ -186,7 +186,6 @@ class _Check:
         return ServerSpec()
 
     async def all(self, spec: ServerSpec) -> None:
-        """Load all services and add their problems."""
         self.add(*spec.problems, *(problem for service in spec.services for problem in service.problems))
         self.add(*await trio.to_thread.run_sync(self._examine, spec.services))
         registry = Registry(self.kinds, partial(LoadContext, is_trial=True), poll_seconds=0)

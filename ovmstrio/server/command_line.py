@@ -411,7 +411,6 @@ def _is_single_model(settings: ServerSettings) -> bool:
 
 
 def _groups(settings: ServerSettings) -> list[Problem]:
-    """Check that model options come with a model and without a configuration file."""
     given = [name for name in (*_MODEL_OPTIONS, *_TEXT_OPTIONS) if name in settings.model_fields_set]
     options = ", ".join(f"--{name}" for name in given)
     if settings.config_path is not None and given:

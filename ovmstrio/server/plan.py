@@ -231,7 +231,6 @@ def plan_service(service: WebService, settings: ServerSettings, config: str | No
 
 
 def _record(running: Running) -> AbstractContextManager[object]:
-    """Record the process in the file that ``ovms stop`` reads."""
     return record_process([_port_of(running.grpc), _port_of(running.rest)])
 
 

@@ -81,7 +81,6 @@ def _configure_json_lines(level: LogLevel) -> None:
 
 
 def _rename_reserved(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Rename keys that collide with record attributes."""
     for key in _RECORD_ATTRIBUTES & event.keys():
         event[f"{key}_"] = event.pop(key)
     return event

@@ -485,12 +485,10 @@ class _Server:
         return ConfigSource(path, self._registry, self._parse, self._apply)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
-        """Parse a configuration; raises ConfigError if the configuration is unusable."""
         return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
 
     @property
     def _apply(self) -> ApplySpecs:
-        """Function that applies a configuration."""
         return self._registry.apply if self._control is None else self._control.apply
 
     async def _import_for_loads(self) -> None:
@@ -521,7 +519,6 @@ class _Server:
         return front_ends
 
     def _count_connections(self) -> None:
-        """Expose connection counts, without probe and metrics ports."""
         for name, front_end in self._front_ends.items():
             if self._metrics is not None and name in ("gRPC", "REST"):
                 gauge = self._metrics.child("ovmstrio_connections", name)
@@ -530,7 +527,6 @@ class _Server:
     async def live(
         self, hosting: Hosting | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
     ) -> None:
-        """Serve as :meth:`run` and handle signals and the worker context."""
         async with trio.open_nursery() as nursery:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
@@ -544,12 +540,7 @@ class _Server:
             nursery.cancel_scope.cancel()
 
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
-        """Serve until drained.
-
-        Raises:
-            ConfigError: a service at the root cannot be loaded, TLS files are invalid, or the sequence store is in use.
-            OSError: an address cannot be bound.
-        """
+        """Serve until drained."""
         log_tail = nullcontext() if self._history is None else self._history.remembering()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
         keeping = keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9))
@@ -559,11 +550,7 @@ class _Server:
             await self._serve(refusals, task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
-        """Lock the sequence store; a server with a service at the root has none.
-
-        Raises:
-            ConfigError: another server uses the store, or it was written by another number of workers.
-        """
+        """Lock the sequence store; a server with a service at the root has none."""
         folder = self._settings.sequence_store
         if folder is None or self._plan.root:
             return nullcontext()
@@ -607,7 +594,6 @@ class _Server:
             nursery.cancel_scope.cancel()
 
     async def _reload_changed_files(self) -> bool:
-        """Reload changed credentials and certificates."""
         for look in (self._certificates.look, *self._hosting.watches):
             await look()
         return self._access is None or await self._access.look()
@@ -619,7 +605,6 @@ class _Server:
             raise ConfigError(errors)
 
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
-        """Open the listeners of each protocol, or use those of the worker context."""
         listeners: dict[str, list[Listener]] = {}
         plan, given = self._plan, self._hosting.listeners
         for name, where, protocol in (
@@ -648,7 +633,6 @@ class _Server:
         nursery.start_soon(self._first_load)
 
     def _begin(self, nursery: trio.Nursery, addresses: dict[str, list[str]]) -> Running:
-        """Start serving and the background tasks."""
         plane = self._plane
         plane.begin_serving()
         self._readiness.show(ready=plane.readiness().ready)

@@ -140,7 +140,6 @@ def managed(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
 
 
 def _inherited(environ: MutableMapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the inherited sockets by protocol."""
     pid, number, names = (environ.pop(key, "") for key in _SOCKET_VARIABLES)
     if pid != str(os.getpid()) or not number.isdecimal() or not 0 < int(number) <= _MAX_SOCKETS:
         return {}

@@ -200,7 +200,6 @@ class CallTracing(CallObserver):
         self._set_current(event, QuietSpan(trace, parent, user))
 
     def _decide(self, request: WireRequest | None) -> tuple[TraceParent | None, bool]:
-        """Return the parent of a call and the sampling decision."""
         if request is not None:
             header = request.header("traceparent") if request.traceparent is None else request.traceparent
             parent = read_parent(header, request.header("tracestate")) if header else None

@@ -496,7 +496,6 @@ class LogWriter:
             return _Batch(outlet, lines)
 
     def _write(self, outlet: LogOutlet, lines: list[str]) -> None:
-        """Write lines and the number of dropped lines; drop them on failure."""
         try:
             outlet.sink.write("\n".join(lines))
             if outlet.dropped:

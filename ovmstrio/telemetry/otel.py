@@ -179,7 +179,6 @@ def _set_relay_targets(targets: tuple[SpanProcessor, ...], resource: Resource) -
 
 
 def _exporters(name: str, environ: Mapping[str, str]) -> list[SpanExporter]:
-    """Return the exporters of a name; log a warning for unknown names."""
     if name == "console":
         return [ConsoleSpanExporter()]
     if name != "otlp":
@@ -231,16 +230,13 @@ class _UserSpan(trace.Span):
         """Do nothing: the server ends the span."""
 
     def get_span_context(self) -> trace.SpanContext:
-        """Return the ids."""
         return context_of(self._span.trace, self._span.number, self._span.state)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Set attributes."""
         for name, value in attributes.items():
             self.set_attribute(name, value)
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Set an attribute."""
         self._span.set(key, plain(value))
 
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
@@ -249,17 +245,14 @@ class _UserSpan(trace.Span):
         self._span.event(name, {key: plain(value) for key, value in (attributes or {}).items()})
 
     def add_link(self, context: trace.SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
-        """Add a link."""
         del attributes
         if len(self._span.links) < MOST_EVENTS:
             self._span.links.append(SpanLink(context.trace_id, context.span_id))
 
     def update_name(self, name: str) -> None:
-        """Rename the span."""
         self._span.name = name
 
     def is_recording(self) -> bool:
-        """Return whether the span is running."""
         return not self._span.ended
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
@@ -275,7 +268,6 @@ class _UserSpan(trace.Span):
         timestamp: int | None = None,
         escaped: bool = False,  # noqa: FBT002 - as OpenTelemetry has it
     ) -> None:
-        """Add an exception event."""
         del timestamp, escaped
         facts = {"exception.type": type(exception).__qualname__, "exception.message": text_of(exception)}
         self.add_event("exception", {**facts, **(attributes or {})})

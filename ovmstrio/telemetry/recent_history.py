@@ -122,7 +122,6 @@ class FailedCalls(CallObserver):
 
 
 def _kept_body(request: WireRequest | None) -> tuple[str, int]:
-    """Return the kept body text and the size of the body."""
     if request is None or not request.body:
         return "", 0
     kept, size = request.body, max(request.received, len(request.body))

@@ -121,6 +121,5 @@ class _LockStream(PartedAnswer):
         return None
 
     def close(self) -> None:
-        """Release the lock."""
         if self._is_acquired:
             self._lock.release()

@@ -98,17 +98,12 @@ class WorkerEngines:
         return await self._find(self._substitutes.get((row, key), key)).call(row, *value)
 
     def _check_refused(self, key: str) -> None:
-        """Raise the ServerError of an engine that failed to load."""
         refused, error = self._errors.get(_model_of(key), (None, None))
         if refused == key and error is not None:
             raise error
 
     def _choose(self, row: int, key: str) -> ShownToOthers:
-        """Return the engine of a key, or else of the same model, as a restarted worker may have newer settings.
-
-        Raises:
-            NotReady: there is none.
-        """
+        """Return the engine of a key, or else of the same model, as a restarted worker may have newer settings."""
         self._substitutes.pop((row, key), None)
         if key not in self._exported:
             same = [other for other in self._exported if _model_of(other) == _model_of(key)]
@@ -123,5 +118,4 @@ class WorkerEngines:
 
 
 def _model_of(key: str) -> str:
-    """Return the model part of a key, without settings."""
     return key.rpartition(" ")[0]

@@ -45,7 +45,6 @@ _SECONDS: Final = 0.2
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Measure and answer."""
     del requests
     try:
         answer = [await _measured(first), ""]
@@ -55,7 +54,6 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 async def _measured(first: WorkRequest) -> dict[str, list[float]]:
-    """Load the models and return their measurements; raises Exception if the configuration cannot be read."""
     settings = ServerSettings.model_validate(first.value["options"])
     plan = await read_plan(settings.model_copy(update={"workers": 1}))
     models = [spec for spec in plan.spec.services if spec.name in first.value["names"]]
@@ -100,7 +98,6 @@ async def _measure(servable: Servable) -> list[float]:
 
 
 async def _call(servable: Servable) -> list[float]:
-    """Return the CPU seconds of one call; raises Exception if the call failed."""
     request = _request(servable)
     loop, whole = time.thread_time(), time.process_time()
     await servable.infer(request)

@@ -375,7 +375,6 @@ class Peers:
                 accepted.close()
 
     async def _handle_connection(self, end: socket.socket, answer: Answer) -> None:
-        """Handle the calls of one connection."""
         channel = MessageChannel(end)
         try:
             async with trio.open_nursery() as nursery:
@@ -409,12 +408,7 @@ class Peers:
         heard.nursery.start_soon(self._receive_calls, heard)
 
     async def _next_call(self, heard: _ServerConnection) -> _RunningCall | None:
-        """Wait for a call; None once the connection is closed.
-
-        Raises:
-            BrokenResourceError: the connection is closed.
-            ValueError, LookupError, TypeError, OSError, RecursionError: malformed message.
-        """
+        """Wait for a call; None once the connection is closed."""
         while (message := await heard.channel.receive()) is not None:
             number, value, order = message.value
             if message.tail is not None:
@@ -460,11 +454,7 @@ class Peers:
                 self.announce()
 
     async def _send_parts(self, channel: MessageChannel, asked: _RunningCall, reply: Any) -> Any:
-        """Send the parts of a streamed result; return other results.
-
-        Raises:
-            Exception: as the handler.
-        """
+        """Send the parts of a streamed result; return other results."""
         if not isinstance(reply, PartedAnswer):
             return reply
         try:
@@ -566,7 +556,6 @@ class Peers:
                 raise NotReady(BEING_STARTED)
 
     def _send_now(self, row: int, value: Swift, order: Order) -> tuple[PeerLink, WaitingCaller] | None:
-        """Send a call without waiting, if possible."""
         link = self._links.get(row)
         if link is None or link.is_gone or self._turns[row].locked():
             return None
@@ -696,16 +685,7 @@ class Peers:
 
 
 class _OrderedCall:
-    """Position of a call within its order.
-
-    Args:
-        last: last unfinished call by order.
-        order: order of this call.
-
-    Attributes:
-        before: previous call; None once all earlier calls have ended.
-        ended: set when the call has ended, even before it could start.
-    """
+    """Position of a call within its order."""
 
     def __init__(self, last: dict[str, _OrderedCall], order: str) -> None:
         self._last = last
@@ -759,8 +739,6 @@ class _ServerConnection:
 
 
 class _RunningCall:
-    """A running call of another worker."""
-
     __slots__ = ("number", "scope", "turn", "value")
 
     def __init__(self, number: int, value: Any, turn: _OrderedCall | None) -> None:
@@ -775,7 +753,6 @@ def _detached(taken: trio.socket.SocketType) -> socket.socket:
 
 
 def _with_worker(error: Exception, row: int) -> Exception:
-    """Prefix the message of an error with the worker."""
     if isinstance(error, ServerError):
         error.message = f"worker {row}: {error.message}"
         error.args = (error.message,)
@@ -783,7 +760,6 @@ def _with_worker(error: Exception, row: int) -> Exception:
 
 
 def _is_same_user(end: trio.socket.SocketType) -> bool:
-    """Return whether the peer process runs as the same user."""
     data = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(data)
     return bool(user == os.geteuid())

@@ -189,13 +189,6 @@ class PeerOwners:
             del self._routes[sequence]
 
     async def _call_owner(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
-        """Call a worker.
-
-        Raises:
-            NotBegun: the worker cannot be reached, and does not own the sequence any more.
-            ServerError: the request failed there, or the worker cannot be reached.
-        """
-
         def has_it() -> bool:
             return self._directory.find(step.model, step.id) == owner
 
@@ -252,11 +245,7 @@ async def _run(registry: Registry, step: ForwardedStep) -> list[Tensor | RawTens
 
 
 async def _lease(registry: Registry, name: str, version: str) -> Lease:
-    """Lease a model; waits if this worker has not loaded it yet.
-
-    Raises:
-        ServerError: as the registry.
-    """
+    """Lease a model; waits if this worker has not loaded it yet."""
     leased = registry.lease_now(name, version)
     if leased is not None:
         return leased

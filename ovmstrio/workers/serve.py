@@ -54,11 +54,7 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
 
 
 async def _choose_processes(plan: Plan, *, handle_signals: bool) -> Plan | None:
-    """Return the plan with a number of processes, or None if a signal ended the server meanwhile.
-
-    Raises:
-        ExceptionGroup: of ``OSError``, the sequence store cannot be read.
-    """
+    """Return the plan with a number of processes, or None if a signal ended the server meanwhile."""
     from ovmstrio.workers.auto_workers import choose_workers  # noqa: PLC0415 - only for a plan that leaves it open
 
     # Removes the file of a killed server, which would report this one as ready during the measurement.

@@ -194,7 +194,6 @@ class LedgerMemory:
         return next((place for place in places if self.whole[place] == _FREE), None)
 
     def _free_unused(self) -> None:
-        """Remove the keys of unused counter rows."""
         self._note_change()
         now = time.monotonic()
         for place in map(self._place, range(self.whole[_COUNT])):
@@ -204,7 +203,6 @@ class LedgerMemory:
                     self.whole[cell] = _FREE
 
     def _is_used(self, place: int, now: float) -> bool:
-        """Return whether calls run or wait, or the buckets were used lately."""
         rows = range(self.rows)
         if any(self.whole[self.row_at(place, row) + cell] for row in rows for cell in (UNDER_WAY, WAITING)):
             return True

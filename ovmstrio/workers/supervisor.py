@@ -109,7 +109,6 @@ class _Parent:
         self.ended_gently = False
 
     async def run(self) -> None:
-        """Serve until drained; see :func:`serve_with_workers`."""
         started = perf_counter()
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
@@ -131,15 +130,10 @@ class _Parent:
             self._readiness.show(ready=False)
 
     def close(self) -> None:
-        """Release the shared state."""
         self._board.close()
 
     def _lock_store(self, opened: AsyncExitStack) -> None:
-        """Lock the sequence store, of which each worker has a part.
-
-        Raises:
-            ConfigError: another server uses the store, or it was written by another number of workers.
-        """
+        """Lock the sequence store, of which each worker has a part."""
         folder = self._plan.settings.sequence_store
         if folder is not None and not self._plan.root:
             check_store(folder, self._board.rows)
@@ -214,7 +208,6 @@ class _Parent:
         log.info("rolling restart finished", count=len(self._slots))
 
     async def _check(self) -> None:
-        """Check the configuration; raises ConfigError if the configuration is invalid."""
         plan = self._plan
         if not plan.root:
             read = await read_plan(plan.settings.model_copy(update={"workers": self._board.rows}), plan.kinds)
@@ -245,7 +238,6 @@ class _Parent:
         return False
 
     async def _dismiss(self, kept: KeptProcess, old: WorkerProcess) -> None:
-        """Stop a worker; kill it after the drain timeout."""
         with trio.move_on_after(_MESSAGE_SECONDS):
             await kept.tell(DRAIN)
         kept.dismiss()
@@ -315,11 +307,7 @@ class _Parent:
         )
 
     def _on_exit(self, kept: KeptProcess, process: WorkerProcess) -> None:
-        """Log the unexpected exit of a worker, and clear its row.
-
-        Raises:
-            ConfigError: not all workers have been ready yet.
-        """
+        """Log the unexpected exit of a worker, and clear its row."""
         LOG_LEVEL.follow()
         code = process.status or 0
         is_draining = self._draining.is_set()
@@ -355,7 +343,6 @@ class _Parent:
         return services[0].origin if services else ""
 
     def _on_readiness_change(self, _: Any) -> None:
-        """Forward a readiness change of a worker."""
         if self._nursery is not None:
             self._nursery.start_soon(self._broadcast, CHANGED)
         self._update_readiness()

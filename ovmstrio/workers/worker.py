@@ -106,13 +106,7 @@ _MIN_FAREWELL_SECONDS: Final = 5.0
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Serve the connections of the parent until it sends no more or exits.
-
-    Raises:
-        ConfigError: the plan cannot be served.
-        ValueError: the shared state is missing.
-        SystemExit: with ``CUT``, requests did not end in time.
-    """
+    """Serve the connections of the parent until it sends no more or exits."""
     task = WorkerTask.model_validate(first.value)
     if first.descriptor is None:
         raise ValueError("worker started without shared-memory descriptor")
@@ -133,11 +127,6 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 async def _plan_of(task: WorkerTask) -> Plan:
-    """Create the plan of the parent, and set up logs and environment.
-
-    Raises:
-        ConfigError: the plan cannot be served any more.
-    """
     if task.file is not None:
         project, _ = read_project(task.file)
         plan = plan_project(project, task.options)
@@ -178,7 +167,6 @@ class _Worker:
         self._inboxes = {name: ConnectionInbox(closed) for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> Hosting:
-        """Return the worker context for the server."""
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
         observers, watches = (_LogLevelObserver(),), (self._certificates.look,)
@@ -202,11 +190,9 @@ class _Worker:
         await self._peers.run(answers.answer, task_status=task_status)
 
     def listening_to_bells(self) -> AbstractContextManager[None]:
-        """Receive wake-ups within the block."""
         return self._wakeups.hung()
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
-        """Create the concurrency limit of a project over all workers."""
         if self.plan.root:
             return SharedLimit(self._board, self._row, maximum)
         return LedgerLimit(self._ledger, name, maximum) if maximum else None
@@ -230,7 +216,6 @@ class _Worker:
             leave_last_figures(self._plane)
 
     async def _handle_messages(self, requests: WorkRequests) -> None:
-        """Handle messages of the parent until the last one."""
         await requests.handle_all(self._handle_message)
         self._drains_until = trio.current_time() + self.plan.settings.drain_seconds
 
@@ -248,7 +233,6 @@ class _Worker:
             await self._report_readiness(plane, requests, was_ready=was_ready)
 
     async def _show_life(self) -> None:
-        """Update the liveness cell until cancelled."""
         while True:
             self._board.show_life(self._row)
             await trio.sleep(_LIFE_SECONDS)
@@ -282,10 +266,7 @@ class _Worker:
 
 
 class _LogLevelObserver(CallObserver):
-    """Observer that applies log-level changes of other workers."""
-
     def call_started(self, event: CallEvent) -> None:
-        """Apply the shared log level."""
         del event
         LOG_LEVEL.follow()
 

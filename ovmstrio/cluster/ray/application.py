@@ -195,7 +195,6 @@ def _problems_of(error: ValidationError, known: str, *place: str) -> list[Proble
 
 
 def _check_ingress(placement: PlacementSpec, layout: ClusterLayout) -> None:
-    """Check that the ingress placement has an effect."""
     group = layout.ingress
     if not placement.model_fields_set:
         return

@@ -192,7 +192,6 @@ class ClusterIngress(GroupReplica):
         return _streamed(status, headers, pieces)
 
     async def _merged_list(self, path: str, request: HttpRequest) -> HttpParts:
-        """Merge the lists of all groups."""
         # All shards of a group have the same services.
         firsts = {group: shard_names(group, self.plan.shards.get(group, 1))[0] for group in self.plan.owners.values()}
         groups = {
@@ -210,11 +209,6 @@ class ClusterIngress(GroupReplica):
         return status, headers, orjson.dumps(_merge_lists(path, documents, self.plan.owners))
 
     async def _check_groups(self) -> None:
-        """Check that every group is ready.
-
-        Raises:
-            NotReady: a group is not ready; the message names it.
-        """
         reasons = await asyncio.gather(*map(_unready_reason, self.links.values()))
         for group, reason in zip(self.links, reasons, strict=True):
             if reason:
@@ -307,7 +301,6 @@ for _path in CALLS:
 
 
 def _set_status(answer: GrpcAnswer, context: RayServegRPCContext) -> None:
-    """Set the status in the context of Ray's proxy."""
     if answer.status:
         context.set_code(_CODES[answer.status])
         context.set_details(answer.text)
@@ -369,7 +362,6 @@ def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def _merge_lists(path: str, documents: dict[str, Any], owners: dict[str, str]) -> Any:
-    """Merge the lists of groups, without services of other groups."""
     if path == "/v1/config":
         return {
             name: entry

@@ -120,12 +120,6 @@ async def pass_stream(
 
 
 async def _next_reply(replies: AsyncGenerator[Any], passing: asyncio.Future[None]) -> Any:
-    """Return the next reply, or None at the end.
-
-    Raises:
-        Exception: the stream failed, or a request could not be forwarded.
-    """
-
     async def receive() -> Any:
         return await anext(replies, None)
 

@@ -283,8 +283,6 @@ class TrioGuest:
 
 
 class _TrioCall:
-    """A call from asyncio to trio."""
-
     __slots__ = ("_arguments", "_function", "_turns", "done", "error", "has_ended", "result", "scope")
 
     def __init__(self, function: Callable[..., Any], arguments: Any, turns: GuestTurns) -> None:
@@ -299,7 +297,6 @@ class _TrioCall:
         turns.calls += 1
 
     async def run(self) -> None:
-        """Run the function in a trio task."""
         try:
             with self.scope:
                 try:
@@ -316,8 +313,6 @@ class _TrioCall:
 
 
 class _AsyncioCall:
-    """A call from trio to asyncio."""
-
     __slots__ = ("_asker", "_is_caller_waiting", "_turns", "error", "result", "task")
 
     task: asyncio.Task[None]
@@ -330,7 +325,6 @@ class _AsyncioCall:
         self.error: BaseException | None = None
 
     async def run(self, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
-        """Run the function in an asyncio task."""
         try:
             self.result = await function(*arguments)
         except asyncio.CancelledError:
@@ -343,7 +337,6 @@ class _AsyncioCall:
             self._turns.take_now()
 
     def stop_waiting(self) -> None:
-        """Record that the caller does not wait any more."""
         self._is_caller_waiting = False
         self._turns.asking -= 1
 
