@@ -38,7 +38,6 @@ class Directory:
     Secrets are compared by hash only, so that timing reveals nothing.
 
     Args:
-        clock: returns seconds since the epoch.
         ledger: counters shared by all workers, or None.
     """
 
@@ -55,12 +54,7 @@ class Directory:
         return len(self._callers)
 
     def replace(self, entries: Iterable[CallerEntry], keys: Mapping[str, Caller] | None = None) -> None:
-        """Replace all callers; unchanged ones keep their used quota.
-
-        Args:
-            entries: callers of the file.
-            keys: further callers by key.
-        """
+        """Replace all callers; unchanged ones keep their used quota."""
         known = self._callers
         self._callers = {entry: known.get(entry) or self._caller(entry) for entry in entries}
         self._keys, self._certificates, self._subjects = {}, {}, {}
@@ -174,13 +168,7 @@ def bearer_of(headers: Iterable[tuple[str, str]]) -> str:
 
 
 class Authentication:
-    """Identifies callers.
-
-    Args:
-        directory: known callers.
-        verifier: token verifier, or None.
-        clock: returns seconds since the epoch.
-    """
+    """Identifies callers."""
 
     def __init__(
         self, directory: Directory, verifier: TokenVerifier | None = None, clock: Callable[[], float] = time.time

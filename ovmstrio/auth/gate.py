@@ -35,7 +35,6 @@ class Gate:
     """Gatekeeper of requests.
 
     Args:
-        authentication: identifies callers.
         guards_everything: whether all endpoints except health are guarded, not only text generation.
 
     Attributes:

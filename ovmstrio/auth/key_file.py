@@ -55,15 +55,9 @@ class CallerEntry:
     """One caller of the file.
 
     Attributes:
-        name: for logs and events.
-        scopes: permissions.
         sha256: hexadecimal hash of the API key, or empty.
         certificate: common name or alternative name of the client certificate, or empty.
         subject: ``sub`` of tokens, or empty.
-        requests_per_second: average rate; 0 is unlimited.
-        concurrency: concurrent requests; 0 is unlimited.
-        tokens_per_minute: average prompt and completion tokens; 0 is unlimited.
-        created: creation day of the key.
         expires: first day (UTC) on which the caller is invalid; empty for never.
     """
 

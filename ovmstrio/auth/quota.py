@@ -29,9 +29,7 @@ class TokenBucket:
     """Token bucket.
 
     Args:
-        rate: tokens per second.
         burst: capacity; by default the tokens of one second, at least 1.
-        clock: returns seconds; trio's by default.
     """
 
     __slots__ = ("_burst", "_clock", "_filled_at", "_rate", "_tokens")
@@ -74,15 +72,7 @@ class TokenBucket:
 
 
 class CallerAllowance:
-    """Quota of one caller.
-
-    Args:
-        name: for messages.
-        requests_per_second: average rate; 0 is unlimited.
-        concurrency: concurrent requests; 0 is unlimited.
-        tokens_per_minute: average prompt and completion tokens; 0 is unlimited.
-        clock: returns seconds; trio's by default.
-    """
+    """Quota of one caller."""
 
     __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_token_bucket", "_tokens_per_minute", "under_way")
 

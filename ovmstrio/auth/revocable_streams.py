@@ -30,14 +30,11 @@ class LongRequest:
     """One open stream.
 
     Args:
-        caller: its caller.
         headers: of the request, with lower-case names.
-        certificate: verified client certificate.
 
     Attributes:
         error: reason of the cancellation, or None.
         known_as: last identification of the caller.
-        scope: cancel scope of the stream.
     """
 
     __slots__ = ("caller", "certificate", "error", "headers", "known_as", "scope")

@@ -101,13 +101,7 @@ class TokenRules:
 
 
 class Tokens:
-    """Token verifier.
-
-    Args:
-        keys: signing keys.
-        rules: required claims.
-        clock: returns seconds since the epoch.
-    """
+    """Token verifier."""
 
     def __init__(self, keys: SigningKeys, rules: TokenRules, clock: Callable[[], float] = time.time) -> None:
         self._keys = keys
@@ -172,7 +166,6 @@ class IssuerKeys:
 
     Args:
         issuer: URL of the issuer.
-        make_client: creates HTTP clients.
     """
 
     def __init__(self, issuer: str, make_client: Callable[[], httpx.AsyncClient] = httpx.AsyncClient) -> None:

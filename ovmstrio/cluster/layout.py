@@ -32,9 +32,6 @@ class ServiceGroup:
     """Services that share processes.
 
     Attributes:
-        name: name of the group.
-        services: services of the group.
-        placement: merged placement.
         called: called services of other groups, with the names of their groups.
     """
 

@@ -50,7 +50,6 @@ class Subconfigs:
     """Subconfiguration files of graphs; each is read once.
 
     Attributes:
-        cache_dir: cache of compiled models.
         known: models by name; models of valid files are added.
         contents: file contents, None for missing files.
         problems: problems that belong to no service.
@@ -107,14 +106,7 @@ def with_article(kind: str) -> str:
 
 @dataclass
 class ConfigFile:
-    """Parser state of one file.
-
-    Attributes:
-        findings: diagnostics of the file.
-        directory: base of relative paths.
-        members: top-level members.
-        cache_dir: cache of compiled models.
-    """
+    """Parser state of one file."""
 
     findings: Findings
     directory: Path

@@ -71,9 +71,6 @@ class ModelEntries:
     """Parser of the model entries of one file.
 
     Attributes:
-        findings: diagnostics of the file.
-        directory: base of relative paths.
-        cache_dir: cache of compiled models.
         known: models of all files by name; parsed models are added.
         graphs: entries that are graphs.
         remotes: unparsed entries of remote models.

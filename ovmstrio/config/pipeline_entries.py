@@ -61,10 +61,6 @@ class NodeLibraries:
     """Custom node libraries of one file.
 
     Errors are warnings: they affect only pipelines that use the library.
-
-    Attributes:
-        findings: diagnostics of the file.
-        directory: base of relative paths.
     """
 
     findings: Findings

@@ -84,16 +84,12 @@ class RemoteSpec(ServableSpec):
 
     Attributes:
         addresses: equivalent servers.
-        remote_name: remote model name.
         remote_version: remote version; empty for the default.
         timeout_seconds: call timeout, in addition to the caller's deadline.
-        connect_seconds: connect timeout.
         health_seconds: interval of readiness checks per address.
         max_attempts: maximum attempts of a call, as long as no data was sent.
         retry_pause_ms: backoff after all addresses have failed; increases.
         hedge_after_ms: delay of a hedged second call to another address; 0 for none.
-        breaker: circuit breaker.
-        tls: TLS settings.
     """
 
     kind: ClassVar[str] = "remote model"

@@ -173,7 +173,6 @@ class Section:
 
     Attributes:
         node: the mapping; other values were reported and have no members.
-        findings: diagnostics of the file.
     """
 
     node: Located

@@ -232,10 +232,7 @@ class ServableSpec(_Spec):
     Attributes:
         origin: where it is configured, for messages.
         problems: errors of the settings; a service with errors fails to load.
-        place: position in the file, or None.
         max_concurrency: concurrent calls; 0 is unlimited.
-        max_queue: queued calls.
-        placement: cluster placement.
         load_number: increased to force a reload with the same settings.
     """
 
@@ -465,7 +462,6 @@ class TextModelSpec(ServableSpec):
         reasoning_parser: reasoning parser; empty for detection, ``none`` for none.
         enable_tool_guided_generation: whether tool calls are constrained to their parameter schemas.
         chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
-        pooling: pooling of embeddings.
         normalize: whether embeddings have unit length.
         truncate: whether long embedding inputs are truncated instead of rejected.
         max_allowed_chunks: maximum document chunks of a rerank request.

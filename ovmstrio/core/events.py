@@ -78,9 +78,7 @@ class WireRequest:
     """One HTTP or gRPC request.
 
     Attributes:
-        method: HTTP method in upper case.
         target: request target or gRPC path, as sent.
-        headers: lower-case names and values.
         caller: name of the caller; empty if unauthenticated or while it is the running task's caller.
         started: ``time.perf_counter`` time.
         status: gRPC or HTTP status; -1 while running and for clients that disconnected.

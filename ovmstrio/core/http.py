@@ -30,10 +30,8 @@ class HttpRequest(NamedTuple):
     Attributes:
         method: in upper case.
         path: below ``mount``, decoded except for encoded slashes; empty or starting with a slash.
-        query: raw query string.
         body: as sent; empty if there is a ``view``.
         view: a large body with an aligned end, for routes that accept one.
-        peer: the other end of the connection.
         target: request target as sent.
         mount: mount point; empty for the root.
         tasks: a nursery that ends with the response, for routes with tasks.
@@ -77,10 +75,7 @@ class ByteStream(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Stop the producer; idempotent.
-
-        Cancellation: shielded, for a bounded time.
-        """
+        """Stop the producer; idempotent."""
 
 
 @dataclass(slots=True)

@@ -91,9 +91,7 @@ class InferRequest:
         raw_inputs: raw contents by input position (little-endian, packed; ``BYTES`` elements have a uint32 length
             prefix);
             None for an input with contents.
-        deadline: on trio's clock.
         keeps_rows: whether byte matrices are returned as they are, where output names would make them strings.
-        received: message size in bytes.
         event: the call event, to which services add times.
         arrival: position among the requests of the connection, where order matters.
         wants_all_packets: whether a graph returns every packet of its outputs instead of the first.

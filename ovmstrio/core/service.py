@@ -439,7 +439,6 @@ class SampledThreads:
 
     Attributes:
         name: purpose of the threads.
-        samples: number of samples.
         waiting: samples in which the thread was idle.
         cpu_seconds: CPU time, or None if the system does not report it.
         stacks: counts of the stacks of busy threads, outermost frame first.

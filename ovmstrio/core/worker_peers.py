@@ -36,7 +36,6 @@ class ForwardedStep:
 
     Attributes:
         version: number, or empty for the default version.
-        arrays: validated inputs.
         most_bytes: maximum size of all outputs together.
     """
 
@@ -96,8 +95,6 @@ class SequenceOwners(Protocol):
         Raises:
             SequenceElsewhere: the worker does not own the sequence any more, or cannot be reached.
             ServerError: the request failed there.
-
-        Cancellation: cancels the request there too.
         """
 
 
@@ -107,12 +104,7 @@ _T = TypeVar("_T")
 
 
 class Siblings(Protocol):
-    """RPC to the other workers of the server.
-
-    Attributes:
-        row: index of this worker.
-        others: indices of the other workers.
-    """
+    """RPC to the other workers of the server."""
 
     row: int
     others: Sequence[int]
@@ -251,12 +243,7 @@ class ShownToOthers(Protocol):
 
 
 class EngineSharing(Protocol):
-    """Access to the engines of all workers.
-
-    Attributes:
-        row: index of this worker.
-        rows: number of workers.
-    """
+    """Access to the engines of all workers."""
 
     row: int
     rows: int
@@ -276,8 +263,6 @@ class EngineSharing(Protocol):
         Raises:
             NotReady: the worker cannot be reached, exited, or has no such engine.
             ServerError: the call failed there.
-
-        Cancellation: cancels the call there too.
         """
 
     async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:

@@ -35,12 +35,7 @@ _API_KEY: Final = "API_KEY"
 
 
 class Access:
-    """Authentication of a server.
-
-    Args:
-        settings: name the files.
-        ledger: counters shared by all workers.
-    """
+    """Authentication of a server."""
 
     def __init__(self, settings: ServerSettings, ledger: Ledger | None = None) -> None:
         self._settings = settings

@@ -39,15 +39,10 @@ class GrpcFrontEnd(AtAddresses):
     """gRPC server of a data plane: KServe v2, TensorFlow Serving, health, reflection, and services of users.
 
     Args:
-        plane: the data plane.
         addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 is a free port.
-        tls: TLS context, or None.
-        limits: transport limits.
         pending: send budgets; unlimited by default.
         root: service for calls without a name, or empty.
         allows_remote_admin: whether unauthenticated clients on other machines may change the server.
-        gate: authentication, or None.
-        observer: request observer, or None.
         trusted_proxies: proxies whose forwarding metadata is used.
     """
 

@@ -59,8 +59,6 @@ class Growth:
     while memory grows back within a few pauses.
 
     Args:
-        size: resident bytes.
-        now: time in seconds.
         unused: free bytes within malloc.
     """
 

@@ -64,18 +64,12 @@ class Plan:
     """One server before it starts.
 
     Attributes:
-        settings: the settings.
-        spec: the services.
         grpc: gRPC addresses, as in ``ovmstrio.transport.listeners``; empty for none.
-        rest: REST addresses.
         metrics: addresses of a separate metrics port.
         port_options: option names for hints in error messages.
         root: service mounted at the root of the ports, or empty; loaded before the server listens, failure is fatal.
         readiness_file: file that exists while the server is ready, or None.
-        processes: number of worker processes.
         workers_reason: reason of an automatic number of workers.
-        kinds: the service kinds.
-        notifier: service manager notifications.
         while_serving: context manager entered while connections are accepted.
     """
 

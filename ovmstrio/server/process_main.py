@@ -127,8 +127,6 @@ async def serve_in_own_process(
 
     Raises:
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
-
-    Cancellation: no drain.
     """
     with own_process(plan, handle_signals=handle_signals):
         async with trio.open_nursery() as nursery:

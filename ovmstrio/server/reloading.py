@@ -28,14 +28,7 @@ RESTORE: Final = "restore"
 
 
 class Reloading:
-    """Reloads of one server.
-
-    Args:
-        source: the configuration file, or None.
-        registry: the registry.
-        notifier: service manager notifications.
-        siblings: RPC to other workers, or None.
-    """
+    """Reloads of one server."""
 
     def __init__(
         self, source: ConfigSource | None, registry: Registry, notifier: Notifier, siblings: Siblings | None

@@ -48,16 +48,8 @@ class RestFrontEnd(HttpFrontEnd):
     """HTTP/1.1 server of a data plane.
 
     Args:
-        plane: the data plane.
-        addresses: listen addresses.
-        tls: TLS context, or None.
-        max_body_bytes: body size limit.
-        receive_seconds: request read timeout.
-        cors: CORS settings, or None.
         shows_details: whether handler exceptions are included in responses.
         allows_remote_admin: whether unauthenticated clients on other machines may change the server.
-        gate: authentication, or None.
-        observer: request observer, or None.
         pending: send budgets; unlimited by default.
         trusted_proxies: proxies whose forwarding headers are used.
         root: service mounted at the root of the port, or empty.

@@ -115,12 +115,8 @@ class Running:
     """A server that accepts connections.
 
     Attributes:
-        plane: the data plane.
         grpc: gRPC addresses, ``host:port`` or ``unix:/path``.
-        rest: REST addresses.
-        metrics: addresses of the metrics port.
         started: ``time.perf_counter`` time of the start.
-        probes: addresses of the probe port.
     """
 
     plane: DataPlane
@@ -219,13 +215,7 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ServerTraces:
-    """Tracing of one server.
-
-    Attributes:
-        recent: recent traces, or None.
-        calls: call observers.
-        requests: request observers.
-    """
+    """Tracing of one server."""
 
     recent: RecentTraces | None = None
     calls: tuple[CallObserver, ...] = ()

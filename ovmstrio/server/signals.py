@@ -39,12 +39,7 @@ class EndWatchdog:
         self._is_running = False
 
     def enable(self, drain_seconds: float, margin_seconds: float = MARGIN_SECONDS) -> None:
-        """Enable the watchdog of this process; :meth:`start` does nothing otherwise.
-
-        Args:
-            drain_seconds: maximum drain time.
-            margin_seconds: additional time.
-        """
+        """Enable the watchdog of this process; :meth:`start` does nothing otherwise."""
         self._drain_seconds, self._margin_seconds = drain_seconds, margin_seconds
         self._was_enabled = True
 
@@ -141,12 +136,7 @@ def _start_watchdog_at_signals() -> None:
 async def obey_renewals(
     renew: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run a rolling restart at each SIGHUP.
-
-    Args:
-        renew: restarts the worker processes.
-        task_status: reports that the signal is handled.
-    """
+    """Run a rolling restart at each SIGHUP."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:

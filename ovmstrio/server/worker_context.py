@@ -33,7 +33,6 @@ class Hosting:
 
     Attributes:
         listeners: listeners by protocol, instead of the plan's addresses.
-        lend: creates load contexts.
         obstacle: returns why the server as a whole is not ready, or an empty text.
         until: returns when the server must drain.
         warned: returns shortly before ``until``.
@@ -41,8 +40,6 @@ class Hosting:
         watches: polls of further files.
         serve_peers: RPC server, started with the data plane and reloads.
         leave: runs after all connections have ended, before sequences are saved.
-        ledger: counters shared by all workers.
-        siblings: RPC to the other workers.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None

@@ -153,8 +153,6 @@ class CallTracing(CallObserver):
     A call that is not sampled is recorded at its end if it failed.  Its ids are created on demand.
 
     Args:
-        sampling: sampler.
-        sinks: receive recorded spans.
         is_failure: returns whether an error is a server error.
         of_server: receive spans of the server's own requests.
         user: bridge to the instrumentation of user code, or None.
@@ -339,8 +337,6 @@ class WatchedCalls(CallObserver):
     """Observer that records calls only while recent traces are watched.
 
     Args:
-        tracing: records the calls.
-        recent: the watched traces.
         most: maximum recorded calls per second.
     """
 

@@ -33,8 +33,6 @@ class RepeatedFaults:
     """Rate limiter by peer and kind of fault.
 
     Args:
-        log: the logger.
-        window_seconds: length of the window.
         most: maximum number of windows; further peers are counted together.
     """
 

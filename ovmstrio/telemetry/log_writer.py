@@ -375,7 +375,6 @@ class LogWriter:
     """Line writer: in a thread while :meth:`in_thread` is active, synchronously otherwise.
 
     Args:
-        most_characters: queue limit.
         flush_seconds: time limit for a blocked sink at shutdown.
 
     Attributes:
@@ -420,10 +419,7 @@ class LogWriter:
 
     @asynccontextmanager
     async def in_thread(self) -> AsyncIterator[None]:
-        """Run the writer thread within the block and write the rest afterwards; does nothing if it already runs.
-
-        Cancellation: shielded at the end, for a bounded time.
-        """
+        """Run the writer thread within the block and write the rest afterwards; does nothing if it already runs."""
         with self._changed:
             is_first, self._has_thread = not self._has_thread, True
         if not is_first:

@@ -167,7 +167,6 @@ class ReadSpread:
     """Collector of one histogram without labels.
 
     Args:
-        family: the family.
         read: returns the bucket counts and the sum of all values; called from any thread.
     """
 
@@ -249,11 +248,7 @@ def _finished(family: Metric) -> Metric:
 
 
 class ServiceMetrics:
-    """Collector that merges the collectors of services into one sample list per family.
-
-    Args:
-        has_vllm_names: whether vLLM aliases are added.
-    """
+    """Collector that merges the collectors of services into one sample list per family."""
 
     def __init__(self, *, has_vllm_names: bool = False) -> None:
         self._has_vllm_names = has_vllm_names

@@ -115,10 +115,6 @@ class Export:
     """Span sink that exports with OpenTelemetry's batch processors; its threads run until :meth:`close`.
 
     Spans of user code are exported too, unless the program has set its own tracer provider.
-
-    Args:
-        environ: names the exporters, which read it too.
-        recent: keeps spans of user code.
     """
 
     def __init__(self, environ: Mapping[str, str], recent: RecentTraces) -> None:

@@ -227,8 +227,6 @@ class RecentPast:
 
     Attributes:
         body_bytes: bytes kept of the bodies of failed requests; 0 for none.
-        failures: recent failed calls.
-        log: recent log lines.
     """
 
     body_bytes: int = 0

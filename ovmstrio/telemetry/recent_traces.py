@@ -112,7 +112,6 @@ class RecentTraces:
     """Span sink that keeps the most recent traces.
 
     Args:
-        most: maximum number of traces.
         most_spans: maximum number of spans per trace, in addition to its last call span.
 
     Attributes:

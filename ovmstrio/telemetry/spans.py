@@ -171,11 +171,8 @@ class RecordedSpan:
     """A span that is passed to sinks when it ends.
 
     Attributes:
-        trace: trace id.
-        number: span id.
         parent: span id of the parent; 0 for a root span.
         has_remote_parent: whether the parent is in another process.
-        state: ``tracestate``.
         began: nanoseconds since the epoch.
         ended: nanoseconds since the epoch; 0 while running.
         failure: error message, or empty.

@@ -49,7 +49,6 @@ class StackSampler:
     """Sampler of the process's threads; the caller provides the sampling thread.
 
     Args:
-        rate: samples per second.
         role: returns the purpose of a thread from its number, its name and the function names of its stack.
         most_stacks: maximum number of different stacks per role.
     """

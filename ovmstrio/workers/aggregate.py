@@ -31,12 +31,7 @@ _FORMATS: Final = 2
 
 
 class KeptFigures:
-    """Saved metrics of all workers in shared memory; untouched pages take no memory.
-
-    Args:
-        memory: of :meth:`size` bytes.
-        rows: number of workers.
-    """
+    """Saved metrics of all workers in shared memory; untouched pages take no memory."""
 
     def __init__(self, memory: memoryview, rows: int) -> None:
         self._bytes = memory

@@ -27,10 +27,6 @@ _T = TypeVar("_T")
 class OtherWorkers:
     """RPC to the other workers; see :class:`ovmstrio.core.worker_peers.Siblings`.
 
-    Args:
-        peers: RPC.
-        figures: metrics of exited workers.
-
     Attributes:
         answers: registered RPC handlers by name.
     """

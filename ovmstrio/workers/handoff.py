@@ -37,9 +37,7 @@ class PassedStream(DirectStream):
     """Connection accepted by the parent; reports its end.
 
     Args:
-        stream: the connection.
         closed: is called once when the connection is closed.
-        peer_address: address of the client.
     """
 
     def __init__(

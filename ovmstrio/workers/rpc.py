@@ -149,13 +149,7 @@ class PeerLink:
         return waiting
 
     async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> WaitingCaller:
-        """Send a call and return the pending call.
-
-        Raises:
-            NotReady: the worker has exited.
-
-        Cancellation: the call may have been sent.
-        """
+        """Send a call and return the pending call; raises NotReady if the worker has exited."""
         if self.is_gone:
             raise NotBegun(BEING_STARTED)
         waiting = WaitingCaller(next(self._numbers), heard)
@@ -311,8 +305,6 @@ class Peers:
 
     Args:
         secret: shared by all workers; part of the socket addresses.
-        rows: number of workers.
-        row: index of this worker.
     """
 
     def __init__(self, secret: str, rows: int, row: int) -> None:
@@ -518,8 +510,6 @@ class Peers:
             NotBegun: the worker cannot be reached, and the call does not belong to it any more.
             NotReady: the worker cannot be reached, or exited.
             Exception: the call failed there.
-
-        Cancellation: cancels the call there too.
         """
         if order is None:
             return await (await self._connect(row)).ask(value)
@@ -590,8 +580,6 @@ class Peers:
         Raises:
             NotReady: the worker cannot be reached, or exited.
             Exception: the call failed there.
-
-        Cancellation: cancels the call there too.
         """
         link = await self._connect(row)
         return await link.wait(await link.send(value, None, heard))
@@ -719,9 +707,7 @@ class _ServerConnection:
     """Connection of a calling worker.
 
     Attributes:
-        channel: source of calls.
         nursery: tasks that receive and handle calls.
-        answer: handler.
         questions: running calls by number.
         last: last call by order.
         task: number of the receiving task.

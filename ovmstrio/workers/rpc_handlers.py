@@ -23,15 +23,7 @@ __all__ = ["PeerAnswers"]
 
 
 class PeerAnswers:
-    """RPC handlers of a worker.
-
-    Args:
-        peers: RPC.
-        engines: shared text engines.
-        others: the other workers.
-        plane: data plane of this worker.
-        reloading: reloads of this worker.
-    """
+    """RPC handlers of a worker."""
 
     def __init__(
         self, peers: Peers, engines: WorkerEngines, others: OtherWorkers, plane: DataPlane, reloading: Reloading

@@ -45,8 +45,6 @@ class BoardDirectory:
     Ids with the same key have one owner, which is harmless: each worker knows its sequences by id.
 
     Args:
-        board: shared state.
-        row: index of this worker.
         secret: shared by the workers; clients cannot construct key collisions.
         settled: is called when the sequences of this worker's predecessor are registered.
     """
@@ -168,8 +166,6 @@ class PeerOwners:
         Raises:
             SequenceElsewhere: the worker cannot be reached, and does not own the sequence any more.
             ServerError: the request failed there, or the worker cannot be reached.
-
-        Cancellation: cancels the request there too.
         """
         sequence = step.model, step.id
         route = self._routes.setdefault(sequence, _Route(owner))

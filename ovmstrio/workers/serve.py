@@ -35,8 +35,6 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
     Raises:
         ConfigError: an inherited socket has an unknown protocol.
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
-
-    Cancellation: no drain.
     """
     plan = managed(plan, os.environ)
     with own_process(plan, handle_signals=handle_signals):

@@ -54,7 +54,6 @@ class Bells:
 
     Args:
         secret: shared by all workers; part of the socket addresses.
-        row: index of this worker.
     """
 
     def __init__(self, secret: str, row: int) -> None:
@@ -120,12 +119,7 @@ def key_of(name: str) -> int:
 
 
 class LedgerMemory:
-    """Counter rows in shared memory; untouched pages take no memory.
-
-    Args:
-        memory: of :meth:`size` bytes.
-        rows: number of workers.
-    """
+    """Counter rows in shared memory; untouched pages take no memory."""
 
     def __init__(self, memory: memoryview, rows: int) -> None:
         self.rows = rows
@@ -228,11 +222,6 @@ class LedgerMemory:
 
 class SharedAccount:
     """Counter row of one name for one worker; see :class:`ovmstrio.core.worker_peers.Account`.
-
-    Args:
-        memory: the table.
-        key: key of the name.
-        row: index of this worker.
 
     Raises:
         NotSupported: the table is full, also when a reassigned row is used again.
@@ -468,12 +457,6 @@ class Board:
 
     Args:
         descriptor: file of the shared memory, owned by this object.
-        rows: number of workers.
-
-    Attributes:
-        ledger: counter table.
-        figures: metrics of exited workers.
-        sequences: owners of sequences.
     """
 
     def __init__(self, descriptor: int, rows: int) -> None:
@@ -608,13 +591,7 @@ def _fixed_size(rows: int) -> int:
 
 
 class SharedLimit:
-    """Concurrency limit of a project over all workers.
-
-    Args:
-        board: shared state.
-        row: index of this worker.
-        maximum: limit; 0 is unlimited.
-    """
+    """Concurrency limit of a project over all workers."""
 
     def __init__(self, board: Board, row: int, maximum: int) -> None:
         self._board = board

@@ -67,8 +67,6 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
         ExceptionGroup: of ``ConfigError``, a worker exited before all were ready (see its log), or TLS files are
             invalid;
             and of ``OSError``, an address cannot be bound.
-
-    Cancellation: kills the workers.
     """
     # Workers inherit the limit, and need more connections than the usual soft limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -71,11 +71,7 @@ class WorkerTask(BaseModel):
 
     Attributes:
         file: file of a project that is served alone, or None.
-        options: command-line options.
-        rows: number of workers.
-        row: index of this worker.
         secret: shared secret of the workers.
-        search_path: import path of the parent.
         reason: reason of an automatic number of workers.
     """
 

@@ -107,7 +107,6 @@ class ClusterSettings(BaseModel):
 
     Attributes:
         config: configuration file; it and all its files have the same paths on all machines.
-        settings: server settings by option name.
         ingress: placement of an ingress group without entries.
     """
 

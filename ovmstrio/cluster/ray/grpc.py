@@ -35,14 +35,6 @@ _CODEC: Final = Codec()
 class MessageCall:
     """Call object for handlers, without a transport.
 
-    Args:
-        path: gRPC path.
-        handler: the handler.
-        receive: returns the next message, or None at the end.
-        send: sends a response message.
-        deadline: on trio's clock.
-        max_message_bytes: message size limit in both directions.
-
     Attributes:
         arrival: None: the order of requests is unknown.
         half_closed: whether the last message was received.
@@ -114,8 +106,6 @@ class GrpcAnswer(NamedTuple):
     Attributes:
         data: response message.
         status: gRPC status; 0 for OK.
-        text: status message.
-        trailers: trailing metadata.
     """
 
     data: bytes
@@ -129,12 +119,7 @@ class GrpcAnswer(NamedTuple):
 
 
 class GrpcDoor:
-    """Handler of KServe and TensorFlow Serving gRPC calls, on the trio side.
-
-    Args:
-        plane: data plane.
-        max_message_bytes: message size limit in both directions.
-    """
+    """Handler of KServe and TensorFlow Serving gRPC calls, on the trio side."""
 
     def __init__(self, plane: DataPlane, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes

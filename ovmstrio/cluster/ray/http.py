@@ -83,9 +83,7 @@ class HttpDoor:
     """HTTP handler with the server's router, on the trio side.
 
     Args:
-        router: the router.
         tasks: nursery of streamed responses.
-        max_body_bytes: body size limit.
     """
 
     def __init__(self, router: Router, tasks: trio.Nursery, max_body_bytes: int) -> None:

@@ -55,8 +55,6 @@ class GroupLink:
     """Connection to another group.
 
     Args:
-        group: name of the group.
-        handle: Ray handle.
         is_repeatable: whether calls with unknown outcome may be repeated.
     """
 
@@ -72,8 +70,6 @@ class GroupLink:
             NotReady: there is no replica, or it was lost during the call.
             Overloaded: the queue is full.
             Exception: the call failed there.
-
-        Cancellation: cancels the call there too.
         """
         for attempt in range(1, self._attempts + 1):
             try:
@@ -162,13 +158,7 @@ class LinkedSpec(ServableSpec):
 
 
 class LinkedServable:
-    """Servable that calls a service of another group.
-
-    Args:
-        spec: the service.
-        metadata: its metadata.
-        ask: calls other groups.
-    """
+    """Servable that calls a service of another group."""
 
     def __init__(self, spec: LinkedSpec, metadata: ServableMetadata, ask: AskGroup) -> None:
         self.metadata = metadata
@@ -181,8 +171,6 @@ class LinkedServable:
         Raises:
             ServerError: the call failed there, or the group cannot be reached.
             DeadlineExceeded: the response did not arrive in time.
-
-        Cancellation: cancels the call there too.
         """
         group = shard_of(request, self._spec.group, self._spec.shards)
         data = join_buffers(encode_request(request, self._spec.name, request.model_version))

@@ -69,11 +69,8 @@ class ReplicaPlan:
     """Configuration of a replica, serializable for other machines with the same files.
 
     Attributes:
-        group: name of the group.
-        services: services of the group.
         called: called services of other groups, with their groups.
         owners: group by service for the ingress; empty for other groups.
-        settings: server settings by name.
         shards: number of shards of sharded groups.
         target_waiting: target queue length per replica for autoscaling, or None.
         most_streams: maximum streams from other groups.
@@ -110,14 +107,8 @@ class ReplicaPlan:
 class GroupServer:
     """Server of a replica, on the trio side.
 
-    Args:
-        plan: configuration.
-        ask: calls other groups.
-
     Attributes:
         plane: data plane; set after the start.
-        http: HTTP handler.
-        grpc: gRPC handler.
         tasks: nursery for work that outlives calls; set after the start.
     """
 
@@ -201,14 +192,7 @@ class GroupReplica:
     """Replica of a group, created and called on Ray's asyncio loop.
 
     Args:
-        plan: configuration.
-        handles: handles of other groups by name.
         repeatable: groups without user code, whose calls may be repeated after the loss of a replica.
-
-    Attributes:
-        links: connections to other groups.
-        trio: trio loop of the server.
-        server: the server.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray waits for it

@@ -105,8 +105,6 @@ async def pass_stream(
     Raises:
         NotReady: there is no replica, or it was lost or is being replaced.
         Exception: a request could not be forwarded.
-
-    Cancellation: cancels the stream there too.
     """
     async with aclosing(link.stream("open_stream")) as replies:
         key = await anext(replies)
@@ -156,7 +154,6 @@ class OpenStreams:
 
     Args:
         replica: Ray's replica id.
-        most: maximum number of streams.
         silence_seconds: timeout without requests or heartbeats.
     """
 

@@ -234,8 +234,6 @@ class TrioGuest:
         Raises:
             Exception: as the function.
             NotReady: the loop has ended.
-
-        Cancellation: cancels the function.
         """
         nursery = self._nursery
         if nursery is None or nursery.cancel_scope.cancel_called or self.has_ended:
@@ -261,8 +259,6 @@ class TrioGuest:
 
         Raises:
             Exception: as the function.
-
-        Cancellation: cancels the function.
         """
         host_call = _AsyncioCall(trio.lowlevel.current_task(), self._turns)
         self._turns.asking += 1
