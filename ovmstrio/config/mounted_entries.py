@@ -56,8 +56,8 @@ def _read_op_pipeline(entry: Located, file: ConfigFile) -> OpPipelineSpec | None
         return None
     given: dict[str, Any] = {key: member.value for key, member in members.items()}
     place = file.place(entry)
-    whole = file.directory / given["path"]
-    config = whole if whole.suffix in _SUFFIXES else whole / _OP_CONFIG
+    location = file.directory / given["path"]
+    config = location if location.suffix in _SUFFIXES else location / _OP_CONFIG
     problems = [*check_mounted_name(given["name"]), *_check_paths(given)]
     return OpPipelineSpec(
         name=given["name"],
@@ -102,12 +102,12 @@ def _read_handler(entry: Located, file: ConfigFile) -> HandlerSpec | None:
     given: dict[str, Any] = {key: member.plain() for key, member in members.items()}
     name, path = given["name"], given["path"]
     place = file.place(entry)
-    whole = file.directory / path
+    location = file.directory / path
     problems = [*check_mounted_name(name), *_check_path(path), *check_python(given, file.directory)]
     return HandlerSpec(
         name=name,
-        base_path=whole.parent if whole.suffix in _SUFFIXES else whole,
-        path=whole,
+        base_path=location.parent if location.suffix in _SUFFIXES else location,
+        path=location,
         origin=file.origin(entry),
         problems=tuple(place.of(problem) for problem in problems),
         place=place,

@@ -283,10 +283,10 @@ def read_text_models(file: ConfigFile) -> list[TextModelSpec]:
 
 
 def _read_entry(entry: Located, file: ConfigFile) -> TextModelSpec | None:
-    whole = check_members(entry, _Entry, file.findings)
-    if "config" not in whole:
+    entry_members = check_members(entry, _Entry, file.findings)
+    if "config" not in entry_members:
         return None
-    config = whole["config"]
+    config = entry_members["config"]
     members = check_members(config, _TextModel, file.findings)
     if not is_whole(config, members, _TextModel) or not file.is_first(TextModelSpec.kind, config, members["name"]):
         return None

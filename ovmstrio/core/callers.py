@@ -112,14 +112,16 @@ class Scopes:
 
     def _covers(self, scope: str) -> bool:
         """Return whether a pattern covers that of a scope; False if undecided."""
-        asked = scope.removeprefix(_INFER)
-        if asked == scope:
+        requested = scope.removeprefix(_INFER)
+        if requested == scope:
             return False
         # ``*`` covers every pattern except brackets, as names that match brackets do not look like the pattern.
         wider = (
-            self.infer if _WILDCARDS.isdisjoint(asked) else [each for each in self.infer if _BRACKETS.isdisjoint(each)]
+            self.infer
+            if _WILDCARDS.isdisjoint(requested)
+            else [each for each in self.infer if _BRACKETS.isdisjoint(each)]
         )
-        return "*" in self.infer or ("[" not in asked and any(fnmatchcase(asked, each) for each in wider))
+        return "*" in self.infer or ("[" not in requested and any(fnmatchcase(requested, each) for each in wider))
 
     def texts(self) -> tuple[str, ...]:
         """Return the scopes as :meth:`parse` reads them."""

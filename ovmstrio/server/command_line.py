@@ -168,8 +168,8 @@ def is_text_model(settings: ServerSettings) -> bool:
     path = settings.model_path
     if settings.task is not None or path.suffix == _GGUF:
         return True
-    whole = path.absolute()
-    return makes_text(whole) and not is_graph({"base_path": str(whole)}, whole)
+    absolute = path.absolute()
+    return makes_text(absolute) and not is_graph({"base_path": str(absolute)}, absolute)
 
 
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
@@ -478,13 +478,13 @@ def _metric_lists(settings: ServerSettings) -> list[Problem]:
 
 
 def _metrics(settings: ServerSettings) -> list[Problem]:
-    asked = [name for name in ("metrics_enable", *_METRIC_LISTS) if name in settings.model_fields_set]
-    if not asked:
+    metrics_options = [name for name in ("metrics_enable", *_METRIC_LISTS) if name in settings.model_fields_set]
+    if not metrics_options:
         return []
     problems: list[Problem] = []
     if settings.metrics_enable and not listen_addresses(settings.rest_bind_address, settings.rest_port):
         message = "metrics require the REST port, and --rest_port is 0"
-        problems.append(Problem(message, path=f"--{asked[0]}", suggestion="set --rest_port"))
+        problems.append(Problem(message, path=f"--{metrics_options[0]}", suggestion="set --rest_port"))
     problems += [
         Problem("metrics are disabled", path=f"--{name}", suggestion="remove one of them")
         for name in _METRIC_LISTS

@@ -173,21 +173,21 @@ async def share_cores(
     cores.chooses = sharing == "auto"
     task_status.started()
     is_shared, since = cores.is_shared, trio.current_time()
-    asked: WeakSet[CoreUser] = WeakSet()
+    updated: WeakSet[CoreUser] = WeakSet()
     without_memory: WeakSet[CoreUser] = WeakSet()
     while cores.chooses:
         await trio.sleep(_POLL_PINNING_SECONDS)
         if cores.is_shared != is_shared:
             is_shared, since = cores.is_shared, trio.current_time()
-            asked.clear()
+            updated.clear()
         # Weak, so that unloaded models neither stay in memory nor count as busy.
         candidates = WeakSet([each for each in cores.users if each.wants_others()])
         candidates -= without_memory
         while candidates:
             await _choose_cores(candidates.pop(), room, without_memory)
         if trio.current_time() - since >= (_UNPIN_AFTER_SECONDS if is_shared else _PIN_AFTER_SECONDS):
-            while (user := _next_user(cores, asked)) is not None and cores.is_shared is is_shared:
-                asked.add(user)
+            while (user := _next_user(cores, updated)) is not None and cores.is_shared is is_shared:
+                updated.add(user)
                 await _choose_cores(user, room, without_memory)
             del user
 
@@ -200,10 +200,10 @@ async def _choose_cores(user: CoreUser, room: Callable[[], float], without_memor
         log.info("CPU pinning unchanged: not enough memory to recompile", weights=user.weight_bytes)
 
 
-def _next_user(cores: CoreShare, asked: WeakSet[CoreUser]) -> CoreUser | None:
+def _next_user(cores: CoreShare, updated: WeakSet[CoreUser]) -> CoreUser | None:
     """Return a user with the wrong pinning that was not changed yet."""
     is_shared = cores.is_shared
-    return next((each for each in cores.users if each.is_pinned is is_shared and each not in asked), None)
+    return next((each for each in cores.users if each.is_pinned is is_shared and each not in updated), None)
 
 
 # Traces
@@ -434,7 +434,7 @@ class _Server:
 
     def _make_registry(self) -> Registry:
         settings = self._settings
-        lend = partial(
+        make_context = partial(
             self._make_load_context,
             meters=NULL_METERS if self._metrics is None else self._metrics,
             hide_errors=settings.hide_errors,
@@ -447,7 +447,7 @@ class _Server:
         )
         return Registry(
             self._plan.kinds,
-            lend,
+            make_context,
             # Explicit model control never loads by itself.
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
             ready_when_empty=settings.allow_empty or self._is_explicit,
@@ -465,8 +465,8 @@ class _Server:
             self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
         )
 
-    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
-        return self._hosting.lend(self._admission.around(lease), tasks, **lent)
+    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
+        return self._hosting.lend(self._admission.around(lease), tasks, **dependencies)
 
     def _make_source(self) -> ConfigSource | None:
         path = self._settings.config_path

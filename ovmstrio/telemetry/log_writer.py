@@ -225,7 +225,7 @@ def bounded_record(record: logging.LogRecord) -> logging.LogRecord:
     if _is_short(record):
         return record
     made = logging.makeLogRecord(vars(record))
-    if isinstance(record.msg, dict):  # structlog hands over its event as it is
+    if isinstance(record.msg, dict):  # structlog passes its event dictionary
         made.msg = _bounded_event(record.msg)
     else:
         made.args = _bounded_arguments(record.args)

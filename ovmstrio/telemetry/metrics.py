@@ -370,9 +370,9 @@ class Metrics(Meters):
         """Expose values that ``read`` returns by labels; called from any thread."""
         self._register_readers({family: read})
 
-    def _register_readers(self, figures: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
-        for name in figures.keys() & self._read.keys():
-            self.registry.register(ReadFigures(self._read[name], figures[name]))
+    def _register_readers(self, readers: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
+        for name in readers.keys() & self._read.keys():
+            self.registry.register(ReadFigures(self._read[name], readers[name]))
 
     def limited(self, name: str, queued: Callable[[], int]) -> None:
         """Create the queue metrics of a service with a concurrency limit."""

@@ -95,10 +95,10 @@ def processor_seconds(pid: int) -> float | None:
         return None
 
 
-def _sums(figures: Iterable[tuple[str, int]]) -> _Values:
+def _sums(values: Iterable[tuple[str, int]]) -> _Values:
     sums: Counter[tuple[str, ...]] = Counter()
-    for owner, figure in figures:
-        sums[owner,] += figure
+    for owner, value in values:
+        sums[owner,] += value
     return dict(sums)
 
 

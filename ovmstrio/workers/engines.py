@@ -55,7 +55,7 @@ class WorkerEngines:
         finally:
             if self._exported.get(key) is engine:
                 del self._exported[key]
-                self._substitutes = {asked: chosen for asked, chosen in self._substitutes.items() if chosen != key}
+                self._substitutes = {call: chosen for call, chosen in self._substitutes.items() if chosen != key}
 
     def refuse(self, key: str, error: ServerError) -> None:
         """Set the error for calls of a missing engine; as ``EngineSharing.refuse``."""

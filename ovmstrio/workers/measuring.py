@@ -99,10 +99,10 @@ async def _measure(servable: Servable) -> list[float]:
 
 async def _call(servable: Servable) -> list[float]:
     request = _request(servable)
-    loop, whole = time.thread_time(), time.process_time()
+    loop, process = time.thread_time(), time.process_time()
     await servable.infer(request)
-    loop, whole = time.thread_time() - loop, time.process_time() - whole
-    return [loop, max(0.0, whole - loop)]
+    loop, process = time.thread_time() - loop, time.process_time() - process
+    return [loop, max(0.0, process - loop)]
 
 
 def _request(servable: Servable) -> InferRequest:

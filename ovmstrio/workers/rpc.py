@@ -374,84 +374,84 @@ class Peers:
         finally:
             channel.close()
 
-    async def _receive_calls(self, heard: _ServerConnection) -> None:
+    async def _receive_calls(self, connection: _ServerConnection) -> None:
         """Receive calls until the connection is closed, or a call blocks and another task takes over.
 
         Calls that do not block, such as most sequence steps, need no task of their own.
         """
         try:
-            while (asked := await self._next_call(heard)) is not None:
-                task = heard.task
+            while (call := await self._next_call(connection)) is not None:
+                task = connection.task
                 await told_of_waiting(
-                    self._handle_call(heard, asked), partial(self._continue_in_task, heard), copy_context()
+                    self._handle_call(connection, call), partial(self._continue_in_task, connection), copy_context()
                 )
-                del asked
-                if heard.task is not task:
+                del call
+                if connection.task is not task:
                     return
         except trio.BrokenResourceError:
             pass
         except NO_MESSAGE as error:
             log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         # The connection is closed: cancel its calls.
-        heard.nursery.cancel_scope.cancel()
+        connection.nursery.cancel_scope.cancel()
 
-    def _continue_in_task(self, heard: _ServerConnection) -> None:
-        heard.task += 1
-        heard.nursery.start_soon(self._receive_calls, heard)
+    def _continue_in_task(self, connection: _ServerConnection) -> None:
+        connection.task += 1
+        connection.nursery.start_soon(self._receive_calls, connection)
 
-    async def _next_call(self, heard: _ServerConnection) -> _RunningCall | None:
+    async def _next_call(self, connection: _ServerConnection) -> _RunningCall | None:
         """Wait for a call; None once the connection is closed."""
-        while (message := await heard.channel.receive()) is not None:
+        while (message := await connection.channel.receive()) is not None:
             number, value, order = message.value
             if message.tail is not None:
                 value.append(message.tail)
             if number == CANCEL:
-                if value in heard.questions:
-                    heard.questions[value].scope.cancel()
+                if value in connection.questions:
+                    connection.questions[value].scope.cancel()
             elif order is not None and self._is_closed:
-                await heard.channel.send([number, NOT_BEGUN, None])
+                await connection.channel.send([number, NOT_BEGUN, None])
             else:
-                turn = None if order is None else _OrderedCall(heard.last, repr(order))
-                asked = heard.questions[number] = _RunningCall(number, value, turn)
-                return asked
+                turn = None if order is None else _OrderedCall(connection.last, repr(order))
+                call = connection.questions[number] = _RunningCall(number, value, turn)
+                return call
             del message, value
         return None
 
-    async def _handle_call(self, heard: _ServerConnection, asked: _RunningCall) -> None:
-        channel = heard.channel
+    async def _handle_call(self, connection: _ServerConnection, call: _RunningCall) -> None:
+        channel = connection.channel
         self._running_calls += 1
         try:
-            with asked.scope:
+            with call.scope:
                 try:
-                    if asked.turn is not None:
-                        await asked.turn.wait()
+                    if call.turn is not None:
+                        await call.turn.wait()
                     reply = [
-                        asked.number,
+                        call.number,
                         ANSWERED,
-                        await self._send_parts(channel, asked, await heard.answer(asked.value)),
+                        await self._send_parts(channel, call, await connection.answer(call.value)),
                     ]
                 except Exception as error:  # noqa: BLE001 - raised in the caller
-                    reply = [asked.number, FAILED, encode_error(error)]
+                    reply = [call.number, FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
                     try:
                         await send_message(channel, reply)
                     except (TypeError, ValueError, OSError) as error:
-                        await channel.send([asked.number, FAILED, encode_error(error)])
+                        await channel.send([call.number, FAILED, encode_error(error)])
         finally:
-            del heard.questions[asked.number]
-            if asked.turn is not None:
-                asked.turn.end()
+            del connection.questions[call.number]
+            if call.turn is not None:
+                call.turn.end()
             self._running_calls -= 1
             if self._is_closed and not self._running_calls:
                 self.announce()
 
-    async def _send_parts(self, channel: MessageChannel, asked: _RunningCall, reply: Any) -> Any:
+    async def _send_parts(self, channel: MessageChannel, call: _RunningCall, reply: Any) -> Any:
         """Send the parts of a streamed result; return other results."""
         if not isinstance(reply, PartedAnswer):
             return reply
         try:
             async for part in reply:
-                await channel.send([asked.number, PART, part])
+                await channel.send([call.number, PART, part])
         except trio.BrokenResourceError:
             pass
         finally:
@@ -532,9 +532,9 @@ class Peers:
                     with trio.CancelScope(deadline=deadline) as reaching:
                         sent = await self._send_in_turn(row, value, order, place)
                 if sent is not None:
-                    (link, asked), sent = sent, None
+                    (link, pending), sent = sent, None
                     place.leave()
-                    return await link.wait(asked)
+                    return await link.wait(pending)
             except NotBegun:
                 place.join()
                 with trio.CancelScope(deadline=deadline) as reaching:
@@ -549,8 +549,8 @@ class Peers:
         link = self._links.get(row)
         if link is None or link.is_gone or self._turns[row].locked():
             return None
-        asked = link.send_now(value, order)
-        return None if asked is None else (link, asked)
+        pending = link.send_now(value, order)
+        return None if pending is None else (link, pending)
 
     async def _send_in_turn(
         self, row: int, value: Any, order: Order, place: LatePlace

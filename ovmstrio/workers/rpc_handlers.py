@@ -34,9 +34,9 @@ class PeerAnswers:
         self._plane = plane
         self._reloading = reloading
 
-    async def answer(self, asked: Any) -> Any:
+    async def answer(self, call: Any) -> Any:
         """Handle an RPC; raises ServerError as the called function."""
-        question, *arguments = asked
+        question, *arguments = call
         if question == SWIFT_STEP:
             return await answer_swift_step(self._plane.registry, arguments)
         if question == STEP:

@@ -193,10 +193,10 @@ class _Worker:
             return SharedLimit(self._board, self._row, maximum)
         return LedgerLimit(self._ledger, name, maximum) if maximum else None
 
-    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
+    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
         owners = PeerOwners(self._peers, self._directory)
         context = LoadContext(
-            lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **lent
+            lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **dependencies
         )
         context.shared(SequenceManagers).directory = self._directory
         return context
