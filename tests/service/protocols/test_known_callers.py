@@ -258,7 +258,7 @@ async def test_concurrent_requests_of_a_caller_are_limited_until_their_end(tmp_p
                 await serving.wait_blocked()
                 refused = await peer.ask(infer_post(BODY, *lines))
                 assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-                assert "has 1 requests under way" in refused.json["error"]
+                assert "has 1 concurrent requests" in refused.json["error"]
             with trio.fail_after(WAIT_SECONDS):
                 await serving.servable.cancelled.wait()
             await serving.wait_closed()
