@@ -89,7 +89,7 @@ async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherw
                     assert ask(client, module, headers=bearer(caller)) is not False, (what, caller)
                 elif what != "ready" or door == "grpc":
                     _assert_refused(
-                        module, ask, client, bearer(caller), ("403", "PERMISSION_DENIED"), "needs the scope"
+                        module, ask, client, bearer(caller), ("403", "PERMISSION_DENIED"), "lacks the scope"
                     )
             if what != "ready" or door == "grpc":
                 _assert_refused(module, ask, client, {}, ("401", "UNAUTHENTICATED"), "authentication required")
@@ -198,7 +198,7 @@ async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Pat
 async def test_changes_of_the_server_are_logged_with_caller_and_client(doors: BothDoors, door: str) -> None:
     def work(client: Any, _: Any) -> None:
         client.unregister_system_shared_memory(headers=bearer("boss"))
-        with pytest.raises(Exception, match="needs the scope admin"):
+        with pytest.raises(Exception, match="lacks the scope admin"):
             client.unregister_system_shared_memory(headers=bearer("reader"))
 
     with capture_logs() as lines:
