@@ -266,7 +266,7 @@ class ServerSettings(BaseModel):
     tls_cert: Path | None = _setting(None, SECURITY, "TLS certificate chain (PEM) of both protocols.")
     tls_key: Path | None = _setting(None, SECURITY, "TLS private key (PEM).")
     client_ca: Path | None = _setting(
-        None, SECURITY, "CA certificate (PEM) for client certificates; requires mutual TLS."
+        None, SECURITY, "CA certificate (PEM); clients must present a certificate of this CA (mutual TLS)."
     )
     api_key_file: Path | None = _setting(
         None,
