@@ -198,9 +198,7 @@ async def test_callers_beyond_the_capacity_keep_the_known_ones(
     write_key_file(file, [CallerEntry("bob", EVERYTHING, sha256="1" * 64, concurrency=1)])
     with capture_logs() as logs:
         assert await access.look()
-    assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [
-        ("credentials not reloaded", True)
-    ]
+    assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [("credentials not reloaded", True)]
 
 
 # Calls

@@ -208,7 +208,9 @@ async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_cl
     allowance = CallerAllowance("shop", requests_per_second=4)
     for _ in range(4):
         allowance.take()
-    with pytest.raises(CallerLimited, match=r"'shop' is limited to 4 requests per second; try again in 0.25 s") as caught:
+    with pytest.raises(
+        CallerLimited, match=r"'shop' is limited to 4 requests per second; try again in 0.25 s"
+    ) as caught:
         allowance.take()
     assert caught.value.retry_after_seconds == pytest.approx(0.25)
     mock_clock.jump(0.25)
