@@ -1,10 +1,10 @@
-"""From what a request shows to the caller that it is of.
+"""Authentication: identification of callers by API key, token or client certificate.
 
 ::
 
-    authorization: Bearer ...  ─┐            ┌─ a key, by its hash
-    x-api-key: ...             ─┼─> digest ──┼─ a token that was seen, until it expires
-    the client's certificate   ─┘            └─ a token, verified ─> by its subject, or with the scopes that it has
+    authorization: Bearer ...  ─┐            ┌─ API key, by its hash
+    x-api-key: ...             ─┼─> digest ──┼─ cached token, until it expires
+    client certificate         ─┘            └─ verified token ─> by its subject, or with its scopes
 """
 
 from __future__ import annotations
@@ -27,21 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["NEVER", "Authentication", "Directory", "Known", "TokenVerifier", "VerifiedClaims", "bearer_of"]
 
-# ----------------------------------------------------------------------
-# The callers that are known now, found by what they show
-# ----------------------------------------------------------------------
+# Caller directory
 
 NEVER: Final = float("inf")
 
 
 class Directory:
-    """Callers by the hashes of their keys, the names in their certificates and the subjects of their tokens.
+    """Callers by key hash, certificate name and token subject.
 
-    Secrets are compared by their hashes alone: how long that takes tells nothing of a key that somebody guesses at.
+    Secrets are compared by hash only, so that timing reveals nothing.
 
     Args:
-        clock: gives the seconds since 1970.
-        ledger: where several processes count what callers do; None where this one is the only one.
+        ledger: counters shared by all workers, or None.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, ledger: Ledger | None = None) -> None:
@@ -53,16 +50,11 @@ class Directory:
         self._subjects: dict[str, tuple[Caller, float]] = {}
 
     def __len__(self) -> int:
-        """Count the callers."""
+        """Return the number of callers."""
         return len(self._callers)
 
     def replace(self, entries: Iterable[CallerEntry], keys: Mapping[str, Caller] | None = None) -> None:
-        """Know these callers from now on, and no others; those that stay as they are keep what they have used.
-
-        Args:
-            entries: of the file.
-            keys: further callers by their keys.
-        """
+        """Replace all callers; unchanged ones keep their used quota."""
         known = self._callers
         self._callers = {entry: known.get(entry) or self._caller(entry) for entry in entries}
         self._keys, self._certificates, self._subjects = {}, {}, {}
@@ -78,16 +70,16 @@ class Directory:
             self._keys[sha256(key.encode()).digest()] = caller, NEVER
 
     def by_key(self, digest: bytes) -> tuple[Caller, float] | None:
-        """Find the caller of a key by the key's hash, and until when it is one, in seconds since 1970."""
+        """Return the caller of a key hash and the expiry in seconds since the epoch."""
         found = self._keys.get(digest)
         return found if self._valid(found) is not None else None
 
     def by_subject(self, subject: str) -> Caller | None:
-        """Find the caller that a token is about."""
+        """Return the caller of a token subject."""
         return self._valid(self._subjects.get(subject))
 
     def by_certificate(self, certificate: Mapping[str, Any]) -> Caller | None:
-        """Find the caller that a verified certificate names, as its common name or an alternative one."""
+        """Return the caller of a verified certificate, by common name or alternative name."""
         for name in _names(certificate):
             found = self._valid(self._certificates.get(name))
             if found is not None:
@@ -112,27 +104,25 @@ def _names(certificate: Mapping[str, Any]) -> Iterable[str]:
     yield from (value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str))
 
 
-# ----------------------------------------------------------------------
-# From what a request shows to the caller that it is of
-# ----------------------------------------------------------------------
+# Authentication
 
 _BEARER: Final = "bearer"
-_MOST_SEEN: Final = 10_000
-"""How many keys and tokens are remembered."""
-_MOST_CHARACTERS: Final = 16_384
-_DOTS_OF_A_TOKEN: Final = 2
+_MAX_CACHED: Final = 10_000
+"""Size limit of the cache of keys and tokens."""
+_MAX_TOKEN_CHARACTERS: Final = 16_384
+_TOKEN_DOTS: Final = 2
 
-_NOTHING_SHOWN: Final = "who calls must be known: send a key or a token as 'authorization: Bearer ...', or 'x-api-key'"
+_NO_CREDENTIALS: Final = "authentication required: send a key or token as 'authorization: Bearer ...' or 'x-api-key'"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedClaims:
-    """What a verified token says.
+    """Claims of a verified token.
 
     Attributes:
         subject: ``sub``.
-        scopes: those of ``scope`` (separated by blanks) or ``scp`` that the server knows.
-        expires_at: when it has to be looked at again, in seconds since 1970.
+        scopes: known scopes of ``scope`` (separated by spaces) or ``scp``.
+        expires_at: time of the next verification, seconds since the epoch.
     """
 
     subject: str
@@ -141,12 +131,11 @@ class VerifiedClaims:
 
 
 class Known(NamedTuple):
-    """Who makes a request, and for how long that need not be asked again.
+    """An identified caller and the validity of that identification.
 
     Attributes:
-        caller: who it is.
-        until: in seconds since 1970; 0 where it has to be asked every time.
-        among: what stands for all callers that there were when it was asked.
+        until: seconds since the epoch; 0 if it must be checked every time.
+        among: cache object at the time; replaced when callers change.
     """
 
     caller: Caller
@@ -155,21 +144,18 @@ class Known(NamedTuple):
 
 
 class TokenVerifier(Protocol):
-    """Verifies tokens."""
+    """Verifier of tokens."""
 
     async def verify(self, token: str) -> VerifiedClaims:
         """Verify a token.
 
         Raises:
-            Unauthenticated: it is not valid; the message says why.
-
-        Cancellation: while keys are fetched.
+            Unauthenticated: the token is invalid; the message has the reason.
         """
-        ...
 
 
 def bearer_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Find the key or token that a request shows; empty if it shows none."""
+    """Return the key or token of a request, or an empty string."""
     shown = ""
     for name, value in headers:
         if name == "authorization":
@@ -182,13 +168,7 @@ def bearer_of(headers: Iterable[tuple[str, str]]) -> str:
 
 
 class Authentication:
-    """Tells who calls.
-
-    Args:
-        directory: the callers that are known.
-        verifier: of tokens; None where there are none.
-        clock: gives the seconds since 1970.
-    """
+    """Identifies callers."""
 
     def __init__(
         self, directory: Directory, verifier: TokenVerifier | None = None, clock: Callable[[], float] = time.time
@@ -200,24 +180,24 @@ class Authentication:
         self._secret = token_bytes()
 
     def forget_seen(self) -> None:
-        """Look again at what every request shows, as callers, or what tokens are verified with, have changed."""
+        """Clear the cache, as callers or signing keys have changed."""
         self._seen = {}
 
     def seen(self, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None) -> Caller | None:
-        """Find the caller of a request that shows what was seen before, and is still valid; None for any other.
+        """Return the cached caller of a request, or None.
 
         Args:
-            headers: in small letters.
-            notes: where those of these very headers are, if they may come again: the caller is noted, and found there.
+            headers: lower-case names and values.
+            notes: cache of these very headers, if they may be repeated.
         """
         seen = self._seen
-        # What was noted counts until callers change, for then there is another dictionary.
-        noted = None if notes is None else notes.get(self)
-        if noted is not None and noted[0] is seen and (noted[2] == NEVER or self._clock() < noted[2]):
-            caller: Caller = noted[1]
+        # Notes are valid until callers change, as the cache is then another dictionary.
+        note = None if notes is None else notes.get(self)
+        if note is not None and note[0] is seen and (note[2] == NEVER or self._clock() < note[2]):
+            caller: Caller = note[1]
             return caller
         shown = bearer_of(headers)
-        known = seen.get(self._mark(shown)) if shown else None
+        known = seen.get(self._digest(shown)) if shown else None
         if known is None or not (known[1] == NEVER or self._clock() < known[1]):
             return None
         if notes is not None:
@@ -225,64 +205,62 @@ class Authentication:
         return known[0]
 
     def holds(self, known: object) -> bool:
-        """Tell whether what :meth:`known` has given is still so."""
+        """Return whether the result of :meth:`known` is still valid."""
         return isinstance(known, Known) and known.among is self._seen and self._clock() < known.until
 
     async def known(self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Known:
-        """Find the caller of a request as :meth:`identify` does, and until when it is that.
+        """Return the caller of a request as :meth:`identify`, with its validity.
 
         Raises:
-            Unauthenticated: as there.
-
-        Cancellation: as there.
+            Unauthenticated: as :meth:`identify`.
         """
         headers, among = tuple(headers), self._seen
         caller = await self.identify(headers, certificate)
         shown = bearer_of(headers)
-        found = self._seen.get(self._mark(shown)) if shown else None
+        found = self._seen.get(self._digest(shown)) if shown else None
         return Known(caller, 0.0 if found is None else found[1], among)
 
-    def _mark(self, shown: str) -> bytes:
-        """Give what a key or token is remembered by, of which nobody can find another with a part in common."""
+    def _digest(self, shown: str) -> bytes:
+        """Return the keyed hash of a secret, so that no one can construct collisions."""
         return blake2b(shown.encode("latin-1", "replace"), key=self._secret, digest_size=16).digest()
 
     async def identify(self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Caller:
-        """Find the caller of a request.
+        """Return the caller of a request.
 
         Args:
-            headers: in small letters.
-            certificate: of the client, verified; what the headers show is heard first.
+            headers: lower-case names and values; have precedence over the certificate.
+            certificate: verified client certificate.
 
         Raises:
-            Unauthenticated: it shows nothing, or what is not known, or not any more.
+            Unauthenticated: missing, unknown or expired credentials.
 
-        Cancellation: while a token's keys are fetched.  No checkpoint for what was seen before.
+        Cancellation: no checkpoint for cached credentials.
         """
         shown = bearer_of(headers)
         if not shown:
             caller = None if certificate is None else self._directory.by_certificate(certificate)
             if caller is None:
-                raise Unauthenticated(_NOTHING_SHOWN)
+                raise Unauthenticated(_NO_CREDENTIALS)
             return caller
         known = self.seen(headers)
         if known is not None:
             return known
         seen = self._seen
-        found = self._directory.by_key(sha256(_bytes_of(shown)).digest()) or await self._verified(shown)
-        if len(seen) >= _MOST_SEEN:
+        found = self._directory.by_key(sha256(_encode(shown)).digest()) or await self._verified(shown)
+        if len(seen) >= _MAX_CACHED:
             seen.clear()
-        # Where callers have changed meanwhile, this is not the one that is asked next time.
-        seen[self._mark(shown)] = found
+        # If callers have changed meanwhile, this is the old cache and the entry has no effect.
+        seen[self._digest(shown)] = found
         return found[0]
 
     async def _verified(self, token: str) -> tuple[Caller, float]:
-        is_token = token.count(".") == _DOTS_OF_A_TOKEN and len(token) <= _MOST_CHARACTERS
+        is_token = token.count(".") == _TOKEN_DOTS and len(token) <= _MAX_TOKEN_CHARACTERS
         if self._verifier is None or not is_token:
-            raise Unauthenticated("the key is not known, or not any more", is_wrong=True)
+            raise Unauthenticated("unknown or expired key", is_wrong=True)
         claims = await self._verifier.verify(token)
         caller = self._directory.by_subject(claims.subject)
         return caller or Caller(claims.subject, "token", claims.scopes), claims.expires_at
 
 
-def _bytes_of(shown: str) -> bytes:
+def _encode(shown: str) -> bytes:
     return shown.encode("latin-1", "replace")

@@ -1,6 +1,6 @@
-"""Headers for code of users: without the key or token that the server itself has taken.
+"""Removal of credential headers before user code sees them.
 
-A header that is not what the caller is known by, such as one of the service's own, is passed on.
+Credentials of the service itself, which did not authenticate the caller, are kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["without_proof"]
 
 _CERTIFICATE: Final = "certificate"
-_SHOWN_IN: Final = frozenset({"authorization", "x-api-key"})
+_CREDENTIAL_HEADERS: Final = frozenset({"authorization", "x-api-key"})
 
 
 def without_proof(headers: Headers) -> Headers:
-    """Give the headers of the running task's request without what its caller is known by, if that is among them."""
+    """Return the headers without the credentials that authenticated the running task's caller."""
     caller = current_caller.get()
     if caller is None or caller.proof == _CERTIFICATE:
         return headers
     shown = bearer_of(headers)
-    return tuple(line for line in headers if line[0] not in _SHOWN_IN or bearer_of((line,)) != shown)
+    return tuple(line for line in headers if line[0] not in _CREDENTIAL_HEADERS or bearer_of((line,)) != shown)

@@ -1,4 +1,4 @@
-"""Where every request shows who makes it, before its body is read."""
+"""Authentication of requests, before their bodies are read."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ log = structlog.get_logger(__name__)
 
 
 def nobody_told(reason: str) -> None:
-    """Leave a refusal uncounted."""
+    """Ignore the rejection."""
     del reason
 
 
-def _reason_of(error: Unauthenticated | MissingScope | CallerLimited) -> str:
+def _rejection_reason(error: Unauthenticated | MissingScope | CallerLimited) -> str:
     if isinstance(error, Unauthenticated):
         return "not_known" if error.is_wrong else "nothing_shown"
     return NO_SCOPE if isinstance(error, MissingScope) else OVER_LIMIT
 
 
 class Gate:
-    """Lets requests in.
+    """Gatekeeper of requests.
 
     Args:
-        authentication: tells who calls.
-        guards_everything: whether all but health is guarded, and not only what generates.
+        guards_everything: whether all endpoints except health are guarded, not only text generation.
 
     Attributes:
-        refused: is told why a request was refused: ``nothing_shown``, ``not_known``, ``scope`` or ``limit``.
-        long_requests: those that go on, and are looked at again.
+        refused: callback with the reason of a rejection: ``nothing_shown``, ``not_known``, ``scope`` or ``limit``.
+        long_requests: open streams, checked again when credentials change.
     """
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
@@ -52,11 +51,9 @@ class Gate:
     def let_in_now(
         self, need: Need, service: str, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None
     ) -> bool:
-        """Let a request in that shows what was seen before, and may do what it asks for; nothing is waited for.
+        """Admit a request with cached credentials and sufficient permission, without waiting.
 
-        Gives False, and has done nothing, for any other request: :meth:`let_in` is asked then, and says why if it
-        refuses.  Args and Ownership as there; ``notes`` are those of headers that may come again, so that they need
-        not be read again.
+        Returns False without effect otherwise; then :meth:`let_in` decides.  ``notes`` is a cache for repeated headers.
         """
         if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
             current_caller.set(None)
@@ -76,21 +73,21 @@ class Gate:
     async def let_in(
         self, need: Need, service: str, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
     ) -> Caller | None:
-        """Let a request in, whose caller is the task's ``current_caller`` from then on.
+        """Authenticate a request and set the task's ``current_caller``.
 
         Args:
-            need: what it needs.
-            service: which one it is about; empty where only its body tells.
-            headers: in small letters.
-            certificate: of the client, verified.
+            need: required permission.
+            service: name of the service; empty if the body names it.
+            headers: lower-case names and values.
+            certificate: verified client certificate.
+
+        Returns:
+            The caller, whose ``leave`` must be called; None without authentication.
 
         Raises:
-            Unauthenticated: it is not known who calls.
-            MissingScope: the caller may not do that.
-            CallerLimited: it does too much of it.
-
-        Ownership: the caller of this must have the caller given leave; None if nobody had to be known.
-        Cancellation: while a token's keys are fetched; nothing is held then.
+            Unauthenticated: missing or wrong credentials.
+            MissingScope: the permission is missing.
+            CallerLimited: the quota is exceeded.
         """
         if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
             current_caller.set(None)
@@ -100,7 +97,7 @@ class Gate:
             caller.demand(need, service)
             caller.enter()
         except (Unauthenticated, MissingScope, CallerLimited) as error:
-            self.refused(_reason_of(error))
+            self.refused(_rejection_reason(error))
             raise
         current_caller.set(caller)
         return caller
@@ -108,16 +105,11 @@ class Gate:
     async def look_again(
         self, need: Need, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
     ) -> Caller | None:
-        """Ask once more whether a request that was let in, and still goes on, may; it is not counted again.
-
-        Args as those of :meth:`let_in`.  Gives whose it is now, who may do something else than before; None where
-        nobody has to be known.
+        """Check an admitted request again, without counting it, and return its caller; None without authentication.
 
         Raises:
-            Unauthenticated: who makes it is not known any more.
-            MissingScope: the caller may not do that any more.
-
-        Cancellation: while a token's keys are fetched.
+            Unauthenticated: the credentials are not valid any more.
+            MissingScope: the permission was removed.
         """
         if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
             return None
@@ -126,12 +118,7 @@ class Gate:
         return caller
 
     async def end_unknown(self) -> None:
-        """End the long requests of those who are not known any more, or may do less than when they began.
-
-        It costs next to nothing while callers stay, and no key ends.
-
-        Cancellation: while a token's keys are fetched; the rest is looked at the next time.
-        """
+        """Cancel open streams with revoked credentials or removed permissions; cheap without changes."""
         for request in self.long_requests:
             if self._authentication.holds(request.known_as):
                 continue
@@ -139,7 +126,7 @@ class Gate:
                 known = await self._authentication.known(request.headers, request.certificate)
                 known.caller.demand_all_of(request.caller)
             except (Unauthenticated, MissingScope) as error:
-                self.refused(_reason_of(error))
+                self.refused(_rejection_reason(error))
                 log.info("stream ended", caller=request.caller.name, reason=error.message)
                 request.end(error)
             else:

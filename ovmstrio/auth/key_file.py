@@ -1,15 +1,14 @@
-"""The file of callers: named keys as hashes, certificates and subjects of tokens, with their scopes and limits.
+"""Callers file: API key hashes, certificate names and token subjects, with scopes and quotas.
 
 ::
 
-    {"callers": [
-      {"name": "shop", "sha256": "9f86...", "scopes": ["infer:resnet*"], "requests_per_second": 50, "concurrency": 8},
-      {"name": "node-7", "certificate": "node-7.example", "scopes": ["metrics"]},
-      {"name": "ci", "subject": "repo:shop/app", "scopes": ["read", "admin"]}
-    ]}
+ {"callers": [
+   {"name": "shop", "sha256": "9f86...", "scopes": ["infer:resnet*"], "requests_per_second": 50, "concurrency": 8},
+   {"name": "node-7", "certificate": "node-7.example", "scopes": ["metrics"]},
+   {"name": "ci", "subject": "repo:shop/app", "scopes": ["read", "admin"]}
+ ]}
 
-A key has 256 random bits, so that its plain hash tells nothing of it, and the entry of a key is found by its hash
-however many there are.
+A key has 256 random bits, so that a plain hash is safe.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _PREFIX: Final = "ovms_"
 _RANDOM_BYTES: Final = 32
 _NAME: Final = re.compile(r"[\w.@:/-]{1,128}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_PROOFS: Final = ("sha256", "certificate", "subject")
+_CREDENTIALS: Final = ("sha256", "certificate", "subject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,10 @@ class CallerEntry:
     """One caller of the file.
 
     Attributes:
-        name: in logs and events.
-        scopes: what it may do.
-        sha256: of its key, in hexadecimal; empty for one that is known by something else.
-        certificate: a name in the client certificate, its common name or an alternative one.
-        subject: ``sub`` of its tokens.
-        requests_per_second: on average; 0 for any number.
-        concurrency: requests under way at once; 0 for any number.
-        tokens_per_minute: of texts that are read and made, on average; 0 for any number.
-        created: day on which the key was made.
-        expires: day from which on (UTC) it is no caller any more; empty for never.
+        sha256: hexadecimal hash of the API key, or empty.
+        certificate: common name or alternative name of the client certificate, or empty.
+        subject: ``sub`` of tokens, or empty.
+        expires: first day (UTC) on which the caller is invalid; empty for never.
     """
 
     name: str
@@ -81,16 +74,16 @@ class CallerEntry:
 
     @property
     def proof(self) -> str:
-        """By what it is known."""
+        """Type of the credential."""
         return "certificate" if self.certificate else "token" if self.subject else "key"
 
     @property
     def expires_at(self) -> float:
-        """When it ends, in seconds since 1970; infinite for never."""
+        """Expiry in seconds since the epoch; infinite for never."""
         return datetime.fromisoformat(self.expires).replace(tzinfo=UTC).timestamp() if self.expires else float("inf")
 
     def document(self) -> dict[str, Any]:
-        """Write it as the file has it: what says nothing is left out."""
+        """Return the JSON entry without empty fields."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if name != "scopes"}
         return {name: value for name, value in fields.items() if value} | {"scopes": list(self.scopes.texts())}
 
@@ -113,42 +106,38 @@ class _Entry(Schema):
 
 
 def new_key() -> str:
-    """Make a key, which nobody can guess."""
+    """Return a new random API key."""
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def digest_of(secret: str) -> str:
-    """Give the hash by which a key is kept."""
+    """Return the hash of an API key."""
     return sha256(secret.encode()).hexdigest()
 
 
 def read_key_file(path: Path) -> list[CallerEntry]:
-    """Read a file; blocking.
+    """Read a callers file; blocking.
 
     Raises:
-        ConfigError: it cannot be read or used; every problem has its line.
+        ConfigError: the file is unreadable or invalid, with all problems.
     """
     try:
         content = read_regular_bytes(path)
     except OSError as error:
-        problem = Problem(f"the file of callers cannot be read: {error.strerror or error}", str(path))
+        problem = Problem(f"callers file not readable: {error.strerror or error}", str(path))
         raise ConfigError([problem]) from None
     return read_callers(content, str(path))
 
 
 def read_callers(content: bytes, file: str) -> list[CallerEntry]:
-    """Read the content of a file.
-
-    Raises:
-        ConfigError: it cannot be used; every problem has its line.
-    """
+    """Parse the content of a callers file; raises ConfigError if invalid, with all problems."""
     document = load_document(content, file)
     findings = Findings(file)
     findings.refuse_repeated(document)
     items = items_of(check_members(document.root, _File, findings), "callers")
     entries = [entry for entry in (_read_entry(item, findings) for item in items) if entry is not None]
-    for what in ("name", *_PROOFS):
-        _refuse_twice(what, items, findings)
+    for what in ("name", *_CREDENTIALS):
+        _refuse_duplicates(what, items, findings)
     if findings.fatal:
         raise ConfigError(by_line(findings.fatal))
     return entries
@@ -159,15 +148,15 @@ def _read_entry(node: Located, findings: Findings) -> CallerEntry | None:
     members = {key: member.plain() for key, member in check_members(node, _Entry, findings).items()}
     if len(findings.fatal) > known:
         return None
-    if sum(bool(members.get(proof)) for proof in _PROOFS) != 1:
-        findings.refuse(node, "by what the caller is known is not clear", expected=f"one of {', '.join(_PROOFS)}")
+    if sum(bool(members.get(proof)) for proof in _CREDENTIALS) != 1:
+        findings.refuse(node, "expected exactly one credential", expected=f"one of {', '.join(_CREDENTIALS)}")
     if not _NAME.fullmatch(members["name"]):
-        findings.refuse(node.find("name"), "no such name", expected="letters, digits and . _ @ : / - (128 at most)")
+        findings.refuse(node.find("name"), "invalid name", expected="letters, digits and . _ @ : / - (128 at most)")
     if members.get("sha256") and not _DIGEST.fullmatch(members["sha256"]):
-        # What stands there instead may be the key itself.
-        findings.refuse(node.find("sha256"), "no hash", expected="64 small hexadecimal digits")
+        # The value is not shown, as it may be the key itself.
+        findings.refuse(node.find("sha256"), "invalid hash", expected="64 lower-case hexadecimal digits")
     if members.get("expires") and not _is_day(members["expires"]):
-        findings.refuse(node.find("expires"), "no such day", expected="YYYY-MM-DD", found=members["expires"])
+        findings.refuse(node.find("expires"), "invalid date", expected="YYYY-MM-DD", found=members["expires"])
     try:
         members["scopes"] = Scopes.parse(members["scopes"])
     except ValueError as error:
@@ -182,22 +171,22 @@ def _is_day(text: str) -> bool:
         return False
 
 
-def _refuse_twice(what: str, items: Sequence[Located], findings: Findings) -> None:
+def _refuse_duplicates(what: str, items: Sequence[Located], findings: Findings) -> None:
     seen: set[Any] = set()
     for item in items:
         node = item.find(what)
         value = node.plain() if what in item.members else None
         if isinstance(value, str) and value in seen:
-            findings.refuse(node, f"another caller has the same {what}", suggestion="remove one of them")
+            findings.refuse(node, f"duplicate {what}", suggestion="remove one of them")
         elif isinstance(value, str):
             seen.add(value)
 
 
 def write_key_file(path: Path, entries: Sequence[CallerEntry]) -> None:
-    """Write a file so that whoever reads it sees the old or the new one; only its owner may read a new one; blocking.
+    """Write the file atomically, readable by its owner only if new; blocking.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     text = json.dumps({"callers": [entry.document() for entry in entries]}, indent=2, ensure_ascii=False) + "\n"
     with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -205,7 +194,7 @@ def write_key_file(path: Path, entries: Sequence[CallerEntry]) -> None:
             file.write(text)
             file.flush()
             if path.exists():
-                # A group that the server reads it by stays.
+                # Keep the mode, as a group may read the file.
                 Path(file.name).chmod(path.stat().st_mode & 0o777)
             os.fsync(file.fileno())
             Path(file.name).replace(path)

@@ -1,4 +1,4 @@
-"""How much a caller may ask for: requests a second, requests at once, and tokens of text a minute."""
+"""Quotas per caller: requests per second, concurrent requests and tokens per minute."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CallerAllowance", "SharedAllowance", "TokenBucket"]
 
-# ----------------------------------------------------------------------
-# How much a caller may ask for: requests a second, requests at once, and tokens of text a minute
-# ----------------------------------------------------------------------
 
 _MINUTE: Final = 60.0
-_ALMOST: Final = 1 - 1e-9
-"""Sums of parts are not exact: what should be one may be a little less."""
+_ALMOST_ONE: Final = 1 - 1e-9
+"""Tolerance for rounding errors of sums."""
 
 
 class TokenBucket:
-    """Lets so many pass a second on average, and as many as it holds at once.
+    """Token bucket.
 
     Args:
-        rate: how many a second.
-        burst: how many it holds; those of a second, but one at least, unless given.
-        clock: gives seconds; trio's unless given.
+        burst: capacity; by default the tokens of one second, at least 1.
     """
 
     __slots__ = ("_burst", "_clock", "_filled_at", "_rate", "_tokens")
@@ -48,7 +43,7 @@ class TokenBucket:
 
     @property
     def level(self) -> Bucket:
-        """What is left, and when that was counted."""
+        """Tokens left and the time of the count."""
         return Bucket(self._tokens, self._filled_at or 0.0)
 
     @level.setter
@@ -56,38 +51,30 @@ class TokenBucket:
         self._tokens, self._filled_at = level if level.filled_at else (self._burst, None)
 
     def take(self) -> float:
-        """Take one; gives 0, or the seconds after which there will be one where there is none."""
+        """Take a token; return 0, or the seconds until one is available."""
         seconds = self.wait()
         if not seconds:
             self._tokens -= 1
         return seconds
 
     def wait(self) -> float:
-        """Give the seconds after which there will be one; 0 where there is one."""
+        """Return the seconds until a token is available; 0 if there is one."""
         now = self._clock()
         if self._filled_at is not None:
             self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
-        return 0.0 if self._tokens >= _ALMOST else (1 - self._tokens) / self._rate
+        return 0.0 if self._tokens >= _ALMOST_ONE else (1 - self._tokens) / self._rate
 
     def spend(self, number: int) -> None:
-        """Take as many as were used, be it more than there are: what is missing has to come in before the next one."""
+        """Remove tokens, possibly below zero: the debt must be refilled before the next request."""
         self.wait()
         self._tokens -= number
 
 
 class CallerAllowance:
-    """The limits of one caller, whichever way its requests come.
+    """Quota of one caller."""
 
-    Args:
-        name: of the caller, for refusals.
-        requests_per_second: on average; 0 for any number.
-        concurrency: requests under way at once; 0 for any number.
-        tokens_per_minute: of texts that are read and made, on average; 0 for any number.
-        clock: gives seconds; trio's unless given.
-    """
-
-    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_texts", "_tokens_per_minute", "under_way")
+    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_token_bucket", "_tokens_per_minute", "under_way")
 
     def __init__(
         self,
@@ -103,110 +90,96 @@ class CallerAllowance:
         self._bucket = TokenBucket(requests_per_second, clock=clock) if requests_per_second else None
         self._tokens_per_minute = tokens_per_minute
         per_second = tokens_per_minute / _MINUTE
-        self._texts = TokenBucket(per_second, tokens_per_minute, clock) if tokens_per_minute else None
+        self._token_bucket = TokenBucket(per_second, tokens_per_minute, clock) if tokens_per_minute else None
         self._concurrency = concurrency
         self.under_way = 0
 
     def take(self) -> None:
-        """Count one more request.
+        """Count a new request.
 
         Raises:
-            CallerLimited: it is one too many; the message says of what, and when to come again.
+            CallerLimited: the quota is exceeded; the message has the limit and the retry time.
         """
         if self._concurrency and self.under_way >= self._concurrency:
-            raise CallerLimited(f"{self._name!r} has {self.under_way} requests under way, which is all that it may")
+            raise CallerLimited(f"{self._name!r} has {self.under_way} concurrent requests, which is its limit")
         seconds = self._bucket.take() if self._bucket is not None else 0.0
         if seconds:
-            text = f"{self._name!r} may make {self._rate:g} requests a second; try again in {seconds:.2g} s"
+            text = f"{self._name!r} is limited to {self._rate:g} requests per second; try again in {seconds:.2g} s"
             raise CallerLimited(text, retry_after_seconds=seconds)
         self.under_way += 1
 
     def give_back(self) -> None:
-        """Count one less under way."""
+        """Count a finished request."""
         self.under_way -= 1
 
     def check_tokens(self) -> None:
-        """Let a request that reads or makes tokens pass, whose number is told by :meth:`spend_tokens` later.
+        """Check the token quota; :meth:`spend_tokens` counts the tokens later.
 
         Raises:
-            CallerLimited: those before it have used up what there is; the message says when to come again.
+            CallerLimited: earlier requests have used up the quota.
         """
-        seconds = self._texts.wait() if self._texts is not None else 0.0
+        seconds = self._token_bucket.wait() if self._token_bucket is not None else 0.0
         if seconds:
-            text = f"{self._name!r} may use {self._tokens_per_minute} tokens a minute; try again in {seconds:.2g} s"
+            limit = f"{self._tokens_per_minute} tokens per minute"
+            text = f"{self._name!r} is limited to {limit}; try again in {seconds:.2g} s"
             raise CallerLimited(text, retry_after_seconds=seconds)
 
     def spend_tokens(self, number: int) -> None:
-        """Count tokens that were read or made."""
-        if self._texts is not None:
-            self._texts.spend(number)
+        """Count prompt or completion tokens."""
+        if self._token_bucket is not None:
+            self._token_bucket.spend(number)
 
 
-# ----------------------------------------------------------------------
-# How much a caller may ask for of a server that several processes are
-# ----------------------------------------------------------------------
+# Shared quotas
 
 
 class SharedAllowance(CallerAllowance):
-    """The limits of one caller, counted by all processes in memory that they share: exact, and nobody is asked.
+    """Quota of one caller, counted exactly in memory shared by all workers."""
 
-    Args:
-        ledger: where they count.
-        entry: of the caller.
-    """
-
-    __slots__ = ("_account", "_ledger")
+    __slots__ = ("_counters", "_ledger")
 
     def __init__(self, ledger: Ledger, entry: CallerEntry) -> None:
         limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
-        # Clocks of trio differ from process to process.
+        # trio's clock differs between processes.
         super().__init__(entry.name, *limits, clock=time.monotonic)
         self._ledger = ledger
-        # What is counted goes on where everything about a caller stays as it is, in whichever process.
-        self._account = ledger.account(f"caller {entry!r}")
+        # The key contains all settings, so that counts continue only while a caller is unchanged.
+        self._counters = ledger.account(f"caller {entry!r}")
 
     @contextmanager
-    def _up_to_date(self) -> Iterator[None]:
-        """Have within the block what all processes have counted."""
-        buckets = [(number, each) for number, each in enumerate((self._bucket, self._texts)) if each is not None]
+    def _synchronized(self) -> Iterator[None]:
+        """Load the shared counts for the block and store them afterwards."""
+        buckets = [(number, each) for number, each in enumerate((self._bucket, self._token_bucket)) if each is not None]
         with self._ledger.locked():
-            elsewhere = self._account.elsewhere().under_way
-            self.under_way = self._account.under_way + elsewhere
+            elsewhere = self._counters.elsewhere().under_way
+            self.under_way = self._counters.under_way + elsewhere
             for number, each in buckets:
-                each.level = self._account.bucket(number)
+                each.level = self._counters.bucket(number)
             try:
                 yield
             finally:
-                self._account.write(self.under_way - elsewhere)
+                self._counters.write(self.under_way - elsewhere)
                 for number, each in buckets:
-                    self._account.fill(number, each.level)
+                    self._counters.fill(number, each.level)
 
     def take(self) -> None:
-        """Count one more request.
-
-        Raises:
-            CallerLimited: it is one too many.
-        """
-        with self._up_to_date():
+        """Count a new request; raises CallerLimited if the quota is exceeded."""
+        with self._synchronized():
             super().take()
 
     def give_back(self) -> None:
-        """Count one less under way."""
-        with self._up_to_date():
+        """Count a finished request."""
+        with self._synchronized():
             super().give_back()
 
     def check_tokens(self) -> None:
-        """Let a request that reads or makes tokens pass.
-
-        Raises:
-            CallerLimited: those before it have used up what there is.
-        """
-        if self._texts is not None:
-            with self._up_to_date():
+        """Check the token quota; raises CallerLimited if earlier requests have used up the quota."""
+        if self._token_bucket is not None:
+            with self._synchronized():
                 super().check_tokens()
 
     def spend_tokens(self, number: int) -> None:
-        """Count tokens that were read or made."""
-        if self._texts is not None and number:
-            with self._up_to_date():
+        """Count prompt or completion tokens."""
+        if self._token_bucket is not None and number:
+            with self._synchronized():
                 super().spend_tokens(number)

@@ -1,11 +1,11 @@
-"""Requests that go on for long, such as streams, which end when it is not known any more who makes them.
+"""Open streams, cancelled when the credentials of their callers are revoked.
 
 ::
 
-    a door: with while_known(headers, certificate): ...   one entry for as long as the block lasts
-    the gate, whenever files of callers have been looked at ──> end(error) of those whose key is gone or over
+    front end: with while_known(headers, certificate): ...     one entry within the block
+    gate, after credentials were reloaded ──> end(error) of streams with revoked or expired credentials
 
-A message of a stream costs nothing: who makes a request is asked for when callers change, or a key ends.
+Messages cost nothing: callers are checked only when credentials change or expire.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ __all__ = ["LongRequest", "LongRequests", "begin_long", "long_requests", "while_
 
 
 class LongRequest:
-    """One request that goes on.
+    """One open stream.
 
     Args:
-        caller: who makes it.
-        headers: that it came with, in small letters.
-        certificate: of the client, verified.
+        headers: of the request, with lower-case names.
 
     Attributes:
-        error: what has ended it; None while it goes on.
-        known_as: what whoever looks has found last.
-        scope: what is cancelled then.
+        error: reason of the cancellation, or None.
+        known_as: last identification of the caller.
     """
 
     __slots__ = ("caller", "certificate", "error", "headers", "known_as", "scope")
@@ -53,49 +50,46 @@ class LongRequest:
         self.scope = trio.CancelScope()
 
     def end(self, error: ServerError) -> None:
-        """End it; the first error counts."""
+        """Cancel the stream; the first error counts."""
         if self.error is None:
             self.error = error
             self.scope.cancel()
 
 
 class LongRequests:
-    """Those of one server that go on now."""
+    """Open streams of one server."""
 
     def __init__(self) -> None:
         self._open: set[LongRequest] = set()
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of streams."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[LongRequest]:
-        """Go through those that there are now, of which some may end meanwhile."""
+        """Iterate over a snapshot."""
         return iter(tuple(self._open))
 
     def add(self, request: LongRequest) -> None:
-        """Know one more."""
+        """Add a stream."""
         self._open.add(request)
 
     def remove(self, request: LongRequest) -> None:
-        """Forget one that has ended."""
+        """Remove a finished stream."""
         self._open.discard(request)
 
 
 long_requests: Final[ContextVar[LongRequests | None]] = ContextVar("long_requests", default=None)
-"""Those of the server that the running task is of; None where nobody has to be known."""
+"""Open streams of the running task's server; None without authentication."""
 
 
 def begin_long(
     headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
 ) -> tuple[LongRequest, Callable[[], None]] | None:
-    """Know the running task's request as one that goes on; None where nobody has to be known.
+    """Register the running task's request; None without authentication.
 
-    Args:
-        headers: of the request, in small letters.
-        certificate: of the client, verified.
-
-    Ownership: what is given must be called once, when the request has ended.
+    Returns:
+        The entry and a function that must be called once at the end of the request.
     """
     every, caller = long_requests.get(), current_caller.get()
     if every is None or caller is None:
@@ -107,15 +101,13 @@ def begin_long(
 
 @contextmanager
 def while_known(headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Iterator[None]:
-    """Run the block for as long as it is known who makes the running task's request.
-
-    Args as those of :func:`begin_long`.
+    """Run the block until the caller's credentials are revoked.
 
     Raises:
-        Unauthenticated: it was cancelled, as it is not known any more who makes it.
-        MissingScope: likewise, as that caller may do less than when it began.
+        Unauthenticated: the credentials were revoked.
+        MissingScope: a permission was removed.
 
-    Cancellation: the block is cancelled then, and the error takes the place of its end.
+    Cancellation: the block is cancelled on revocation, and the error is raised instead.
     """
     begun = begin_long(headers, certificate)
     if begun is None:

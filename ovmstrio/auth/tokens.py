@@ -1,4 +1,4 @@
-"""JSON Web Tokens: signed by keys that are known, for this server, now."""
+"""Verification of JSON Web Tokens with keys of a file or an OpenID Connect issuer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FileKeys", "IssuerKeys", "SigningKeys", "TokenRules", "Tokens", "read_key_set"]
 
-# ----------------------------------------------------------------------
-# JSON Web Tokens: signed by keys that are known, for this server, now
-# ----------------------------------------------------------------------
 
 _ALGORITHMS: Final = (
     "RS256",
@@ -42,75 +39,60 @@ _ALGORITHMS: Final = (
     "EdDSA",
     "Ed25519",
 )
-"""Only such as have public keys: with one that signs and verifies by one secret, whoever verifies could sign."""
+"""Public-key algorithms only: with symmetric ones, every verifier could sign."""
 _SYMMETRIC: Final = "oct"
-_LONGEST_SUBJECT: Final = 256
-"""Characters of ``sub``, which is the caller's name in logs and events."""
-_LONGEST_SECONDS: Final = 300.0
-"""How long a token is taken for valid without another look at it."""
+_MAX_SUBJECT_CHARACTERS: Final = 256
+"""Maximum length of ``sub``, the caller's name in logs and events."""
+_MAX_CACHE_SECONDS: Final = 300.0
+"""Maximum time until a token is verified again."""
 
 
 class SigningKeys(Protocol):
-    """The public keys of who signs tokens."""
+    """Public keys of a token issuer."""
 
     async def current(self) -> KeySet:
-        """Give the keys that are known.
-
-        Raises:
-            Unauthenticated: there are none yet, and they cannot be had.
-
-        Cancellation: while they are fetched.
-        """
-        ...
+        """Return the keys; raises Unauthenticated if there are none."""
 
     async def renewed(self) -> bool:
-        """Look for keys that are newer than those known; False if there are none.
-
-        Cancellation: as :meth:`current`.
-        """
-        ...
+        """Fetch newer keys; return False if there are none."""
 
 
 class FileKeys:
-    """Keys of a file, which whoever watches it puts in place."""
+    """Keys of a file, replaced by the file watcher."""
 
     def __init__(self, keys: KeySet) -> None:
         self.keys = keys
 
     async def current(self) -> KeySet:
-        """Give the keys.  Not a checkpoint."""
+        """Return the keys.  Not a checkpoint."""
         return self.keys
 
     async def renewed(self) -> bool:
-        """Leave it to the watcher.  Not a checkpoint."""
+        """Return False: the file watcher replaces the keys.  Not a checkpoint."""
         return False
 
 
 def read_key_set(document: Any, origin: str) -> KeySet:
-    """Read a JSON Web Key Set.
-
-    Raises:
-        ConfigError: it is none, or has a key that is not a public one.
-    """
+    """Parse a JSON Web Key Set; raises ConfigError if invalid or not public."""
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
-        raise ConfigError([Problem("no JSON Web Key Set", origin, expected='{"keys": [...]}')])
+        raise ConfigError([Problem("not a JSON Web Key Set", origin, expected='{"keys": [...]}')])
     if any(key.get("kty") == _SYMMETRIC for key in keys):
-        raise ConfigError([Problem("a key set with a secret key", origin, expected="public keys alone")])
+        raise ConfigError([Problem("the key set has a secret key", origin, expected="public keys only")])
     try:
         return KeySet.import_key_set({"keys": keys})
     except (JoseError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError([Problem(f"a key cannot be used: {error}", origin)]) from None
+        raise ConfigError([Problem(f"invalid key: {error}", origin)]) from None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What tokens must say.
+    """Required claims.
 
     Attributes:
         issuer: ``iss``; empty for any.
-        audience: among their ``aud``; empty for any.
-        leeway_seconds: by which clocks may differ.
+        audience: one of ``aud``; empty for any.
+        leeway_seconds: clock skew tolerance.
     """
 
     issuer: str = ""
@@ -119,32 +101,24 @@ class TokenRules:
 
 
 class Tokens:
-    """Verifies tokens.
-
-    Args:
-        keys: of who signs them.
-        rules: what they must say.
-        clock: gives the seconds since 1970.
-    """
+    """Token verifier."""
 
     def __init__(self, keys: SigningKeys, rules: TokenRules, clock: Callable[[], float] = time.time) -> None:
         self._keys = keys
         self._rules = rules
         self._clock = clock
-        asked: dict[str, Any] = {"sub": {"essential": True}, "exp": {"essential": True}}
+        required: dict[str, Any] = {"sub": {"essential": True}, "exp": {"essential": True}}
         if rules.issuer:
-            asked["iss"] = {"essential": True, "value": rules.issuer}
+            required["iss"] = {"essential": True, "value": rules.issuer}
         if rules.audience:
-            asked["aud"] = {"essential": True, "value": rules.audience}
-        self._registry = jwt.JWTClaimsRegistry(now=lambda: int(clock()), leeway=rules.leeway_seconds, **asked)
+            required["aud"] = {"essential": True, "value": rules.audience}
+        self._registry = jwt.JWTClaimsRegistry(now=lambda: int(clock()), leeway=rules.leeway_seconds, **required)
 
     async def verify(self, token: str) -> VerifiedClaims:
         """Verify a token.
 
         Raises:
-            Unauthenticated: it is not valid; the message says why, and nothing of what is in it.
-
-        Cancellation: while keys are fetched.
+            Unauthenticated: the token is invalid; the message has the reason and no content of the token.
         """
         try:
             claims = await self._claims(token)
@@ -152,123 +126,110 @@ class Tokens:
             until = float(claims["exp"]) + self._rules.leeway_seconds
         except (JoseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             reason = getattr(error, "description", "") or getattr(error, "error", "") or type(error).__name__
-            raise Unauthenticated(f"the token is not valid: {reason}", is_wrong=True) from None
-        if len(claims["sub"]) > _LONGEST_SUBJECT or not claims["sub"].isprintable():
-            raise Unauthenticated("the token is not valid: its subject is no name that a log can have", is_wrong=True)
-        return VerifiedClaims(claims["sub"], _scopes(claims), min(until, self._clock() + _LONGEST_SECONDS))
+            raise Unauthenticated(f"invalid token: {reason}", is_wrong=True) from None
+        if len(claims["sub"]) > _MAX_SUBJECT_CHARACTERS or not claims["sub"].isprintable():
+            raise Unauthenticated("invalid token: subject too long or not printable", is_wrong=True)
+        return VerifiedClaims(claims["sub"], _scopes(claims), min(until, self._clock() + _MAX_CACHE_SECONDS))
 
     async def _claims(self, token: str) -> dict[str, Any]:
         keys = await self._keys.current()
         try:
             return jwt.decode(token, keys, algorithms=_ALGORITHMS).claims
         except InvalidKeyIdError:
-            # Its signer may have a new key.
+            # The issuer may have rotated its keys.
             if not await self._keys.renewed():
                 raise
         return jwt.decode(token, await self._keys.current(), algorithms=_ALGORITHMS).claims
 
 
 def _scopes(claims: Mapping[str, Any]) -> Scopes:
-    said = claims.get("scope", claims.get("scp", ""))
-    texts = said.split() if isinstance(said, str) else said
+    scope = claims.get("scope", claims.get("scp", ""))
+    texts = scope.split() if isinstance(scope, str) else scope
     return Scopes.known_of(text for text in texts if isinstance(text, str)) if isinstance(texts, list) else Scopes()
 
 
-# ----------------------------------------------------------------------
-# The keys of an OpenID Connect issuer, fetched when a token needs them and again when they may have changed
-# ----------------------------------------------------------------------
+# OpenID Connect
 
 log = structlog.get_logger(__name__)
 
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _FETCH_SECONDS: Final = 10.0
-_MOST_BYTES: Final = 2**20
-_RENEWAL_SECONDS: Final = 30.0
-"""How often strangers' tokens can have the issuer asked."""
-_KEPT_SECONDS: Final = 3600.0
-"""How long keys are used before they are fetched again, so that one that the issuer withdraws ends."""
+_MAX_BYTES: Final = 2**20
+_MIN_FETCH_INTERVAL_SECONDS: Final = 30.0
+"""Minimum interval of requests to the issuer, whatever tokens are sent."""
+_MAX_AGE_SECONDS: Final = 3600.0
+"""Maximum age of keys, so that withdrawn keys expire."""
 
 
 class IssuerKeys:
-    """The keys that an issuer publishes.
+    """Published keys of an issuer, fetched on demand.
 
     Args:
-        issuer: its address, below which it describes itself.
-        make_client: makes what fetches.
+        issuer: URL of the issuer.
     """
 
     def __init__(self, issuer: str, make_client: Callable[[], httpx.AsyncClient] = httpx.AsyncClient) -> None:
         self._issuer = issuer.rstrip("/")
         self._make_client = make_client
         self._keys: KeySet | None = None
-        self._asked_at = float("-inf")
+        self._requested_at = float("-inf")
         self._fetched_at = float("-inf")
-        self._asking = trio.Lock()
+        self._lock = trio.Lock()
 
     async def current(self) -> KeySet:
-        """Give the keys, fetched where there are none, or old ones.
+        """Return the keys; fetch missing or old ones.
 
         Raises:
-            Unauthenticated: there are none, and they cannot be had now.
-
-        Cancellation: while they are fetched.
+            Unauthenticated: there are no keys, and they cannot be fetched.
         """
-        if self._keys is None or trio.current_time() - self._fetched_at > _KEPT_SECONDS:
+        if self._keys is None or trio.current_time() - self._fetched_at > _MAX_AGE_SECONDS:
             await self.renewed()
         if self._keys is None:
-            raise Unauthenticated("tokens cannot be verified now: the keys of their issuer cannot be had")
+            raise Unauthenticated("token verification unavailable: signing keys of the issuer not available")
         return self._keys
 
     async def renewed(self) -> bool:
-        """Fetch the keys unless that was done just now; False where it was, or where they cannot be had.
-
-        Cancellation: while they are fetched.
-        """
-        asked_at = self._asked_at
-        async with self._asking:
-            if self._asked_at != asked_at:
-                # Somebody else has asked meanwhile.
-                return self._fetched_at >= self._asked_at
-            if trio.current_time() - self._asked_at < _RENEWAL_SECONDS:
+        """Fetch the keys; return False if they were fetched just now or cannot be fetched."""
+        requested_at = self._requested_at
+        async with self._lock:
+            if self._requested_at != requested_at:
+                # Another task has fetched them meanwhile.
+                return self._fetched_at >= self._requested_at
+            if trio.current_time() - self._requested_at < _MIN_FETCH_INTERVAL_SECONDS:
                 return False
-            self._asked_at = trio.current_time()
+            self._requested_at = trio.current_time()
             try:
                 about = {"url.full": self._issuer + _DISCOVERY}
-                with trio.fail_after(_FETCH_SECONDS), part_of_server("fetch keys of tokens", about):
+                with trio.fail_after(_FETCH_SECONDS), part_of_server("fetch signing keys", about):
                     self._keys = await self._fetch()
             except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError, OSError) as error:
-                log.error("keys of the issuer cannot be had", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - theirs
+                log.error("signing keys not fetched", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - an expected error
                 return False
             self._fetched_at = trio.current_time()
             return True
 
     async def _fetch(self) -> KeySet:
         async with self._make_client() as client:
-            told = await _document(client, f"{self._issuer}{_DISCOVERY}")
-            name = told.get("issuer")
+            metadata = await _document(client, f"{self._issuer}{_DISCOVERY}")
+            name = metadata.get("issuer")
             if not isinstance(name, str) or name.rstrip("/") != self._issuer:
-                raise ValueError(f"the issuer calls itself {name!r}")
-            address = told.get("jwks_uri")
+                raise ValueError(f"unexpected issuer {name!r}")
+            address = metadata.get("jwks_uri")
             if not isinstance(address, str) or urlsplit(address).scheme not in {"https", urlsplit(self._issuer).scheme}:
-                raise ValueError(f"the issuer has its keys at {address!r}")
+                raise ValueError(f"unsafe jwks_uri {address!r}")
             return read_key_set(await _document(client, address), address)
 
 
 async def _document(client: httpx.AsyncClient, address: str) -> dict[str, Any]:
-    """Fetch an object of JSON, which is bounded.
-
-    Raises:
-        httpx.HTTPError: it cannot be had.
-        ValueError: it is too large, or no object.
-    """
+    """Fetch a JSON object of bounded size."""
     content = b""
     async with client.stream("GET", address) as response:
         response.raise_for_status()
         async for piece in response.aiter_bytes():
             content += piece
-            if len(content) > _MOST_BYTES:
-                raise ValueError(f"{address} has more than {_MOST_BYTES} bytes")
+            if len(content) > _MAX_BYTES:
+                raise ValueError(f"{address} has more than {_MAX_BYTES} bytes")
     document = orjson.loads(content)
     if not isinstance(document, dict):
-        raise ValueError(f"{address} has no object")  # noqa: TRY004 - the answer is wrong, not the code
+        raise ValueError(f"{address} is not a JSON object")  # noqa: TRY004 - the answer is wrong, not the code
     return document

@@ -1,4 +1,4 @@
-"""One ``config.json`` as the kinds of services read it: each takes its own lists, and says what they configure."""
+"""Parser of OVMS's ``config.json``: each service kind reads its own lists."""
 
 from __future__ import annotations
 
@@ -40,10 +40,6 @@ __all__ = [
     "with_article",
 ]
 
-# ----------------------------------------------------------------------
-# One ``config.json`` as the kinds of services read it: each takes its own lists, and says what they configure
-# ----------------------------------------------------------------------
-
 
 class _SubconfigFile(Schema):
     model_config_list: list[Any]
@@ -51,13 +47,12 @@ class _SubconfigFile(Schema):
 
 @dataclass(slots=True)
 class Subconfigs:
-    """Reads each file once, however many graphs name it.
+    """Subconfiguration files of graphs; each is read once.
 
     Attributes:
-        cache_dir: where models keep what was compiled.
-        known: the models so far, by name; those of a usable file are added.
-        contents: what was read, None for files that are not there.
-        problems: those that belong to no model and no graph.
+        known: models by name; models of valid files are added.
+        contents: file contents, None for missing files.
+        problems: problems that belong to no service.
     """
 
     cache_dir: Path | None
@@ -67,7 +62,7 @@ class Subconfigs:
     _faults: dict[Path, tuple[Problem, ...]] = field(default_factory=dict)
 
     def read(self, path: Path) -> tuple[Problem, ...]:
-        """Read a file and give the problems for which it cannot be used; one that is not there has none."""
+        """Read a file and return its fatal problems; a missing file has none."""
         if path not in self._faults:
             self._faults[path] = self._read(path)
         return self._faults[path]
@@ -91,77 +86,69 @@ class Subconfigs:
         entries.read(top["model_config_list"].value if "model_config_list" in top else ())
         if findings.fatal:
             return by_line([*findings.fatal, *findings.problems])
-        self._refuse_others(entries)
+        self._refuse_other_kinds(entries)
         self.known |= entries.known
         self.problems += by_line(findings.problems)
         return ()
 
-    def _refuse_others(self, entries: ModelEntries) -> None:
-        """Note that what is no model of this server's is configured with the others, and not with a graph."""
+    def _refuse_other_kinds(self, entries: ModelEntries) -> None:
         for what, nodes in (("a graph", entries.graphs), ("a model of another server", entries.remotes)):
             for node in nodes:
-                message = f"{what} cannot be configured beside another graph, so this one is not served"
+                message = f"{what} is not allowed in a subconfig and is ignored"
                 problem = Problem(message, suggestion="move it to the main configuration file")
                 entries.findings.problems.append(entries.findings.place(node, problem))
 
 
 def with_article(kind: str) -> str:
-    """Give a kind's name for the middle of a sentence."""
+    """Return a kind's name with its indefinite article."""
     return f"an {kind}" if kind.startswith(tuple("aeiou")) else f"a {kind}"
 
 
 @dataclass
 class ConfigFile:
-    """What is known of one file while it is read.
-
-    Attributes:
-        findings: the problems of the file.
-        directory: where the paths in the file lead on from.
-        members: its lists and objects, by their keys.
-        cache_dir: where models keep what was compiled.
-    """
+    """Parser state of one file."""
 
     findings: Findings
     directory: Path
     members: dict[str, Located]
     cache_dir: Path | None = None
-    _first: dict[tuple[str, str], Located] = field(default_factory=dict)
+    _first_entries: dict[tuple[str, str], Located] = field(default_factory=dict)
 
     @cached_property
     def models(self) -> ModelEntries:
-        """The models so far, and the entries beside them that are graphs."""
+        """Models of the file, and graphs and remote models among them."""
         entries = ModelEntries(self.findings, self.directory, self.cache_dir, {})
         entries.read(self.items(ModelEntries.section))
         return entries
 
     @cached_property
     def subconfigs(self) -> Subconfigs:
-        """The files that configure further models, which become known with the others."""
+        """Subconfiguration files, which add models."""
         return Subconfigs(self.cache_dir, self.models.known)
 
     def items(self, section: str) -> list[Located]:
-        """Give the entries of a list that may be missing."""
+        """Return the entries of an optional list."""
         return items_of(self.members, section)
 
     def place(self, entry: Located) -> Place:
-        """Say where an entry is."""
+        """Return the position of an entry."""
         return Place(self.findings.file, entry)
 
     def origin(self, entry: Located) -> str:
-        """Say where an entry is, for messages."""
+        """Return the position of an entry as text."""
         return f"{self.findings.file}:{entry.line}"
 
     def is_first(self, kind: str, entry: Located, named: Located) -> bool:
-        """Tell whether no entry of a kind had this name before; of the others it is noted that they are left out."""
-        first = self._first.setdefault((kind, named.value), entry)
+        """Return whether the name is new within a kind; otherwise warn that the entry is ignored."""
+        first = self._first_entries.setdefault((kind, named.value), entry)
         if first is not entry:
-            message = f"there is {with_article(kind)} {named.value!r} already, so this one is left out"
-            self.findings.warn(named, message, f"line {first.line} has it")
+            message = f"duplicate {kind} {named.value!r}, ignored"
+            self.findings.warn(named, message, f"first defined in line {first.line}")
         return first is entry
 
 
 class ReadsConfig(Protocol):
-    """What a kind of service says of its entries; ``ovmstrio.serving.kind.Kind`` is one."""
+    """Configuration parser of a service kind; implemented by ``ovmstrio.serving.kind.Kind``."""
 
     section: ClassVar[str]
     further_sections: ClassVar[tuple[str, ...]]
@@ -169,19 +156,15 @@ class ReadsConfig(Protocol):
 
     @property
     def spec(self) -> type[ServableSpec]:
-        """What its entries become."""
-        ...
+        """Specification class of the entries."""
 
     def read(self, file: ConfigFile) -> Sequence[ServableSpec]:
-        """Read the entries in their order; of two with one name the first counts."""
-        ...
+        """Parse the entries in order; the first of a name is used."""
 
 
-# ----------------------------------------------------------------------
-# OVMS's ``config.json``, read into specs with every problem of the file at once
-# ----------------------------------------------------------------------
+# File
 
-_NOT_SERVED: Final = "is not served by this version"
+_NOT_SERVED: Final = "is not supported"
 
 Object = dict[str, Any]
 
@@ -203,7 +186,7 @@ class _Metrics(Schema):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was understood of a file: ``fatal`` problems make it unusable, whatever ``spec`` holds."""
+    """Result of parsing; with ``fatal`` problems the file is unusable."""
 
     spec: ServerSpec
     fatal: tuple[Problem, ...]
@@ -212,22 +195,21 @@ class Examined:
 def parse_config(
     kinds: Iterable[ReadsConfig], content: bytes, path: Path, *, cache_dir: Path | None = None
 ) -> ServerSpec:
-    """Read the content of a file.
+    """Parse the content of a configuration file.
 
-    Who watches a file that others write reads it again after a pause when this fails, because it may be half written.
+    A watcher should retry after a pause, as the file may be partly written.
 
     Args:
-        kinds: read the lists of their services; a name that several use is the first one's of them.
-        content: what the file holds.
-        path: where it lies, for messages and for the paths in it, which lead on from its directory.
-        cache_dir: where models keep what was compiled; the file cannot say.
+        kinds: parsers of the lists; on name conflicts, earlier kinds have precedence.
+        content: file content.
+        path: for messages and relative paths.
+        cache_dir: cache of compiled models.
 
     Returns:
-        What to serve.  Anything whose settings cannot be used is there with its problems, and must not be
-        loaded; the specification's own problems are of neither, or warnings.
+        The configuration.  Services with errors are included with their problems and must not be loaded.
 
     Raises:
-        ConfigError: the file as a whole cannot be used; lists every problem that it has.
+        ConfigError: the file is unusable, with all problems.
     """
     examined = examine_config(kinds, content, path, cache_dir=cache_dir)
     if examined.fatal:
@@ -240,15 +222,15 @@ def parse_config(
 def examine_config(
     kinds: Iterable[ReadsConfig], content: bytes, path: Path, *, cache_dir: Path | None = None
 ) -> Examined:
-    """Read the content of a file as far as it can be understood; see :func:`parse_config`.
+    """Parse a configuration file as far as possible; see :func:`parse_config`.
 
     Raises:
-        ConfigError: it is not JSON.
+        ConfigError: not JSON.
     """
     document = load_document(content, str(path))
     findings = Findings(str(path))
     findings.refuse_repeated(document)
-    # Paths in the file must not come to hold the `..` that led to the file.
+    # Resolved, so that paths do not contain the `..` of the file's path.
     directory = path.parent.resolve()
     kinds = tuple(kinds)
     members = check_members(document.root, _schema(kinds), findings)
@@ -256,7 +238,7 @@ def examine_config(
     services = _read_services(kinds, file)
     metrics = _read_monitoring(members["monitoring"], findings) if "monitoring" in members else None
     for item in items_of(members, "custom_loader_config_list"):
-        findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is left out")
+        findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is ignored")
     spec = ServerSpec(
         services=services,
         metrics=metrics,
@@ -267,9 +249,9 @@ def examine_config(
 
 
 def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tuple[int, str, str]]:
-    """Check a list of metric families; gives the position, the message and the suggestion of each wrong one.
+    """Return position, message and suggestion of each invalid metric family.
 
-    With ``patterns`` they are patterns of the names of any families, and else names of OVMS's.
+    With ``patterns`` the names are glob patterns of all families, else OVMS family names.
     """
     wrong = []
     known = (*FAMILIES, *OWN_FAMILIES) if patterns else tuple(FAMILIES)
@@ -278,7 +260,7 @@ def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tupl
             suggestion = did_you_mean(name, known, otherwise=f"known are {', '.join(known)}")
             wrong.append((index, f"unknown metric family {name!r}", suggestion))
         elif name in names[:index]:
-            wrong.append((index, f"the metric family {name!r} is given twice", "remove one of them"))
+            wrong.append((index, f"duplicate metric family {name!r}", "remove one of them"))
     return wrong
 
 
@@ -290,8 +272,7 @@ def _schema(kinds: Iterable[ReadsConfig]) -> type[Schema]:
 
 
 def _read_services(kinds: Sequence[ReadsConfig], file: ConfigFile) -> tuple[ServableSpec, ...]:
-    """Read every list, and leave out whatever has the name of something that is served already."""
-    # The models that graphs bring with them are known once the graphs have been read.
+    # Reversed: graphs add models, which are parsed last.
     read = {kind: kind.read(file) for kind in reversed(kinds)}
     taken: dict[str, ServableSpec] = {}
     for kind in kinds:
@@ -307,8 +288,8 @@ def _refuse_occupied(message: str, spec: ServableSpec, other: ServableSpec, find
     problem = Problem(
         f"{message}: {spec.name!r} is {with_article(other.kind)}'s, which is served",
         path="name",
-        expected="a name of its own",
-        suggestion=f"{other.origin} has it",
+        expected="a unique name",
+        suggestion=f"defined in {other.origin}",
     )
     findings.problems.append(spec.placed(problem))
 

@@ -1,4 +1,4 @@
-"""The one model of configuration files: JSON, YAML and protobuf's text format are all read into located values."""
+"""Configuration documents with source positions: JSON and YAML parsers, schemas and diagnostics."""
 
 from __future__ import annotations
 
@@ -45,31 +45,27 @@ __all__ = [
     "wrong",
 ]
 
-# ----------------------------------------------------------------------
-# The one model of configuration files: JSON, YAML and protobuf's text format are all read into located values
-# ----------------------------------------------------------------------
-
 
 class Place(NamedTuple):
-    """The file, and the settings in it."""
+    """A file and the position of settings in it."""
 
     file: str
     settings: Located
 
     def of(self, problem: Problem) -> Problem:
-        """Point a problem, whose path is that of an option, at where the option is written."""
+        """Return the problem with the file position of its option path."""
         at = self.settings.find(*problem.path.split("."))
         return replace(problem, file=self.file, line=at.line, path=at.path)
 
 
 NO_LINE: Final = 0
-"""The line of what is in no file."""
+"""Line of values that are in no file."""
 
 _PLAIN_KEY: Final = re.compile(r"[\w-]+")
 
 
 class InvalidSyntax(ValueError):
-    """A text is not in its format; ``line`` says where, ``suggestion`` what to do where that is known."""
+    """Syntax error with line and, if known, a suggestion."""
 
     def __init__(
         self, message: str, line: int | None, suggestion: str = "", *, expected: str = "", found: str = ""
@@ -84,10 +80,11 @@ class InvalidSyntax(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A value with its place: objects, mappings and messages are dictionaries of further ones, lists are lists of them.
+    """A value with its source position; objects are dictionaries and lists are lists of :class:`Located`.
 
-    ``line`` counts from 1 and is that of the key for a member of an object; ``path`` is empty at the root.  ``text`` is
-    how a scalar of YAML is written, which says more than its value: ``3.10`` is the number 3.1.
+    ``line`` counts from 1; members of an object have the line of their key.  ``path`` is empty at the root.  ``text``
+    is
+    the source of a YAML scalar: ``3.10`` is the number 3.1.
     """
 
     value: Any
@@ -97,11 +94,11 @@ class Located:
 
     @property
     def members(self) -> dict[Any, Located]:
-        """What an object holds; nothing, of anything else."""
+        """Members of an object; empty for other values."""
         return self.value if isinstance(self.value, dict) else {}
 
     def plain(self) -> Any:
-        """Give the value without places, as the standard decoder would."""
+        """Return the value without positions."""
         if isinstance(self.value, dict):
             return {key: member.plain() for key, member in self.value.items()}
         if isinstance(self.value, list):
@@ -109,7 +106,7 @@ class Located:
         return self.value
 
     def find(self, *steps: str | int) -> Located:
-        """Follow keys and indices as far as they exist; gives the deepest value reached."""
+        """Return the deepest existing value along keys and indices."""
         node = self
         for step in steps:
             members = dict(enumerate(node.value)) if isinstance(node.value, list) else node.value
@@ -119,27 +116,27 @@ class Located:
         return node
 
     def items(self, key: str) -> list[Located]:
-        """Give the items of a member that is a list; none if there is no such member."""
+        """Return the items of a list member; empty if missing."""
         return self.members[key].value if key in self.members else []
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed text; ``repeated`` are members whose key their object had already (the first one counts)."""
+    """A parsed document; ``repeated`` are members with a duplicate key (the first one is used)."""
 
     root: Located
     repeated: tuple[Located, ...] = ()
 
 
 def below(path: str, key: str) -> str:
-    """Give the path of a member of the object at ``path``."""
+    """Return the path of a member of the object at ``path``."""
     if not _PLAIN_KEY.fullmatch(key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 
 
 def locate(value: Any, path: str = "") -> Located:
-    """Give plain values the places that they have inside of one another, on no line."""
+    """Return plain values with paths but without lines."""
     if isinstance(value, Mapping):
         return Located({key: locate(each, below(path, str(key))) for key, each in value.items()}, NO_LINE, path)
     if isinstance(value, list | tuple):
@@ -147,31 +144,29 @@ def locate(value: Any, path: str = "") -> Located:
     return Located(value, NO_LINE, path)
 
 
-# ----------------------------------------------------------------------
-# What was found wrong in one file, gathered until all of it can be told at once
-# ----------------------------------------------------------------------
+# Diagnostics
 
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS: Final = 80
 _MAX_WORD_CHARACTERS: Final = 200
-"""Longer words are close to no known one, and comparing takes time that grows with their length."""
+"""Longer words match no key, and comparison time grows with their length."""
 
 
 def shown(value: Any) -> str:
-    """Give a value as JSON, cut to a length that fits a message."""
+    """Return a value as truncated JSON."""
     text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 4] + " ..."
 
 
 def did_you_mean(found: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """Suggest the known word that the found one is close to, or else what ``otherwise`` says."""
+    """Return a "did you mean" hint for a close match, else ``otherwise``."""
     close = get_close_matches(found, list(known), 1, 0.6) if len(found) <= _MAX_WORD_CHARACTERS else ()
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def suggest_key(found: Any, known: Iterable[str]) -> str:
-    """Suggest what a key was meant to be: a known one that is close to it, or any."""
+    """Return a "did you mean" hint for a key, else the list of known keys."""
     known = list(known)
     return did_you_mean(str(found), known, otherwise=f"known are {', '.join(known)}")
 
@@ -179,7 +174,7 @@ def suggest_key(found: Any, known: Iterable[str]) -> str:
 def wrong(
     option: str, found: Any, expected: str, *, message: str = "", suggestion: str = "", severity: Severity = "error"
 ) -> ConfigError:
-    """Make the error of one option's value; ``option`` may lead on to a part of it (``shape.input``)."""
+    """Return the error of an invalid option value; ``option`` may be a path (``shape.input``)."""
     problem = Problem(
         message or "the value cannot be used",
         path=option,
@@ -193,9 +188,9 @@ def wrong(
 
 @dataclass(slots=True)
 class Findings:
-    """The problems of one file.
+    """Diagnostics of one file.
 
-    ``fatal`` make the file unusable as a whole; ``problems`` are the others, warnings included.
+    ``fatal`` problems make the file unusable; ``problems`` are the others, including warnings.
     """
 
     file: str
@@ -203,33 +198,33 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
 
     def refuse(self, node: Located, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
-        """Note a problem for which the file as a whole cannot be used."""
+        """Add a fatal problem."""
         self.fatal.append(Problem(message, self.file, _line(node), node.path, expected, found, suggestion))
 
     def refuse_repeated(self, document: Document, whose: str = " in one object") -> None:
-        """Note every key that its object had already."""
+        """Add a fatal problem per duplicate key."""
         for node in document.repeated:
             self.refuse(node, f"the key is given twice{whose}", suggestion="remove one of them")
 
     def warn(self, node: Located, message: str, suggestion: str = "") -> None:
-        """Note something that is passed over."""
+        """Add a warning."""
         self.problems.append(
             Problem(message, self.file, _line(node), node.path, suggestion=suggestion, severity="warning")
         )
 
     def place(self, node: Located, problem: Problem) -> Problem:
-        """Give a problem of a part of ``node`` its place: its path leads on from there, as far as the file goes."""
+        """Return the problem of a part of ``node`` with its file position."""
         at = node.find(*problem.path.split("."))
         return replace(problem, file=self.file, line=_line(at), path=at.path)
 
     @property
     def all(self) -> tuple[Problem, ...]:
-        """Everything that was noted, by line."""
+        """All problems by line."""
         return by_line([*self.fatal, *self.problems])
 
 
 def by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Order problems of one file."""
+    """Return the problems of one file sorted by line."""
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
 
@@ -237,9 +232,7 @@ def _line(node: Located) -> int | None:
     return None if node.line == NO_LINE else node.line
 
 
-# ----------------------------------------------------------------------
-# JSON with the place of every value, so that a complaint about a configuration can name its line
-# ----------------------------------------------------------------------
+# JSON
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NEWLINE: Final = re.compile(r"\n")
@@ -248,17 +241,13 @@ _MAX_DEPTH: Final = 100
 _REASONS: Final = {
     "Unterminated string starting at": "this string has no closing quote",
     "Invalid control character at": "a line break or control character is inside a string",
-    "Invalid \\escape": "this backslash begins no escape of JSON",
+    "Invalid \\escape": "invalid escape sequence",
     "Invalid \\uXXXX escape": "\\u needs four hexadecimal digits",
 }
 
 
 def parse_json(text: str) -> Document:
-    """Parse a whole text.
-
-    Raises:
-        InvalidSyntax: it is not JSON, or nested too deep to be a configuration.
-    """
+    """Parse a JSON text; raises InvalidSyntax if it is invalid or nested too deeply."""
     scanner = _JsonScanner(text)
     root = scanner.document()
     return Document(root, tuple(scanner.repeated))
@@ -287,15 +276,15 @@ class _JsonScanner:
         if depth > _MAX_DEPTH:
             raise self._error(f"more than {_MAX_DEPTH} levels of nesting")
         self._skip_blank()
-        if self._take("{"):
+        if self._accept("{"):
             return Located(self._members(path, depth), line, path)
-        if self._take("["):
+        if self._accept("["):
             return Located(self._items(path, depth), line, path)
         return Located(self._scalar("a value"), line, path)
 
     def _members(self, path: str, depth: int) -> dict[str, Located]:
         members: dict[str, Located] = {}
-        if self._take("}"):
+        if self._accept("}"):
             return members
         while True:
             line = self._next_line()
@@ -307,25 +296,25 @@ class _JsonScanner:
             if key in members:
                 self.repeated.append(member)
             members.setdefault(key, member)
-            if not self._goes_on("}"):
+            if not self._has_more("}"):
                 return members
 
     def _items(self, path: str, depth: int) -> list[Located]:
         items: list[Located] = []
-        if self._take("]"):
+        if self._accept("]"):
             return items
         while True:
             items.append(self._value(f"{path}[{len(items)}]", self._next_line(), depth + 1))
-            if not self._goes_on("]"):
+            if not self._has_more("]"):
                 return items
 
-    def _goes_on(self, closing: str) -> bool:
-        if self._take(closing):
+    def _has_more(self, closing: str) -> bool:
+        if self._accept(closing):
             return False
         self._expect(",", f'or "{closing}"')
         self._skip_blank()
         if self.text.startswith(closing, self.position):
-            raise self._error(f'a comma stands before "{closing}"', "remove the comma")
+            raise self._error(f'trailing comma before "{closing}"', "remove the comma")
         return True
 
     def _scalar(self, wanted: str) -> Any:
@@ -333,7 +322,7 @@ class _JsonScanner:
             value, self.position = self._decoder.raw_decode(self.text, self.position)
         except json.JSONDecodeError as error:
             reason = _REASONS.get(error.msg)
-            # Problems inside a string are told by the place of the character, anything else by where the value is.
+            # Errors within strings are located at the character, others at the value.
             at = error.pos if reason else self.position
             raise self._error(reason or f"expected {wanted}", at=min(at, len(self.text))) from None
         except ValueError as error:
@@ -341,10 +330,10 @@ class _JsonScanner:
         return value
 
     def _expect(self, character: str, context: str) -> None:
-        if not self._take(character):
+        if not self._accept(character):
             raise self._error(f'expected "{character}" {context}')
 
-    def _take(self, character: str) -> bool:
+    def _accept(self, character: str) -> bool:
         self._skip_blank()
         if not self.text.startswith(character, self.position):
             return False
@@ -368,7 +357,7 @@ class _JsonScanner:
         if not suggestion and rest.startswith(("//", "/*", "#")):
             suggestion = "JSON has no comments: remove it"
         if not suggestion and rest.startswith("'"):
-            suggestion = "JSON strings stand in double quotes"
+            suggestion = "use double quotes"
         before = (
             f", found {rest!r}" if rest else ", found the end of the " + ("line" if at < len(self.text) else "file")
         )
@@ -379,20 +368,18 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-# ----------------------------------------------------------------------
-# YAML with the place of every value, so that a complaint about a project can name its line
-# ----------------------------------------------------------------------
+# YAML
 
 _MERGE: Final = "tag:yaml.org,2002:merge"
-_PLAIN: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_CONTAINER_TAGS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MAX_VALUES: Final = 100_000
 
 
 def parse_yaml(text: str) -> Document:
-    """Parse a whole text; an empty one is a null.
+    """Parse a YAML text; an empty text is null.
 
     Raises:
-        InvalidSyntax: it is not YAML, holds tags of Python or others, or is too large to be a configuration.
+        InvalidSyntax: not YAML, unknown tags, or too large.
     """
     try:
         return _parse(yaml.SafeLoader(text))
@@ -418,7 +405,7 @@ def _parse(loader: yaml.SafeLoader) -> Document:
 
 @dataclass(slots=True)
 class _YamlReader:
-    """Turns nodes into values, which are counted so that aliases of aliases come to an end."""
+    """Converter of YAML nodes; counts values, so that nested aliases cannot explode."""
 
     loader: yaml.SafeLoader
     repeated: list[Located] = field(default_factory=list)
@@ -430,8 +417,8 @@ class _YamlReader:
             raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", _yaml_line(node))
         if self._values > _MAX_VALUES:
             raise InvalidSyntax(f"more than {_MAX_VALUES} values, aliases counted each time", _yaml_line(node))
-        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
-            raise InvalidSyntax(f"the tag {node.tag!r} is not known", _yaml_line(node), "remove it")
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _CONTAINER_TAGS:
+            raise InvalidSyntax(f"unknown tag {node.tag!r}", _yaml_line(node), "remove it")
         if isinstance(node, yaml.MappingNode):
             return Located(self._members(node, path, depth), line, path)
         if isinstance(node, yaml.SequenceNode):
@@ -470,16 +457,16 @@ class _YamlReader:
             if isinstance(value, str):
                 value.encode()
         except UnicodeEncodeError:
-            raise InvalidSyntax("an escape is half of a character", _yaml_line(node), "write the character") from None
+            raise InvalidSyntax("incomplete surrogate escape", _yaml_line(node), "write the character") from None
         except ValueError as error:  # such as the date 2020-13-45
             raise InvalidSyntax(
-                f"{node.value!r} is no such value: {error}", _yaml_line(node), "put it in quotes"
+                f"invalid value {node.value!r}: {error}", _yaml_line(node), "put it in quotes"
             ) from None
         return value
 
 
 def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """Give the mappings that a key ``<<`` merges, the first of which counts most."""
+    """Yield the mappings of a merge key ``<<``; earlier ones have precedence."""
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         if not isinstance(each, yaml.MappingNode):
             raise InvalidSyntax("only a mapping, or a list of them, can be merged", _yaml_line(each))
@@ -491,12 +478,10 @@ def _yaml_line(node: yaml.Node) -> int:
     return line + 1
 
 
-# ----------------------------------------------------------------------
-# Files as located values, and objects of JSON against their schemas, which are pydantic models
-# ----------------------------------------------------------------------
+# Schemas
 
 OPTIONAL: Final[Any] = None
-"""The default of a key that may be missing; schemas only check, so that nobody reads it."""
+"""Default of optional keys; schemas only validate, so the value is unused."""
 
 _EXPECTED: Final = {
     "bool_type": "true or false",
@@ -515,19 +500,19 @@ _EXPECTED: Final = {
 
 
 class Schema(BaseModel):
-    """An object of a document: no other keys than its fields, no conversion of types."""
+    """Schema of a JSON object: no unknown keys, no type conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     hints: ClassVar[Mapping[str, str]] = {}
-    """What to do about keys that a schema does not have, where that is known."""
+    """Suggestions for unknown keys."""
 
 
 def load_document(content: bytes, file: str) -> Document:
-    """Parse a file's content.
+    """Parse the content of a JSON file.
 
     Raises:
-        ConfigError: it is not UTF-8 or not JSON; the problem's message begins as OVMS's does.
+        ConfigError: not UTF-8 or not JSON; the message starts as OVMS's.
     """
     try:
         return parse_json(content.decode("utf-8-sig"))
@@ -541,16 +526,16 @@ def load_document(content: bytes, file: str) -> Document:
 
 
 def load_yaml(file: Path, subject: str = "the file ") -> Document:
-    """Parse a file; blocking.  ``subject`` begins the message of one that cannot be read.
+    """Parse a YAML file; blocking.  ``subject`` starts the message for an unreadable file.
 
     Raises:
-        ConfigError: it cannot be read, is not UTF-8, or is not usable YAML.
+        ConfigError: the file cannot be read, is not UTF-8, or not usable YAML.
     """
     try:
         return parse_yaml(read_regular_bytes(file).decode("utf-8-sig"))
     except OSError as error:
-        way_out = "" if file.is_absolute() else f"a relative path begins in the current folder, {Path.cwd()}"
-        problem = Problem(f"{subject}cannot be read: {error.strerror or error}", str(file), suggestion=way_out)
+        suggestion = "" if file.is_absolute() else f"relative to the current directory, {Path.cwd()}"
+        problem = Problem(f"{subject}cannot be read: {error.strerror or error}", str(file), suggestion=suggestion)
     except UnicodeDecodeError as error:
         message = f"the file is not UTF-8: {error.reason} at byte {error.start}"
         problem = Problem(message, str(file), suggestion="save it as UTF-8")
@@ -561,9 +546,9 @@ def load_yaml(file: Path, subject: str = "the file ") -> Document:
 
 
 def check_members(node: Located, schema: type[Schema], findings: Findings) -> dict[str, Located]:
-    """Check an object's keys and the types of its members; gives the members in which nothing was found wrong.
+    """Validate an object against a schema and return its valid members.
 
-    Every violation makes the file unusable.  Members of deeper objects are another schema's business.
+    All violations are fatal.  Nested objects are not validated.
     """
     if not isinstance(node.value, dict):
         findings.refuse(node, "wrong type", expected="an object", found=shown(node.plain()))
@@ -571,25 +556,25 @@ def check_members(node: Located, schema: type[Schema], findings: Findings) -> di
     try:
         schema.model_validate(node.plain())
     except ValidationError as error:
-        bad = _report(node, schema, error.errors(include_url=False), findings)
+        bad = _report_errors(node, schema, error.errors(include_url=False), findings)
     else:
         bad = set()
     return {key: member for key, member in node.value.items() if key not in bad}
 
 
 def is_whole(node: Located, members: Mapping[str, Located], schema: type[Schema]) -> bool:
-    """Tell whether nothing was found wrong in an object of which :func:`check_members` gave the members."""
+    """Return whether :func:`check_members` found the object complete and valid."""
     required = {key for key, field in schema.model_fields.items() if field.is_required()}
     return isinstance(node.value, dict) and members.keys() == node.value.keys() and members.keys() >= required
 
 
 def items_of(members: Mapping[str, Located], key: str) -> list[Located]:
-    """Give the items of a list that may be missing, or have been found wrong."""
+    """Return the items of an optional list member."""
     return members[key].value if key in members else []
 
 
 def expected_by(error: ErrorDetails) -> str:
-    """Say in words what a value should have been."""
+    """Return a description of the expected value."""
     if error["type"] in _EXPECTED:
         return _EXPECTED[error["type"]]
     bounds = error.get("ctx", {})
@@ -600,8 +585,8 @@ def expected_by(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
-def _report(node: Located, schema: type[Schema], errors: list[ErrorDetails], findings: Findings) -> set[str]:
-    # What it shares with others is named behind its own.
+def _report_errors(node: Located, schema: type[Schema], errors: list[ErrorDetails], findings: Findings) -> set[str]:
+    # Suggest the schema's own keys before inherited ones.
     known = sorted(schema.model_fields, key=lambda name: name not in schema.__annotations__)
     unknown = [str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden"]
     for key in unknown:
@@ -611,14 +596,14 @@ def _report(node: Located, schema: type[Schema], errors: list[ErrorDetails], fin
     for error in errors:
         key = str(error["loc"][0])
         if error["type"] == "missing":
-            # One misspelt key is one mistake, not two.
+            # A misspelt key is reported once.
             if not get_close_matches(key, unknown):
                 findings.refuse(node, f"the key {key!r} is missing", suggestion="add it")
         elif error["type"] != "extra_forbidden":
             place = _deepest(node, error["loc"])
             wrong_types.setdefault(place.path, (place, []))[1].append(expected_by(error))
     for path, (place, expected) in wrong_types.items():
-        # Of a union, the members that do not fit at all complain as well; what lies deepest is what was meant.
+        # Every alternative of a union reports errors; the deepest ones are those of the intended alternative.
         if not any(other.startswith((f"{path}.", f"{path}[")) for other in wrong_types):
             words = " or ".join(dict.fromkeys(expected))
             findings.refuse(place, "wrong type or value", expected=words, found=shown(place.plain()))
@@ -626,7 +611,7 @@ def _report(node: Located, schema: type[Schema], errors: list[ErrorDetails], fin
 
 
 def _deepest(node: Located, location: tuple[int | str, ...]) -> Located:
-    """Follow a location of pydantic, in which names of union members stand between the keys."""
+    """Follow a pydantic location, which contains union member names between keys."""
     for step in location:
         node = node.find(step)
     return node

@@ -1,4 +1,4 @@
-"""How graphs are configured, in a ``mediapipe_config_list`` or among the models: keys, defaults and relative paths.
+"""Graph configuration in ``mediapipe_config_list`` or among models: keys, defaults and relative paths.
 
 ::
 
@@ -27,7 +27,7 @@ _ONLY_VERSION: Final = "1"
 
 
 class GraphEntry(PythonEntry, ServiceEntry):
-    """What an entry of a ``mediapipe_config_list`` may hold."""
+    """Keys of an entry of ``mediapipe_config_list``."""
 
     name: str
     base_path: str = OPTIONAL
@@ -36,7 +36,7 @@ class GraphEntry(PythonEntry, ServiceEntry):
 
 
 class GraphFiles(NamedTuple):
-    """Where the parts of one graph lie; ``subconfig`` need not exist."""
+    """Paths of one graph; ``subconfig`` may be missing."""
 
     base_path: Path
     graph_path: Path
@@ -44,10 +44,7 @@ class GraphFiles(NamedTuple):
 
 
 def find_graph(given: Mapping[str, Any], directory: Path) -> GraphFiles:
-    """Apply the defaults to a graph's settings; ``directory`` is where relative paths lead on from.
-
-    A graph may also lie in a version directory, as models do.
-    """
+    """Return the paths of a graph with defaults applied; a graph may also be in a version directory."""
     base_path = directory / (given.get("base_path") or given.get("name", ""))
     graph_path = given.get("graph_path") or _GRAPH_FILE
     versioned = base_path / _ONLY_VERSION
@@ -57,14 +54,14 @@ def find_graph(given: Mapping[str, Any], directory: Path) -> GraphFiles:
 
 
 def is_graph(given: Mapping[str, Any], directory: Path) -> bool:
-    """Tell whether the settings of an entry among the models are those of a graph."""
+    """Return whether a model entry is a graph."""
     if "graph_path" in given or "subconfig" in given:
         return True
     return ("base_path" in given or "name" in given) and find_graph(given, directory).graph_path.is_file()
 
 
 def check_graph_settings(given: Mapping[str, Any]) -> list[Problem]:
-    """Check a graph's name, the spelling of its paths, and for options that are not for it; paths are the keys."""
+    """Return problems of a graph's name, paths and unknown options; paths are the keys."""
     problems = check_name(given["name"]) if "name" in given else []
     folder = "base_path" if given.get("base_path") else "name"
     for key in (folder, "graph_path", "subconfig"):
@@ -72,10 +69,10 @@ def check_graph_settings(given: Mapping[str, Any]) -> list[Problem]:
             problems += [replace(problem, path=key) for problem in check_local_path(given[key])]
     problems += [
         Problem(
-            f"{key!r} is an option of models, and this is a graph; it has no effect",
+            f"{key!r} is an option of models and has no effect on graphs",
             path=key,
             found=shown(given[key]),
-            suggestion="remove it, or set it for the model that the graph calls",
+            suggestion="remove it, or set it for the graph's model",
             severity="warning",
         )
         for key in given

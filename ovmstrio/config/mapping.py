@@ -1,4 +1,4 @@
-"""``mapping_config.json`` of a version: other names for a model's tensors, which callers then use alone."""
+"""``mapping_config.json`` of a version: tensor aliases that replace the model's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAPPING_FILE: Final = "mapping_config.json"
 
 @dataclass(frozen=True, slots=True)
 class TensorMapping:
-    """Aliases of tensors, by the name that the model's file gives them."""
+    """Aliases by tensor name of the model file."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -43,12 +43,10 @@ class _MappingFile(Schema):
 
 
 def read_mapping(directory: Path) -> TensorMapping:
-    """Read the mapping of a version's directory; without the file there is none.
-
-    Blocks while it reads, so that callers on the event loop run it in a worker thread.
+    """Read the mapping of a version directory; empty without a file.  Blocking.
 
     Raises:
-        ConfigError: the file cannot be read or has another form; lists every problem.
+        ConfigError: the file is unreadable or malformed, with all problems.
     """
     path = directory / MAPPING_FILE
     try:
@@ -76,7 +74,7 @@ def _refuse_shared_aliases(side: str, members: Mapping[str, Located], findings: 
     for name, node in members.items():
         alias = str(node.value)
         if first.setdefault(alias, name) != name:
-            message = f"two {side} get the same name"
+            message = f"duplicate alias in {side}"
             findings.refuse(
                 node, message, expected=f"a name other than that of {first[alias]!r}", found=json.dumps(alias)
             )

@@ -1,4 +1,4 @@
-"""The entries of a ``model_config_list``, each of which configures a model, a graph or a model of another server."""
+"""Entries of ``model_config_list``, and model settings of repository load requests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["KnownModel", "ModelEntries", "read_overrides", "refuse_paths"]
 
-# ----------------------------------------------------------------------
-# The entries of a ``model_config_list``, each of which configures a model, a graph or a model of another server
-# ----------------------------------------------------------------------
 
-_NOT_SERVED: Final = "is not served by this version"
+_NOT_SERVED: Final = "is not supported"
 
 Count = Annotated[int, Field(ge=0)]
 Object = dict[str, Any]
 
 
 class KnownModel(NamedTuple):
-    """A model that has taken its name."""
+    """A model with a registered name."""
 
     spec: ModelSpec
     place: Place
@@ -71,15 +68,12 @@ class _Model(ServiceEntry):
 
 @dataclass(slots=True)
 class ModelEntries:
-    """Reads the entries of one file.
+    """Parser of the model entries of one file.
 
     Attributes:
-        findings: the problems of the file, those of entries that are not served among them.
-        directory: where the paths in the file lead on from.
-        cache_dir: where models keep what was compiled.
-        known: the models so far, by name, whatever file they are in; those that are read are added.
-        graphs: the settings of those entries that are graphs.
-        remotes: the entries, unread, of models that other servers have.
+        known: models of all files by name; parsed models are added.
+        graphs: entries that are graphs.
+        remotes: unparsed entries of remote models.
     """
 
     section: ClassVar[str] = "model_config_list"
@@ -92,7 +86,7 @@ class ModelEntries:
     remotes: list[Located] = field(default_factory=list)
 
     def read(self, entries: Iterable[Located]) -> None:
-        """Read entries in their order; of two with one name the first counts."""
+        """Parse the entries in order; the first of a name is used."""
         for entry in entries:
             members = check_members(entry, _Entry, self.findings)
             if "config" in members:
@@ -108,12 +102,12 @@ class ModelEntries:
             self.graphs.append(replace(config, value=good))
             return
         fields, problems = read_model_options(given)
-        problems += self._own_rules(config, given)
+        problems += self._entry_problems(config, given)
         placed = [self.findings.place(config, problem) for problem in problems]
         errors = [problem for problem in placed if problem.severity == "error"]
         self.findings.problems += [problem for problem in placed if problem.severity != "error"]
-        base_path_told = "base_path" not in given and _is_told("base_path", config, given)
-        if "name" not in given or base_path_told:
+        is_base_path_reported = "base_path" not in given and _is_reported("base_path", config, given)
+        if "name" not in given or is_base_path_reported:
             self.findings.problems += errors
             return
         spec = ModelSpec(
@@ -127,12 +121,12 @@ class ModelEntries:
         )
         self._add(spec, config)
 
-    def _own_rules(self, config: Located, given: Mapping[str, Any]) -> list[Problem]:
-        """Check what the command line cannot get wrong, or not in this way."""
+    def _entry_problems(self, config: Located, given: Mapping[str, Any]) -> list[Problem]:
+        """Return problems that cannot occur on the command line."""
         problems = check_name(given["name"]) if "name" in given else []
         if "base_path" in given:
             problems += check_base_path(given["base_path"])
-        elif not _is_told("base_path", config, given):
+        elif not _is_reported("base_path", config, given):
             problems.append(Problem("the key 'base_path' is missing", suggestion="add it"))
         if "custom_loader_options" in given:
             problems.append(Problem(f"a custom loader {_NOT_SERVED}", path="custom_loader_options"))
@@ -144,43 +138,40 @@ class ModelEntries:
             return
         self.findings.problems += spec.problems
         other_file = first.place.file != self.findings.file
-        # Graphs may share a model, and each may configure it.
+        # Graphs may share a model, configured in several subconfigs.
         if other_file and not first.spec.needs_reload(spec):
             return
         line = first.place.settings.line
         problem = Problem(
-            f"the name {spec.name!r} is taken, so this model is not served",
+            f"duplicate name {spec.name!r}, the model is ignored",
             path="name",
-            expected="a name of its own",
-            suggestion=f"{first.place.file}:{line} has it" if other_file else f"line {line} has it",
+            expected="a unique name",
+            suggestion=f"first defined in {first.place.file}:{line}" if other_file else f"first defined in line {line}",
             severity="warning" if other_file else "error",
         )
         self.findings.problems.append(self.findings.place(config, problem))
 
 
-def _is_told(key: str, config: Located, given: Mapping[str, Any]) -> bool:
-    """Tell whether a key that is not there was refused as it is written."""
+def _is_reported(key: str, config: Located, given: Mapping[str, Any]) -> bool:
+    """Return whether a missing key was already reported as misspelt."""
     return bool(get_close_matches(key, config.value.keys() - given.keys()))
 
 
-# ----------------------------------------------------------------------
-# Properties of OpenVINO that name files or folders, which only the server's own configuration may set
-# ----------------------------------------------------------------------
+# Path properties
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.]+")
 _IGNORED: Final = re.compile(r"[\s\"']+")
 _WORDS: Final = frozenset({"DIR", "DIRS", "DIRECTORY", "FILE", "FILES", "FOLDER", "LIBRARY", "URI", "URL", "LOCATION"})
 _ENDINGS: Final = ("DIR", "PATH", "PATHS", "FILENAME", "FOLDER")
 _PARTS: Final = ("DUMP", "BLOB")
-_OTHERS: Final = ("NPUW_PLAN", "COMPILATION_MODE_PARAMS", "COMPILATION_PARAMS")
-"""``NPUW_PLAN`` names a file; the others hold options of a compiler, some of which do."""
+_PATH_PROPERTIES: Final = ("NPUW_PLAN", "COMPILATION_MODE_PARAMS", "COMPILATION_PARAMS")
+"""``NPUW_PLAN`` names a file; the others hold compiler options, which may name files."""
 
 
 def refuse_paths(properties: Mapping[str, str]) -> list[Problem]:
-    """Find properties that name files or folders, also those of devices within a value (``DEVICE_PROPERTIES``).
+    """Return problems of properties that name files or directories, nested values included (``DEVICE_PROPERTIES``).
 
-    Args:
-        properties: ``plugin_config`` of a request.
+    Clients must not set them: only the server's configuration may.
     """
     problems = []
     for key, value in properties.items():
@@ -203,17 +194,15 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _names_path(name: str) -> bool:
-    if name.endswith(_OTHERS):
+    if name.endswith(_PATH_PROPERTIES):
         return True
     words = re.split(r"[_.]", name)
     return any(word in _WORDS or word.endswith(_ENDINGS) or any(part in word for part in _PARTS) for word in words)
 
 
-# ----------------------------------------------------------------------
-# Settings that come with a request to load a model, in the words of ``config.json`` or of Triton's ``ModelConfig``
-# ----------------------------------------------------------------------
+# Load-request settings
 
-_DESCRIBING: Final = frozenset(
+_IGNORED_KEYS: Final = frozenset(
     {
         *("name", "platform", "backend", "runtime", "input", "output", "default_model_filename", "parameters"),
         *("sequence_batching", "dynamic_batching", "model_transaction_policy", "instance_group", "optimization"),
@@ -221,57 +210,53 @@ _DESCRIBING: Final = frozenset(
     }
 )
 _POLICY: Final = "version_policy"
-_ROWS: Final = "max_batch_size"
-_MOST_ROWS: Final = 65_536
+_MAX_BATCH_SIZE: Final = "max_batch_size"
+_MAX_ROWS: Final = 65_536
 _MAX_UNKNOWN_KEYS: Final = 8
-"""Unknown keys in one error; a suggestion for each takes a millisecond."""
+"""Limit, as each suggestion takes a millisecond."""
 
 
 def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
-    """Read settings.
-
-    Args:
-        text: a JSON object.
+    """Parse settings of a load request in the notation of ``config.json`` or Triton's ``ModelConfig``.
 
     Returns:
-        Fields of ``ModelSpec``, and the keys that have no effect here.
+        Fields of ``ModelSpec``, and ignored keys.
 
     Raises:
-        ConfigError: with everything that is wrong.
+        ConfigError: malformed, with all problems.
     """
     given = object_in_text("config", text)
-    strangers = [key for key in given if key not in {*_DESCRIBING, *MODEL_OPTIONS, _POLICY, _ROWS}]
+    unknown_keys = [key for key in given if key not in {*_IGNORED_KEYS, *MODEL_OPTIONS, _POLICY, _MAX_BATCH_SIZE}]
     problems = [
         Problem(f"unknown key {key!r}", path=f"config.{key}", suggestion=did_you_mean(key, MODEL_OPTIONS))
-        for key in strangers[:_MAX_UNKNOWN_KEYS]
+        for key in unknown_keys[:_MAX_UNKNOWN_KEYS]
     ]
     options = {key: value for key, value in given.items() if key in MODEL_OPTIONS}
     try:
-        options |= _translated(given)
+        options |= _triton_options(given)
     except ConfigError as error:
         problems += error.problems
     fields, wrong_values = read_model_options(options)
     problems += wrong_values
     problems += refuse_paths(fields.get("plugin_config", {}))
     if problems:
-        # What a file may have wrong with a warning, a client is told: it waits for the answer.
+        # Warnings too: the client waits for the response.
         raise ConfigError(problems)
-    return fields, sorted(_DESCRIBING & given.keys())
+    return fields, sorted(_IGNORED_KEYS & given.keys())
 
 
-def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what Triton's words mean in those of ``config.json``."""
+def _triton_options(given: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if _POLICY in given:
         options["model_version_policy"] = given[_POLICY]
-    if _ROWS in given and (rows := _rows(given[_ROWS])):
+    if _MAX_BATCH_SIZE in given and (rows := _parse_rows(given[_MAX_BATCH_SIZE])):
         options["batch_size"] = f"1:{rows}"
     return options
 
 
-def _rows(value: Any) -> int:
-    """Read a number, which protobuf's JSON may have as a text."""
+def _parse_rows(value: Any) -> int:
+    """Parse a number that protobuf's JSON may encode as a string."""
     text = str(value)
-    if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) > _MOST_ROWS:
-        raise wrong(f"config.{_ROWS}", value, f"an integer of 0 to {_MOST_ROWS}")
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) > _MAX_ROWS:
+        raise wrong(f"config.{_MAX_BATCH_SIZE}", value, f"an integer of 0 to {_MAX_ROWS}")
     return int(text)

@@ -1,8 +1,8 @@
-"""The options of one model, whichever of ``config.json`` and the command line they were written in.
+"""Parsers of model options from ``config.json`` and the command line.
 
 ::
 
-    option name -> value as written ── read_model_options ──> fields of ModelSpec, problems
+    option name -> value ── read_model_options ──> fields of ModelSpec, problems
 """
 
 from __future__ import annotations
@@ -59,33 +59,31 @@ __all__ = [
     "read_model_options",
 ]
 
-# ----------------------------------------------------------------------
-# What is done to inputs in front of a model: ``precision``, ``color_format``, ``mean``, ``scale``
-# ----------------------------------------------------------------------
+# Preprocessing
 
 PRECISIONS: Final = tuple(name for name in BY_NAME if name != "BYTES")
-"""Element types that inputs may be given in, by KServe's names."""
+"""Input element types, by KServe name."""
 
 COLOR_FORMATS: Final = ("BGR", "RGB", "GRAY", "BGRX", "RGBX", "NV12", "NV12_2", "I420", "I420_3")
-"""The colour formats that OpenVINO converts."""
+"""Color formats that OpenVINO converts."""
 
 _OVMS_PRECISIONS: Final = {
     name.replace("UINT", "U").replace("INT", "I"): name for name in PRECISIONS if name.startswith(("INT", "UINT"))
 }
-"""OVMS's own names of integers (``I64``, ``U8``)."""
+"""OVMS's integer names (``I64``, ``U8``)."""
 
 
 def parse_precisions(value: Any) -> dict[str, str]:
-    """Read the option ``precision``: ``FP32``, ``input:FP32``, or an object with the precision of each input.
+    """Parse ``precision``: ``FP32``, ``input:FP32``, or an object by input.
 
-    A pair such as ``uint8:fp32`` is OVMS's ``<target>:<source>``: what requests bring, and what the model takes, which
-    is known from the model itself.
+    A pair such as ``uint8:fp32`` is OVMS's ``<target>:<source>``, request and model type; the model type is known
+    anyway.
 
     Returns:
-        KServe's name of the precision, by input; ``""`` is for all.
+        KServe's name of the precision by input; ``""`` is for all.
 
     Raises:
-        ConfigError: with every precision that cannot be read.
+        ConfigError: invalid precisions, all of them.
     """
     if isinstance(value, str) and ":" in value and not value.lstrip().startswith("{"):
         name, _, precision = value.rpartition(":")
@@ -109,10 +107,10 @@ def _known_name(text: str) -> str:
 
 
 def parse_color_formats(value: Any) -> dict[str, str]:
-    """Read the option ``color_format``: ``BGR``, ``NV12:RGB`` (given and wanted), or an object of these by input.
+    """Parse ``color_format``: ``BGR``, ``NV12:RGB`` (request and model), or an object by input.
 
     Raises:
-        ConfigError: with every format that cannot be read.
+        ConfigError: invalid formats, all of them.
     """
     return by_tensor("color_format", value, _color_format)
 
@@ -127,28 +125,20 @@ def _color_format(option: str, text: str) -> str:
 
 
 def parse_mean(value: Any) -> tuple[float, ...]:
-    """Read the option ``mean``: one number, or one a channel.
-
-    Raises:
-        ConfigError: it has another form.
-    """
+    """Parse ``mean``: one number, or one per channel; raises ConfigError if malformed."""
     return _numbers("mean", value)
 
 
 def parse_scale(value: Any) -> tuple[float, ...]:
-    """Read the option ``scale``: one number, or one a channel.
-
-    Raises:
-        ConfigError: it has another form, or a number is zero.
-    """
+    """Parse ``scale``: one number, or one per channel; raises ConfigError if malformed, or a number is zero."""
     numbers = _numbers("scale", value)
     if 0 in numbers:
-        raise wrong("scale", value, "numbers other than 0, because values are divided by them")
+        raise wrong("scale", value, "non-zero numbers")
     return numbers
 
 
 def format_numbers(numbers: tuple[float, ...]) -> str:
-    """Write mean or scale as they are read."""
+    """Format mean or scale as they are parsed."""
     return str(numbers[0]) if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
 
@@ -165,67 +155,61 @@ def _numbers(option: str, value: Any) -> tuple[float, ...]:
     return numbers
 
 
-# ----------------------------------------------------------------------
-# The options of one model, whichever of ``config.json`` and the command line they were written in
-# ----------------------------------------------------------------------
+# Version policy
 
-_OPTION: Final = "model_version_policy"
+_POLICY: Final = "model_version_policy"
 _POLICY_FORM: Final = '{"latest": {"num_versions": 2}}, {"all": {}} or {"specific": {"versions": [1, 3]}}'
 _MAX_VERSION: Final = 2**63 - 1
 
 
 def parse_version_policy(value: Any) -> VersionPolicy:
-    """Read the option ``model_version_policy``: an object, or a text that holds one (command line).
-
-    Raises:
-        ConfigError: it has another form.
-    """
+    """Parse ``model_version_policy``: an object, or JSON text (command line); raises ConfigError if malformed."""
     if isinstance(value, str):
-        value = object_in_text(_OPTION, value)
+        value = object_in_text(_POLICY, value)
     if not isinstance(value, Mapping):
-        raise wrong(_OPTION, value, _POLICY_FORM)
+        raise wrong(_POLICY, value, _POLICY_FORM)
     if len(value) != 1:
-        raise wrong(_OPTION, value, _POLICY_FORM, message="exactly one policy must be named")
+        raise wrong(_POLICY, value, _POLICY_FORM, message="exactly one policy must be named")
     kind, details = next(iter(value.items()))
-    read = _KINDS.get(kind)
+    read = _POLICY_PARSERS.get(kind)
     if read is None:
-        suggestion = did_you_mean(str(kind), _KINDS)
-        raise wrong(_OPTION, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion)
+        suggestion = did_you_mean(str(kind), _POLICY_PARSERS)
+        raise wrong(_POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion)
     if not isinstance(details, Mapping):
-        raise wrong(f"{_OPTION}.{kind}", details, "an object")
+        raise wrong(f"{_POLICY}.{kind}", details, "an object")
     return read(details)
 
 
 def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
-    """Write a policy as :func:`parse_version_policy` reads it."""
+    """Format a policy as :func:`parse_version_policy` parses it."""
     if isinstance(policy, LatestVersions):
         return {"latest": {"num_versions": policy.num_versions}}
     return {"all": {}} if isinstance(policy, AllVersions) else {"specific": {"versions": list(policy.versions)}}
 
 
 def _latest(details: Mapping[str, Any]) -> VersionPolicy:
-    _refuse_others("latest", details, "num_versions")
+    _refuse_unknown_keys("latest", details, "num_versions")
     number = details.get("num_versions", 1)
     if not _is_positive(number):
-        raise wrong(f"{_OPTION}.latest.num_versions", number, "an integer of 1 or more")
+        raise wrong(f"{_POLICY}.latest.num_versions", number, "an integer of 1 or more")
     return LatestVersions(num_versions=number)
 
 
 def _all(details: Mapping[str, Any]) -> VersionPolicy:
     if details:
-        raise wrong(f"{_OPTION}.all", details, "an empty object")
+        raise wrong(f"{_POLICY}.all", details, "an empty object")
     return AllVersions()
 
 
 def _specific(details: Mapping[str, Any]) -> VersionPolicy:
-    _refuse_others("specific", details, "versions")
+    _refuse_unknown_keys("specific", details, "versions")
     versions = details.get("versions")
     if not isinstance(versions, list) or not versions or not all(map(_is_positive, versions)):
-        raise wrong(f"{_OPTION}.specific.versions", versions, "a list of integers of 1 or more, such as [1, 3]")
+        raise wrong(f"{_POLICY}.specific.versions", versions, "a list of integers of 1 or more, such as [1, 3]")
     return SpecificVersions(versions=tuple(versions))
 
 
-_KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], VersionPolicy]]] = {
+_POLICY_PARSERS: Final[Mapping[str, Callable[[Mapping[str, Any]], VersionPolicy]]] = {
     "latest": _latest,
     "all": _all,
     "specific": _specific,
@@ -236,29 +220,29 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_VERSION
 
 
-def _refuse_others(kind: str, details: Mapping[str, Any], known: str) -> None:
+def _refuse_unknown_keys(kind: str, details: Mapping[str, Any], known: str) -> None:
     others = [str(key) for key in details if key != known]
     if others:
         raise _unknown_key(kind, others[0], known)
 
 
 def _unknown_key(kind: str, key: str, known: str) -> ConfigError:
-    option = f"{_OPTION}.{kind}.{key}"
+    option = f"{_POLICY}.{kind}.{key}"
     return wrong(option, key, repr(known), message=f"unknown key {key!r}", suggestion=did_you_mean(key, [known]))
 
 
-_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
+_BATCHING_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
 
 
 def parse_batching(value: Any) -> BatchingSpec:
-    """Read the option: an object, or a text that holds one (command line).
+    """Parse ``batching``: an object, or JSON text (command line).
 
     Raises:
-        ConfigError: with everything that is wrong with it.
+        ConfigError: malformed, with all problems.
     """
     settings = object_in_text("batching", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
-        raise wrong("batching", value, _FORM)
+        raise wrong("batching", value, _BATCHING_FORM)
     try:
         return BatchingSpec.model_validate(dict(settings), strict=True)
     except ValidationError as error:
@@ -266,33 +250,33 @@ def parse_batching(value: Any) -> BatchingSpec:
 
 
 def batching_contradictions(fields: Mapping[str, Any]) -> list[Problem]:
-    """Tell which of the settings that were read cannot be had with batching, by fields of ``ModelSpec``."""
+    """Return conflicts of batching with other settings, fields of ``ModelSpec``."""
     batching: BatchingSpec | None = fields.get("batching")
     if batching is None:
         return []
     problems: list[Problem] = []
     if fields.get("stateful", False):
-        message = "requests of a stateful model cannot be joined, as each sequence has a state of its own"
-        problems.append(Problem(message, path="batching", suggestion="leave batching or stateful out"))
+        message = "batching is not supported for stateful models"
+        problems.append(Problem(message, path="batching", suggestion="remove batching or stateful"))
     batch: BatchSpec | None = fields.get("batch")
-    if batch is not None and not _takes(batch, batching.max_batch_size):
+    if batch is not None and not _accepts_batches(batch, batching.max_batch_size):
         problems.append(
             Problem(
-                "the batch size does not take every batch that may be joined",
+                "batch_size excludes batches of batching",
                 path="batch_size",
                 expected=f"1 to {batching.max_batch_size}, because of batching",
                 found=format_batch_size(batch),
-                suggestion="leave batch_size out",
+                suggestion="remove batch_size",
             )
         )
     shapes: Mapping[str, ShapeSpec] = fields.get("shapes", {})
     if any(shape.auto for shape in shapes.values()):
-        message = "a shape that follows each request cannot be had with batching"
-        problems.append(Problem(message, path="shape", found="auto", suggestion="write -1 for sizes that differ"))
+        message = "shape auto is not supported with batching"
+        problems.append(Problem(message, path="shape", found="auto", suggestion="use -1 for variable sizes"))
     return problems
 
 
-def _takes(batch: BatchSpec, largest: int) -> bool:
+def _accepts_batches(batch: BatchSpec, largest: int) -> bool:
     return batch.dim is not None and batch.dim.accepts(1) and batch.dim.accepts(largest)
 
 
@@ -304,15 +288,13 @@ def _problem(fault: Any) -> Problem:
     if fault["type"] == "extra_forbidden":
         known = f"known are {', '.join(BatchingSpec.model_fields)}"
         return Problem(
-            f"unknown key {key!r}",
-            path=path,
-            suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known),
+            f"unknown key {key!r}", path=path, suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known)
         )
     return Problem("the value cannot be used", path=path, expected=expected_by(fault), found=shown(fault["input"]))
 
 
 LAYOUT_DEPENDENT: Final = ("precision", "color_format", "mean", "scale")
-"""Options that mean nothing without a layout."""
+"""Options that require a layout."""
 
 STATEFUL_ONLY: Final = (
     "idle_sequence_cleanup",
@@ -320,7 +302,7 @@ STATEFUL_ONLY: Final = (
     "max_sequence_number",
     "sequence_migration",
 )
-"""Options that only a stateful model may have."""
+"""Options that require a stateful model."""
 
 _NOT_STATEFUL: Final = "Stateful model config parameter used for non stateful model"
 _NO_AUTO: Final = "Dynamic shape and dynamic batch size are not supported for stateful models"
@@ -328,18 +310,17 @@ _NO_AUTO: Final = "Dynamic shape and dynamic batch size are not supported for st
 _MAX_NIREQ: Final = 100_000
 _MAX_SEQUENCES: Final = 2**32 - 1
 _REMOTE: Final = ("s3:/", "gs:/", "az:/", "azfs:/")
-"""With one slash: what comes as a path has lost the other."""
+"""With one slash, as a path has lost the other."""
 
 
 def read_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Read the options of a model; those that cannot be read are left out.
+    """Parse the options of a model; invalid ones are omitted.
 
     Args:
-        options: what the user wrote, by OVMS's names; other names are passed over.
+        options: values by OVMS's option names; other names are ignored.
 
     Returns:
-        Fields of ``ModelSpec``, and the problems: ``path`` is the option, and a dot and a tensor's name where there
-        is one.  The model is to be served if none of them is an error.
+        Fields of ``ModelSpec``, and problems with the path ``option`` or ``option.tensor``.
     """
     fields: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -356,37 +337,43 @@ def read_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list
 
 
 def check_name(name: str) -> list[Problem]:
-    """Check what a model is called."""
+    """Return the problems of a model name."""
     if name:
         return []
     return [Problem("the name is empty", path="name", expected="a text that is not empty", found='""')]
 
 
 def check_base_path(base_path: str) -> list[Problem]:
-    """Check the spelling of a model's path; whether it exists is found out when it is loaded."""
+    """Return the problems of a model path; existence is checked at load time."""
     problem = Problem("the path cannot be used", path="base_path", found=shown(base_path))
     if not base_path:
         return [replace(problem, expected="the directory that holds the model's versions")]
     problems = check_local_path(base_path)
     if not problems and ".." in PurePosixPath(base_path).parts:
-        problems = [replace(problem, expected="a path without '..'", suggestion="write it from the root, or from here")]
+        problems = [
+            replace(
+                problem,
+                expected="a path without '..'",
+                suggestion="use an absolute path, or one relative to the configuration",
+            )
+        ]
     return problems
 
 
 def check_local_path(path: str) -> list[Problem]:
-    """Check that a path can be one of this machine's."""
+    """Return the problems of a path that must be local."""
     problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=shown(path))
     if path.startswith(_REMOTE):
-        message, way_out = "remote storage is not served by this version", "copy it here, or mount the storage"
-        return [replace(problem, message=message, suggestion=way_out)]
+        message, hint = "remote storage is not supported", "copy the model to a local path, or mount the storage"
+        return [replace(problem, message=message, suggestion=hint)]
     return [replace(problem, expected="a path without the character NUL")] if "\0" in path else []
 
 
 def parse_plugin_config(value: Any) -> dict[str, str]:
-    """Read the option ``plugin_config``: an object, or a text that holds one (command line).
+    """Parse ``plugin_config``: an object, or JSON text (command line).
 
     Raises:
-        ConfigError: it is no object of texts, numbers and booleans.
+        ConfigError: not an object of strings, numbers and booleans.
     """
     settings = object_in_text("plugin_config", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
@@ -451,10 +438,10 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     ),
     "sequence_migration": ("sequence_migration", _flag("sequence_migration")),
 }
-"""For each option the field of ``ModelSpec`` that it sets, and what reads it."""
+"""Field of ``ModelSpec`` and parser by option."""
 
 MODEL_OPTIONS: Final = frozenset(_READERS)
-"""The options of a model, by OVMS's names."""
+"""Model options, by OVMS's names."""
 
 
 def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[Problem]:
@@ -464,18 +451,18 @@ def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[
         problems.extend(_no_auto(fields))
     else:
         problems.extend(
-            Problem(_NOT_STATEFUL, path=option, suggestion="set stateful as well")
+            Problem(_NOT_STATEFUL, path=option, suggestion="set stateful")
             for option in STATEFUL_ONLY
             if option in options
         )
     problems.extend(batching_contradictions(fields))
     problems.extend(bucket_contradictions(fields))
     if "batch_size" in options and "shape" in options:
-        message = "a shape is set, which settles the batch size too"
-        problems.append(Problem(message, path="batch_size", suggestion="leave one of them out", severity="warning"))
+        message = "shape overrides batch_size"
+        problems.append(Problem(message, path="batch_size", suggestion="remove one of them", severity="warning"))
     if "layout" not in options:
         problems.extend(
-            Problem("this needs a layout", path=option, suggestion="set layout, such as NHWC:NCHW")
+            Problem("requires a layout", path=option, suggestion="set layout, such as NHWC:NCHW")
             for option in LAYOUT_DEPENDENT
             if option in options
         )

@@ -1,6 +1,6 @@
-"""The entries of an ``op_pipeline_config_list`` and a ``handler_config_list``: services that are called at ``/{name}``.
+"""Entries of ``op_pipeline_config_list`` and ``handler_config_list``: services mounted at ``/{name}``.
 
-Only the form of an entry is checked here; the files that it names are read when the pipeline is loaded.
+Only the form of entries is checked here; their files are read at load time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ovmstrio.core.errors import Problem
 __all__ = ["HANDLERS", "OP_PIPELINES", "check_mounted_name", "read_handlers", "read_op_pipelines"]
 
 RESERVED: Final = ("v1", "v2", "v3", "metrics", "health")
-"""What paths of REST begin with that are the server's own."""
+"""First segments of the server's own REST paths."""
 
 
 def check_mounted_name(name: str) -> list[Problem]:
-    """Check the name of a service that is called at ``/{name}``; the path of the problems is the key ``name``."""
+    """Return the problems of a mounted service's name."""
     if name in RESERVED:
-        message = "the name is the beginning of the server's own paths"
+        message = "the name is reserved for the server's paths"
         expected = f"a name other than {', '.join(RESERVED)}"
         return [Problem(message, path="name", expected=expected, found=shown(name))]
     if "/" in name:
@@ -45,7 +45,7 @@ class _OpEntry(ServiceEntry):
 
 
 def read_op_pipelines(file: ConfigFile) -> list[OpPipelineSpec]:
-    """Read entries in their order; of two with one name the first counts."""
+    """Parse the entries in order; the first of a name is used."""
     found = [_read_op_pipeline(entry, file) for entry in file.items(OP_PIPELINES)]
     return [spec for spec in found if spec is not None]
 
@@ -56,8 +56,8 @@ def _read_op_pipeline(entry: Located, file: ConfigFile) -> OpPipelineSpec | None
         return None
     given: dict[str, Any] = {key: member.value for key, member in members.items()}
     place = file.place(entry)
-    whole = file.directory / given["path"]
-    config = whole if whole.suffix in _SUFFIXES else whole / _OP_CONFIG
+    location = file.directory / given["path"]
+    config = location if location.suffix in _SUFFIXES else location / _OP_CONFIG
     problems = [*check_mounted_name(given["name"]), *_check_paths(given)]
     return OpPipelineSpec(
         name=given["name"],
@@ -90,7 +90,7 @@ class _HandlerEntry(PythonEntry, ServiceEntry):
 
 
 def read_handlers(file: ConfigFile) -> list[HandlerSpec]:
-    """Read entries in their order; of two with one name the first counts."""
+    """Parse the entries in order; the first of a name is used."""
     found = [_read_handler(entry, file) for entry in file.items(HANDLERS)]
     return [spec for spec in found if spec is not None]
 
@@ -102,12 +102,12 @@ def _read_handler(entry: Located, file: ConfigFile) -> HandlerSpec | None:
     given: dict[str, Any] = {key: member.plain() for key, member in members.items()}
     name, path = given["name"], given["path"]
     place = file.place(entry)
-    whole = file.directory / path
+    location = file.directory / path
     problems = [*check_mounted_name(name), *_check_path(path), *check_python(given, file.directory)]
     return HandlerSpec(
         name=name,
-        base_path=whole.parent if whole.suffix in _SUFFIXES else whole,
-        path=whole,
+        base_path=location.parent if location.suffix in _SUFFIXES else location,
+        path=location,
         origin=file.origin(entry),
         problems=tuple(place.of(problem) for problem in problems),
         place=place,

@@ -1,7 +1,6 @@
-"""The entries of a ``pipeline_config_list``, each of which joins models and custom nodes to one servable.
+"""Entries of ``pipeline_config_list`` and ``custom_node_library_config_list``.
 
-Only the form of an entry is checked here, and that its custom node libraries are configured; whether its nodes fit
-together is found out when it is loaded.
+Only the form of entries is checked here; connections between nodes are checked at load time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ovmstrio.core.errors import Problem
 __all__ = ["NODE_LIBRARIES", "PIPELINES", "find_library", "read_pipelines"]
 
 _IN_CONTAINER: Final = re.compile(r"/ovms/lib/custom_nodes/libcustom_node_(\w+)\.so")
-_SHORT: Final = re.compile(r"\w+")
+_SHORT_NAME: Final = re.compile(r"\w+")
 
 
 class _LibraryEntry(Schema):
@@ -43,34 +42,25 @@ class _LibraryEntry(Schema):
 
 
 class _Library(NamedTuple):
-    """A library that has taken its name; ``path`` is None if its entry cannot be used."""
+    """A registered library; ``path`` is None if its entry is invalid."""
 
     path: Path | None
     line: int
 
 
 def find_library(base_path: str, directory: Path) -> Path:
-    """Find what a library's path means: a file, or the short name of what is built in.
-
-    Args:
-        base_path: as it is written.
-        directory: where relative paths lead on from.
-    """
+    """Return the path of a custom node library, or the short name of a built-in one."""
     path = directory / base_path
     built_in = _IN_CONTAINER.fullmatch(base_path)
-    short = built_in.group(1) if built_in else _SHORT.fullmatch(base_path) and base_path
+    short = built_in.group(1) if built_in else _SHORT_NAME.fullmatch(base_path) and base_path
     return Path(short) if short and not path.is_file() else path
 
 
 @dataclass(slots=True)
 class NodeLibraries:
-    """Reads the entries of one file.
+    """Custom node libraries of one file.
 
-    What is wrong with an entry is a warning: it hurts only the pipelines that use the library.
-
-    Attributes:
-        findings: the problems of the file.
-        directory: where the paths in the file lead on from.
+    Errors are warnings: they affect only pipelines that use the library.
     """
 
     findings: Findings
@@ -78,32 +68,32 @@ class NodeLibraries:
     _known: dict[str, _Library] = field(default_factory=dict)
 
     def read(self, entries: Iterable[Located]) -> None:
-        """Read entries in their order; of two with one name the first counts."""
+        """Parse the entries in order; the first of a name is used."""
         for entry in entries:
             members = check_members(entry, _LibraryEntry, self.findings)
             if is_whole(entry, members, _LibraryEntry):
                 self._add(entry, members["name"].value, members["base_path"].value)
 
     def find(self, name: str) -> Path | Problem:
-        """Find a library by its name, or tell why a node cannot use it."""
+        """Return the path of a library, or the problem for a node that uses it."""
         library = self._known.get(name)
         if library is None:
             known = f"known are {', '.join(self._known)}" if self._known else ""
             return Problem(
-                f"there is no custom node library {name!r}",
+                f"unknown custom node library {name!r}",
                 path="library_name",
-                expected="a name out of the custom_node_library_config_list",
+                expected="a name of custom_node_library_config_list",
                 suggestion=did_you_mean(name, self._known, otherwise=known),
             )
         if library.path is None:
-            hint = f"mend line {library.line}, where it is configured"
-            return Problem(f"the custom node library {name!r} cannot be used", path="library_name", suggestion=hint)
+            hint = f"see line {library.line}"
+            return Problem(f"invalid custom node library {name!r}", path="library_name", suggestion=hint)
         return library.path
 
     def _add(self, entry: Located, name: str, base_path: str) -> None:
         if name in self._known:
-            message = f"there is a custom node library {name!r} already, so this one is left out"
-            self.findings.warn(entry.find("name"), message, f"line {self._known[name].line} has it")
+            message = f"duplicate custom node library {name!r}, ignored"
+            self.findings.warn(entry.find("name"), message, f"first defined in line {self._known[name].line}")
             return
         problems = [*check_name(name), *_check_path(base_path)]
         self.findings.problems += [
@@ -115,26 +105,32 @@ class NodeLibraries:
 def _check_path(base_path: str) -> list[Problem]:
     problem = Problem("the path cannot be used", path="base_path", found=shown(base_path))
     if not base_path:
-        return [replace(problem, expected="a file, or the name of a custom node that is built in")]
+        return [replace(problem, expected="a file, or the name of a built-in custom node")]
     if ".." in PurePosixPath(base_path).parts:
-        return [replace(problem, expected="a path without '..'", suggestion="write it from the root, or from here")]
+        return [
+            replace(
+                problem,
+                expected="a path without '..'",
+                suggestion="use an absolute path, or one relative to the configuration",
+            )
+        ]
     return check_local_path(base_path)
 
 
 DYNAMIC: Final = -1
-"""The ``demultiply_count`` that splits a dimension of whatever size."""
+"""``demultiply_count`` for a dimension of any size."""
 
 DemultiplyCount = Annotated[int, Field(ge=DYNAMIC, le=10_000)]
 
 _MODEL: Final = "DL model"
 _CUSTOM: Final = "custom"
-_CALLS: Final = {_MODEL: "model_name", _CUSTOM: "library_name"}
-"""The types of nodes, with the key that says what a node of it calls."""
-_ONLY_FOR: Final = {"version": _MODEL, "params": _CUSTOM}
-"""Keys that have a meaning for nodes of one type only."""
+_TARGET_KEYS: Final = {_MODEL: "model_name", _CUSTOM: "library_name"}
+"""Key of the called service or library, by node type."""
+_KEY_TYPES: Final = {"version": _MODEL, "params": _CUSTOM}
+"""Keys for one node type only."""
 
 Object = dict[str, Any]
-_Read = TypeVar("_Read")
+_ReadT = TypeVar("_ReadT")
 
 
 class _Node(Schema):
@@ -161,13 +157,13 @@ class _Output(Schema):
 
 
 def read_node(node: Located, findings: Findings) -> PipelineNode | None:
-    """Read one node; None if its form is wrong, which is noted.
+    """Parse one node; None if malformed.
 
-    A node of an unknown type, or without what it calls, is given all the same: it shows how the others are connected.
+    A node of unknown type or without service is returned too, as it shows the connections of others.
     """
     members = check_members(node, _Node, findings)
     inputs = read_sources(items_of(members, "inputs"), findings)
-    outputs = _all(items_of(members, "outputs"), lambda item: _read_output(item, findings))
+    outputs = _read_all(items_of(members, "outputs"), lambda item: _read_output(item, findings))
     _check_type(node, members, findings)
     if inputs is None or outputs is None or not is_whole(node, members, _Node):
         return None
@@ -187,19 +183,19 @@ def read_node(node: Located, findings: Findings) -> PipelineNode | None:
 
 
 def read_sources(items: Iterable[Located], findings: Findings) -> tuple[NodeInput, ...] | None:
-    """Read what inputs of a node, or outputs of a pipeline, come from; None if the form is wrong, which is noted."""
-    return _all(items, lambda item: _read_source(item, findings))
+    """Parse sources of node inputs or pipeline outputs; None if malformed."""
+    return _read_all(items, lambda item: _read_source(item, findings))
 
 
 def read_demultiply_count(members: Mapping[str, Located], findings: Findings) -> int | None:
-    """Read into how many parts something is split; None if it is not split."""
+    """Return the split count; None if nothing is split."""
     if "demultiply_count" not in members:
         return None
     count: int = members["demultiply_count"].value
     if count != 0:
         return count
-    message = f"a demultiply_count of 0 is the deprecated way to write {DYNAMIC}"
-    findings.warn(members["demultiply_count"], message, f"write {DYNAMIC}")
+    message = "demultiply_count 0 is deprecated"
+    findings.warn(members["demultiply_count"], message, f"use {DYNAMIC}")
     return DYNAMIC
 
 
@@ -223,30 +219,27 @@ def _read_output(item: Located, findings: Findings) -> NodeOutput | None:
 
 
 def _check_type(node: Located, members: Mapping[str, Located], findings: Findings) -> None:
-    """Check that a node says what it calls, in the way of its type."""
     if "type" not in members:
         return
     kind = members["type"].value
-    if kind not in _CALLS:
-        expected = " or ".join(map(repr, _CALLS))
-        hint = did_you_mean(kind, _CALLS)
-        findings.refuse(
-            members["type"], "unknown type of a node", expected=expected, found=shown(kind), suggestion=hint
-        )
+    if kind not in _TARGET_KEYS:
+        expected = " or ".join(map(repr, _TARGET_KEYS))
+        hint = did_you_mean(kind, _TARGET_KEYS)
+        findings.refuse(members["type"], "unknown node type", expected=expected, found=shown(kind), suggestion=hint)
         return
-    wanted, other = _CALLS[kind], next(key for each, key in _CALLS.items() if each != kind)
+    wanted, other = _TARGET_KEYS[kind], next(key for each, key in _TARGET_KEYS.items() if each != kind)
     if other in node.value:
-        hint = f"remove it, or the node is of another type than {kind!r}"
-        findings.refuse(node.find(other), f"{other!r} is not for a node of type {kind!r}", suggestion=hint)
+        hint = "remove it, or change the type"
+        findings.refuse(node.find(other), f"{other!r} is not allowed for node type {kind!r}", suggestion=hint)
     if wanted not in node.value:
-        findings.refuse(node, f"the key {wanted!r} is missing", suggestion=f"add it: a node of type {kind!r} needs it")
-    for key, owner in _ONLY_FOR.items():
+        findings.refuse(node, f"the key {wanted!r} is missing", suggestion=f"required for node type {kind!r}")
+    for key, owner in _KEY_TYPES.items():
         if key in members and owner != kind:
-            findings.warn(members[key], f"{key!r} has no effect on a node of type {kind!r}", "remove it")
+            findings.warn(members[key], f"{key!r} has no effect for node type {kind!r}", "remove it")
 
 
-def _all(items: Iterable[Located], read: Callable[[Located], _Read | None]) -> tuple[_Read, ...] | None:
-    """Read every item, so that all problems are told; None if any cannot be read."""
+def _read_all(items: Iterable[Located], read: Callable[[Located], _ReadT | None]) -> tuple[_ReadT, ...] | None:
+    """Parse all items, so that all problems are reported; None if any is malformed."""
     found = [read(item) for item in items]
     good = tuple(each for each in found if each is not None)
     return good if len(good) == len(found) else None
@@ -265,7 +258,7 @@ class _PipelineEntry(ServiceEntry):
 
 
 def read_pipelines(file: ConfigFile) -> list[PipelineSpec]:
-    """Read entries in their order; of two with one name the first counts."""
+    """Parse the entries in order; the first of a name is used."""
     libraries = NodeLibraries(file.findings, file.directory)
     libraries.read(file.items(NODE_LIBRARIES))
     found = [_read_entry(entry, file, libraries) for entry in file.items(PIPELINES)]
@@ -274,7 +267,7 @@ def read_pipelines(file: ConfigFile) -> list[PipelineSpec]:
 
 def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> PipelineSpec | None:
     findings = file.findings
-    told = len(findings.problems)
+    problem_count = len(findings.problems)
     members = check_members(entry, _PipelineEntry, findings)
     located = items_of(members, "nodes")
     nodes = [node for node in (read_node(each, findings) for each in located) if node is not None]
@@ -285,8 +278,8 @@ def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> P
     paths, problems = _find_libraries(zip(nodes, located, strict=True), libraries, findings)
     place = file.place(entry)
     problems += [place.of(problem) for problem in check_name(members["name"].value)]
-    # With these nothing of the file is served; they go along so that a check tells what else is wrong here.
-    problems += [problem for problem in findings.problems[told:] if problem.severity == "error"]
+    # The file is rejected because of these; included so that a check reports everything.
+    problems += [problem for problem in findings.problems[problem_count:] if problem.severity == "error"]
     return PipelineSpec(
         name=members["name"].value,
         base_path=file.directory,
@@ -306,7 +299,7 @@ def _read_inputs(named: Located, findings: Findings) -> tuple[str, ...]:
     inputs = tuple(dict.fromkeys(names))
     if len(inputs) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        findings.warn(named, f"the input {twice!r} is given twice", "remove one of them")
+        findings.warn(named, f"duplicate input {twice!r}", "remove one of them")
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""The text form of protobuf: parsed with positions, and held against the fields of a message; what misfits is noted."""
+"""Protobuf text format: parser with source positions, and validation against message descriptors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 _CLOSING: Final = {"{": "}", "<": ">"}
-_DEEPEST: Final = 60
+_MAX_DEPTH: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ProtoScalar:
-    """A value that is no message, as written; strings that follow each other are one, with their quotes."""
+    """Source text of a scalar; adjacent strings are one, with quotes."""
 
     text: str
     kind: Literal["string", "number", "word"]
@@ -37,7 +37,7 @@ class ProtoScalar:
 
 @dataclass(frozen=True, slots=True)
 class ProtoMessage:
-    """What stands between braces; ``line`` is that of the opening one."""
+    """Fields between braces; ``line`` is that of the opening brace."""
 
     fields: tuple[ProtoField, ...]
     line: int
@@ -48,10 +48,9 @@ ProtoValue = ProtoScalar | ProtoMessage
 
 @dataclass(frozen=True, slots=True)
 class ProtoField:
-    """A field with its values: one, or those of a list.
+    """A field with its value, or the values of a list.
 
-    ``bracketed``: the name is that of an extension or type, without blanks.  ``start`` and ``end`` are its place in the
-    text, with what separates it from the next.
+    ``bracketed`` names are extensions or types.  ``start`` and ``end`` are source offsets, including the separator.
     """
 
     name: str
@@ -73,11 +72,7 @@ class _ProtoToken:
 
 
 def parse_proto(text: str) -> tuple[ProtoField, ...]:
-    """Read a whole text.
-
-    Raises:
-        InvalidSyntax: at the first place that cannot be read.
-    """
+    """Parse a text; raises InvalidSyntax at the first syntax error."""
     parser = _ProtoParser(text)
     fields = tuple(parser.fields("", 0))
     parser.finish()
@@ -89,7 +84,7 @@ def _tokens(text: str) -> Iterator[_ProtoToken]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise _unreadable(text, at, line)
+            raise _invalid_character(text, at, line)
         kind = match.lastgroup or ""
         if kind != "space":
             yield _ProtoToken(kind, match[0], line, at, match.end())
@@ -98,10 +93,10 @@ def _tokens(text: str) -> Iterator[_ProtoToken]:
     yield _ProtoToken("end", "", line, at, at)
 
 
-def _unreadable(text: str, at: int, line: int) -> InvalidSyntax:
+def _invalid_character(text: str, at: int, line: int) -> InvalidSyntax:
     if text[at] in "\"'":
-        return InvalidSyntax("a string does not end on its line", line, suggestion=f"close it with {text[at]}")
-    return InvalidSyntax(f"{text[at]!r} means nothing here", line, suggestion="remove it, or put the value in quotes")
+        return InvalidSyntax("unterminated string", line, suggestion=f"close it with {text[at]}")
+    return InvalidSyntax(f"unexpected {text[at]!r}", line, suggestion="remove it, or put the value in quotes")
 
 
 class _ProtoParser:
@@ -161,15 +156,13 @@ class _ProtoParser:
 
     def _block(self, depth: int) -> ProtoMessage:
         opening = self._take()
-        if depth > _DEEPEST:
-            raise InvalidSyntax("messages are nested too deeply", opening.line, expected=f"at most {_DEEPEST}")
+        if depth > _MAX_DEPTH:
+            raise InvalidSyntax("messages are nested too deeply", opening.line, expected=f"at most {_MAX_DEPTH}")
         closing = _CLOSING[opening.text]
         fields = tuple(self.fields(closing, depth))
         if self._next.text != closing:
             raise InvalidSyntax(
-                f"the {opening.text} of line {opening.line} is never closed",
-                opening.line,
-                suggestion=f"add a {closing}",
+                f"unclosed {opening.text} of line {opening.line}", opening.line, suggestion=f"add a {closing}"
             )
         self._take()
         return ProtoMessage(fields, opening.line)
@@ -203,10 +196,8 @@ class _ProtoParser:
         token = found or self._next
         shown = token.text or "the end of the file"
         if token.text in {"}", ">"}:
-            return InvalidSyntax(
-                f"{shown} closes nothing, or comes too early", token.line, expected=expected, found=shown
-            )
-        return InvalidSyntax(f"{shown} cannot be read here", token.line, expected=expected, found=shown)
+            return InvalidSyntax(f"unexpected {shown}", token.line, expected=expected, found=shown)
+        return InvalidSyntax(f"unexpected {shown}", token.line, expected=expected, found=shown)
 
 
 _INTEGER: Final = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19})")
@@ -221,22 +212,18 @@ _FLOATS: Final = frozenset({Field.TYPE_FLOAT, Field.TYPE_DOUBLE})
 
 
 def check_scalar(value: ProtoScalar, field: Any) -> None:
-    """Check the value of a field that is no message.
-
-    Raises:
-        Unusable: it is none of the field's type.
-    """
+    """Validate a scalar against its field; raises Unusable if the value does not fit the type."""
     if field.type in {Field.TYPE_STRING, Field.TYPE_BYTES}:
         if value.kind != "string":
             raise Unusable("text in quotes", f'write "{value.text}"')
     elif value.kind == "string":
-        raise Unusable(_described(field), f"write {value.text[1:-1]} without quotes" if value.text[1:-1] else "")
+        raise Unusable(_expected_type(field), f"write {value.text[1:-1]} without quotes" if value.text[1:-1] else "")
     elif field.type == Field.TYPE_ENUM:
         _check_enum(value, field)
     elif field.type == Field.TYPE_BOOL or field.type in _FLOATS:
         is_right = value.text in _BOOLEANS if field.type == Field.TYPE_BOOL else _FLOAT.fullmatch(value.text)
         if not is_right:
-            raise Unusable(_described(field))
+            raise Unusable(_expected_type(field))
     else:
         low, high = _limits(field)
         if not _INTEGER.fullmatch(value.text) or not low <= _integer(value.text) <= high:
@@ -249,7 +236,7 @@ def _check_enum(value: ProtoScalar, field: Any) -> None:
         raise Unusable(", ".join(names), did_you_mean(value.text, names))
 
 
-def _described(field: Any) -> str:
+def _expected_type(field: Any) -> str:
     if field.type == Field.TYPE_BOOL:
         return "true or false"
     if field.type == Field.TYPE_ENUM:
@@ -280,28 +267,28 @@ _PREFIX: Final = "type.googleapis.com/"
 def fit_message(
     text: str, fields: tuple[ProtoField, ...], descriptor: Any, findings: Findings, *, refusal: str, options: Any
 ) -> tuple[Located, str]:
-    """Check a text against a message type and leave out what does not fit.
+    """Validate a text against a message type and remove what does not fit.
 
     Args:
-        text: the whole text.
-        fields: what was parsed of it.
-        descriptor: of the message type, whose pool has all types that it can hold.
-        findings: where what does not fit is noted.
-        refusal: what such problems begin with.
-        options: the descriptor of the message whose extensions name what an Any can hold.
+        text: the complete text.
+        fields: the parsed fields.
+        descriptor: message type; its pool has all nested types.
+        findings: receives the problems.
+        refusal: prefix of the messages.
+        options: descriptor of the message whose extensions are allowed in an Any.
 
     Returns:
-        The message, in which repeated fields are lists, and the same as text in which the others are blank.
+        The message, with lists for repeated fields, and the text with invalid fields blanked out.
     """
-    fitting = _Fitting(findings, refusal, options, descriptor.file.pool)
-    root = fitting.members(fields, Located(None, 1), descriptor) or Located({}, 1)
-    for start, end in fitting.dropped:
+    validated = _Validator(findings, refusal, options, descriptor.file.pool)
+    root = validated.members(fields, Located(None, 1), descriptor) or Located({}, 1)
+    for start, end in validated.dropped:
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
     return root, text
 
 
 @dataclass(slots=True)
-class _Fitting:
+class _Validator:
     findings: Findings
     refusal: str
     options: Any
@@ -309,7 +296,7 @@ class _Fitting:
     dropped: list[tuple[int, int]] = field(default_factory=list)
 
     def members(self, fields: tuple[ProtoField, ...], at: Located, descriptor: Any) -> Located | None:
-        """Give a message of the fields that fit; None if it is none without some of the others."""
+        """Return the message of valid fields; None if a required field is missing or invalid."""
         if descriptor.full_name == _ANY and any(each.bracketed for each in fields):
             return self._any(fields, at)
         given: dict[str, Any] = {}
@@ -317,7 +304,11 @@ class _Fitting:
         for each in fields:
             place = _below(at, each)
             known = self._find(each, descriptor, place)
-            if not (known and self._is_first(each, known, given, place) and self._fit(each, known, place, given, kept)):
+            if not (
+                known
+                and self._is_first(each, known, given, place)
+                and self._keep_values(each, known, place, given, kept)
+            ):
                 self.dropped.append((each.start, each.end))
         required = {each.name for each in descriptor.fields if each.is_required}
         for name in sorted(required - given.keys()):
@@ -330,7 +321,7 @@ class _Fitting:
         for number, each in enumerate(fields):
             place = _below(at, each)
             if number:
-                self._refuse(place, "there is more than one message in one Any", fix="give each its own braces")
+                self._refuse(place, "several messages in one Any", fix="use separate braces")
             inner = None if number else self._typed(each, place)
             if inner is None:
                 self.dropped.append((each.start, each.end))
@@ -341,14 +332,14 @@ class _Fitting:
     def _typed(self, given: ProtoField, at: Located) -> Located | None:
         prefix, _, name = given.name.rpartition("/")
         if f"{prefix}/" not in {_PREFIX, "type.googleprod.com/"}:
-            self._refuse(at, f"[{given.name}] is no type", fix=f"write [{_PREFIX}{name}]")
+            self._refuse(at, f"[{given.name}] is not a type", fix=f"write [{_PREFIX}{name}]")
             return None
         try:
             descriptor = self.pool.FindMessageTypeByName(name)
         except KeyError:
             types = [_STRUCT, *(each.message_type.full_name for each in self.pool.FindAllExtensions(self.options))]
-            fix = did_you_mean(name, types, otherwise=f"options of other calculators go into [{_PREFIX}{_STRUCT}]")
-            self._refuse(at, f"there is no message {name}", found=name, fix=fix)
+            fix = did_you_mean(name, types, otherwise=f"use [{_PREFIX}{_STRUCT}] for options of other calculators")
+            self._refuse(at, f"unknown message {name}", found=name, fix=fix)
             return None
         if given.is_list or not isinstance(given.values[0], ProtoMessage):
             self._refuse(at, f"{descriptor.name} is a message", expected="{ ... }")
@@ -378,25 +369,27 @@ class _Fitting:
         union = known.containing_oneof
         key = known.full_name if known.is_extension else known.name if union is None else union.name
         if key in given:
-            self._refuse(at, f"{each.name} is given twice", fix=f"keep one; line {given[key]} has one too")
+            self._refuse(at, f"duplicate field {each.name}", fix=f"remove one; also in line {given[key]}")
             return False
         given[key] = each.line
         if each.is_list:
-            self._refuse(at, f"{each.name} is no list", fix="write one value without [ and ]")
+            self._refuse(at, f"{each.name} is not a list", fix="write one value without [ and ]")
         return not each.is_list
 
-    def _fit(self, each: ProtoField, known: Any, at: Located, given: dict[str, Any], kept: dict[str, Any]) -> bool:
-        """Keep the values of a field, all of them or none."""
+    def _keep_values(
+        self, each: ProtoField, known: Any, at: Located, given: dict[str, Any], kept: dict[str, Any]
+    ) -> bool:
+        """Keep all values of a field, or none."""
         values: list[Located] = []
         for value in each.values:
             path = at.path
             if known.is_repeated:
                 path, given[known.name] = f"{path}[{given[known.name]}]", given[known.name] + 1
             line = value.line if each.is_list or not isinstance(value, ProtoMessage) else each.line
-            fitting = self._value(value, known, Located(None, line, path))
-            if fitting is None:
+            validated = self._value(value, known, Located(None, line, path))
+            if validated is None:
                 return False
-            values.append(fitting)
+            values.append(validated)
         if not known.is_repeated:
             kept[each.name] = values[0]
         else:
@@ -407,7 +400,7 @@ class _Fitting:
         if isinstance(value, ProtoMessage):
             if known.message_type is not None:
                 return self.members(value.fields, at, known.message_type)
-            self._refuse(at, f"{known.name} is no message", expected="a value", found="{ ... }")
+            self._refuse(at, f"{known.name} is not a message", expected="a value", found="{ ... }")
         elif known.message_type is not None:
             self._refuse(at, f"{known.name} is a message", expected="{ ... }", found=value.text)
         else:
@@ -431,4 +424,4 @@ def _below(at: Located, given: ProtoField) -> Located:
 
 def _listed(names: Iterable[str]) -> str:
     listed = ", ".join(names)
-    return f"there are: {listed}" if listed else ""
+    return f"known are {listed}" if listed else ""

@@ -1,4 +1,4 @@
-"""Entries of a ``model_config_list`` with the key ``remote``: models of other servers, called as if they were here."""
+"""Remote models: entries of ``model_config_list`` with the key ``remote``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["BreakerSpec", "RemoteAddress", "RemoteSpec", "RemoteTls", "read_remo
 
 _SCHEMES: Final = ("grpc", "grpcs", "http", "https")
 _FORM: Final = "grpc://HOST:PORT, or grpcs, http or https, or a list of such"
-_MOST_ADDRESSES: Final = 64
+_MAX_ADDRESSES: Final = 64
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -35,7 +35,7 @@ class _Settings(BaseModel):
 
 
 class RemoteAddress(NamedTuple):
-    """Where a server is; ``scheme`` is ``grpc``, ``grpcs``, ``http`` or ``https``."""
+    """Server address; ``scheme`` is ``grpc``, ``grpcs``, ``http`` or ``https``."""
 
     scheme: str
     host: str
@@ -43,17 +43,17 @@ class RemoteAddress(NamedTuple):
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections are wrapped in TLS."""
+        """Whether connections use TLS."""
         return self.scheme in {"grpcs", "https"}
 
     @property
     def speaks_grpc(self) -> bool:
-        """Whether gRPC is spoken there, and not REST."""
+        """Whether the server is called by gRPC instead of REST."""
         return self.scheme in {"grpc", "grpcs"}
 
     @property
     def authority(self) -> str:
-        """Host and port as they stand in a URL."""
+        """Host and port of the URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -61,9 +61,9 @@ class RemoteAddress(NamedTuple):
 
 
 class RemoteTls(_Settings):
-    """PEM files: the CA to trust in place of the system's, and the own certificate with its key.
+    """PEM files: trusted CA (default: the system's), client certificate and key.
 
-    ``server_name`` is what the server's certificate is for, where that is not the host of its address.
+    ``server_name`` is the name in the server's certificate, if it differs from the host.
     """
 
     ca: Path | None = None
@@ -73,27 +73,23 @@ class RemoteTls(_Settings):
 
 
 class BreakerSpec(_Settings):
-    """After so many failures in a row an address is left alone for so many seconds; 0 failures for never."""
+    """Circuit breaker: consecutive failures until it opens (0 for never), and the open time."""
 
     failures: Annotated[int, Field(ge=0, le=1_000_000)] = 5
     open_seconds: Seconds = 10.0
 
 
 class RemoteSpec(ServableSpec):
-    """One model of another server, which has the one version 1 here.
+    """Configuration of one remote model, with the only local version 1.
 
     Attributes:
-        addresses: where it is served, each as good as the other.
-        remote_name: what it is called there.
-        remote_version: which version is called there; empty for the default one.
-        timeout_seconds: how long a call may take at most, whatever its caller's deadline.
-        connect_seconds: how long it may take to connect.
-        health_seconds: how often each address is asked whether the model is ready.
-        max_attempts: how often a call is tried at most, as long as nothing of it was sent.
-        retry_pause_ms: the pause after all addresses have failed once; longer each time.
-        hedge_after_ms: after how long without an answer a call is made once more, elsewhere; 0 for never.
-        breaker: when an address is left alone.
-        tls: with what addresses with TLS are called.
+        addresses: equivalent servers.
+        remote_version: remote version; empty for the default.
+        timeout_seconds: call timeout, in addition to the caller's deadline.
+        health_seconds: interval of readiness checks per address.
+        max_attempts: maximum attempts of a call, as long as no data was sent.
+        retry_pause_ms: backoff after all addresses have failed; increases.
+        hedge_after_ms: delay of a hedged second call to another address; 0 for none.
     """
 
     kind: ClassVar[str] = "remote model"
@@ -113,7 +109,7 @@ class RemoteSpec(ServableSpec):
 
 
 class _Entry(ServiceEntry):
-    hints: ClassVar[Mapping[str, str]] = {"base_path": "a model of another server has no files here; remove it"}
+    hints: ClassVar[Mapping[str, str]] = {"base_path": "remote models have no local files; remove it"}
 
     name: str
     remote: str | list[str]
@@ -129,7 +125,7 @@ class _Entry(ServiceEntry):
     tls: dict[str, Any] = OPTIONAL
 
 
-_PLAIN: Final = (
+_SCALAR_KEYS: Final = (
     "timeout_seconds",
     "connect_seconds",
     "health_seconds",
@@ -140,7 +136,7 @@ _PLAIN: Final = (
 
 
 def read_remotes(file: ConfigFile) -> list[RemoteSpec]:
-    """Read the entries among the models that have the key ``remote``; of two with one name the first counts."""
+    """Parse the remote entries; the first of a name is used."""
     found = [_read_remote(entry, file) for entry in file.models.remotes]
     return [spec for spec in found if spec is not None]
 
@@ -162,22 +158,22 @@ def _read_remote(entry: Located, file: ConfigFile) -> RemoteSpec | None:
         remote_name=given.get("remote_name") or given["name"],
         remote_version=str(given.get("remote_version", "")),
         breaker=breaker or BreakerSpec(),
-        tls=_below(file.directory, tls or RemoteTls()),
+        tls=_with_absolute_paths(file.directory, tls or RemoteTls()),
         origin=file.origin(entry),
         problems=tuple(place.of(problem) for problem in problems),
         place=place,
-        **{key: given[key] for key in _PLAIN if key in given},
+        **{key: given[key] for key in _SCALAR_KEYS if key in given},
     )
 
 
 def _addresses(value: str | list[str]) -> tuple[tuple[RemoteAddress, ...], list[Problem]]:
     texts = [value] if isinstance(value, str) else value
     problems = []
-    if not 0 < len(texts) <= _MOST_ADDRESSES:
-        expected = f"one to {_MOST_ADDRESSES} addresses"
+    if not 0 < len(texts) <= _MAX_ADDRESSES:
+        expected = f"one to {_MAX_ADDRESSES} addresses"
         problems.append(Problem("the addresses cannot be used", path="remote", expected=expected, found=shown(value)))
     if repeated := [text for index, text in enumerate(texts) if text in texts[:index]]:
-        problems.append(Problem(f"the address {repeated[0]} is given twice", path="remote", suggestion="remove one"))
+        problems.append(Problem(f"duplicate address {repeated[0]}", path="remote", suggestion="remove one"))
     addresses = [_address(text) for text in texts]
     for text, address in zip(texts, addresses, strict=True):
         if address is None:
@@ -214,7 +210,6 @@ def _nested(key: str, settings: type[Any], given: Mapping[str, Any]) -> tuple[An
         ]
 
 
-def _below(directory: Path, tls: RemoteTls) -> RemoteTls:
-    """Have relative paths lead on from the configuration's folder."""
+def _with_absolute_paths(directory: Path, tls: RemoteTls) -> RemoteTls:
     files = {key: directory / path for key in ("ca", "cert", "key") if (path := getattr(tls, key)) is not None}
     return tls.model_copy(update=files)

@@ -1,6 +1,6 @@
-"""One mapping of a file: its members are read by rules, and what is wrong with them is noted.
+"""Validation of YAML mappings by rules per key.
 
-A key without a value counts as not given; an unknown one is passed over with a warning.
+A key without value counts as missing; unknown keys are ignored with a warning.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 Rule = Callable[[Located], Any]
-"""Takes a member of a file, gives what the settings have, or raises Unusable."""
+"""Converts a value, or raises Unusable."""
 
 Rules = Mapping[str, Rule | None]
-"""The keys that a mapping can have; those that hold mappings and lists of their own are there without a rule."""
+"""Rules by key; keys of nested mappings and lists have None."""
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Unusable(ValueError):
-    """The value is none of those that the key can have; ``message`` says so."""
+    """Invalid value of a key."""
 
     def __init__(self, expected: str, suggestion: str = "", *, message: str = "the value cannot be used") -> None:
         super().__init__(expected)
@@ -53,14 +53,14 @@ class Unusable(ValueError):
 
 @cache
 def rules_of(settings: type) -> Mapping[str, Rule]:
-    """Give the keys that a class of settings declares, with their rules; fields without a rule are no keys."""
+    """Return rules by field of a settings class; fields without a rule are not keys."""
     hints = get_type_hints(settings, include_extras=True)
     metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: rules[0] for name, rules in metadata.items() if rules}
 
 
 def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> Rule:
-    """Take a whole number within bounds, or one of ``also``."""
+    """Return the rule for an integer within bounds, or one of ``also``."""
     bounds = "" if lowest is None else f" of {lowest} or more" if highest is None else f" of {lowest} to {highest}"
     expected = " or ".join([f"a whole number{bounds}", *map(str, also)])
 
@@ -78,7 +78,7 @@ def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> 
 
 
 def number(above: float, what: str = "a number") -> Rule:
-    """Take a number above a bound; ``what`` is what it counts."""
+    """Return the rule for a number above a bound; ``what`` describes it."""
 
     def read(node: Located) -> float:
         value = node.value
@@ -93,7 +93,7 @@ def number(above: float, what: str = "a number") -> Rule:
 
 
 def flag(node: Located) -> bool:
-    """Take a truth value."""
+    """Convert a boolean."""
     if not isinstance(node.value, bool):
         quoted = str(node.value).lower() in {"true", "false"}
         raise Unusable("true or false", "remove the quotes" if quoted else "")
@@ -101,7 +101,7 @@ def flag(node: Located) -> bool:
 
 
 def text(node: Located) -> str:
-    """Take a text."""
+    """Convert a string."""
     if not isinstance(node.value, str):
         is_scalar = isinstance(node.value, int | float)
         raise Unusable("a text", f'put it in quotes: "{node.value}"' if is_scalar else "")
@@ -109,7 +109,7 @@ def text(node: Located) -> str:
 
 
 def written(node: Located) -> str:
-    """Take a scalar of YAML as it is written, which is not empty."""
+    """Convert a non-empty YAML scalar to its source text."""
     given = node.text.strip()
     if isinstance(node.value, dict | list) or not given or "\0" in given:
         raise Unusable("a text that is not empty")
@@ -117,7 +117,7 @@ def written(node: Located) -> str:
 
 
 def texts(node: Located) -> tuple[str, ...]:
-    """Take a list of texts."""
+    """Convert a list of strings."""
     value = node.plain()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise Unusable("a list of texts", f'write a list: ["{value}"]' if isinstance(value, str) else "")
@@ -125,7 +125,7 @@ def texts(node: Located) -> tuple[str, ...]:
 
 
 def choice(words: Sequence[str]) -> Rule:
-    """Take one of several words."""
+    """Return the rule for one of several words."""
 
     def read(node: Located) -> str:
         value = node.value
@@ -137,7 +137,7 @@ def choice(words: Sequence[str]) -> Rule:
 
 
 def any_word(words: Sequence[str]) -> Rule:
-    """Take one of several words, whose case does not matter."""
+    """Return the rule for one of several words, case-insensitive."""
 
     def read(node: Located) -> str:
         word = written(node)
@@ -149,7 +149,7 @@ def any_word(words: Sequence[str]) -> Rule:
 
 
 def any_spelling(rule: Rule) -> Rule:
-    """Take what a rule for numbers or truth values takes also as a text or another number, such as ``"8080"``."""
+    """Return a rule that also accepts numbers and booleans as strings, such as ``"8080"``."""
 
     def read(node: Located) -> Any:
         value = node.value
@@ -169,11 +169,10 @@ _MAPPING: Final = "a mapping of keys to values"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The members of a mapping.
+    """Members of a mapping.
 
     Attributes:
-        node: the mapping; anything else has been noted as wrong, and has no members.
-        findings: what is wrong in the file.
+        node: the mapping; other values were reported and have no members.
     """
 
     node: Located
@@ -181,11 +180,11 @@ class Section:
 
     @property
     def members(self) -> dict[Any, Located]:
-        """What is given, without keys that have no value."""
+        """Members with a value."""
         return {key: member for key, member in self.node.members.items() if member.value is not None}
 
     def read(self, rules: Rules, required: Iterable[str] = ()) -> dict[str, Any]:
-        """Give the values that can be used, and note the others, unknown keys and missing ones."""
+        """Return the valid values; report invalid, unknown and missing keys."""
         self._check_keys(rules, required)
         values = {}
         for key, member in self.members.items():
@@ -198,24 +197,24 @@ class Section:
         return values
 
     def refuse(self, key: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
-        """Note what is wrong with a member, or a contradiction in which it takes part."""
+        """Report a fatal problem of a member."""
         at = self.node.find(key)
         found = shown(at.plain()) if expected and key in self.members else ""
         self.findings.refuse(at, message, expected=expected, found=found, suggestion=suggestion)
 
     def warn(self, key: str, message: str, suggestion: str = "") -> None:
-        """Note that a member has no effect, or hardly the one that was meant."""
+        """Report a warning for a member."""
         self.findings.warn(self.node.find(key), message, suggestion)
 
     def section(self, key: str, wrong: str = "wrong type") -> Section | None:
-        """Give a mapping; anything else is noted."""
+        """Return a nested mapping; report other values."""
         if key in self.members and not isinstance(self.members[key].value, dict):
             self.refuse(key, wrong, expected=_MAPPING)
             return None
         return Section(self.members[key], self.findings) if key in self.members else None
 
     def sections(self, key: str) -> list[Section] | None:
-        """Give a list of mappings; anything else is noted, and left out."""
+        """Return a list of mappings; report and omit other items."""
         if key not in self.members:
             return None
         items = self.members[key].value
@@ -232,11 +231,11 @@ class Section:
         for key in required:
             if key in self.members:
                 continue
-            # One misspelt key is one mistake, not two.
+            # A misspelt key is reported once.
             misspelt = get_close_matches(key, map(str, unknown), 1)
             unknown = [each for each in unknown if str(each) not in misspelt]
-            hint = f"write {key!r} instead of {misspelt[0]!r}" if misspelt else "add it"
+            hint = f"rename {misspelt[0]!r} to {key!r}" if misspelt else "add it"
             self.findings.refuse(self.node.find(*(misspelt or [key])), f"the key {key!r} is missing", suggestion=hint)
         for key in unknown:
-            message = f"unknown key {key!r}, which has no effect"
+            message = f"unknown key {key!r}, ignored"
             self.findings.warn(self.node.find(key), message, suggest_key(key, known))

@@ -1,4 +1,4 @@
-"""Shapes, batch sizes and layouts as OVMS writes them, once for a model or by tensor: ``(2:8,10)``, ``NHWC:NCHW``."""
+"""Shapes, batch sizes, layouts and shape buckets in OVMS's notation: ``(2:8,10)``, ``NHWC:NCHW``."""
 
 from __future__ import annotations
 
@@ -30,26 +30,23 @@ __all__ = [
     "parse_shapes",
 ]
 
-# ----------------------------------------------------------------------
-# Shapes, batch sizes and layouts as OVMS writes them, once for a model or by tensor: ``(2:8,10)``, ``NHWC:NCHW``
-# ----------------------------------------------------------------------
 
 _T = TypeVar("_T")
 
 
 def by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[str, _T]:
-    """Read an option that is a text, an object of texts, or a text that holds such an object (command line).
+    """Parse an option that is a string, an object of strings, or JSON text of such an object (command line).
 
     Args:
-        option: its name, for messages.
-        value: what the user wrote.
-        parse: reads one text; is given the option's name with that of the tensor, and the text.
+        option: name for messages.
+        value: the configured value.
+        parse: parses one string; gets the option path and the string.
 
     Returns:
-        The settings by tensor name; one that was written without a name has the key ``""``.
+        Values by tensor name; ``""`` for a value without a name.
 
     Raises:
-        ConfigError: with every text that cannot be read.
+        ConfigError: invalid values, all of them.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = object_in_text(option, value)
@@ -70,11 +67,7 @@ def by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[
 
 
 def object_in_text(option: str, text: str) -> dict[str, Any]:
-    """Read an option of the command line that is a JSON object.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Parse a command-line option that is a JSON object; raises ConfigError if not an object."""
     try:
         document = parse_json(text)
     except InvalidSyntax as error:
@@ -83,7 +76,7 @@ def object_in_text(option: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong(option, text, "a JSON object")
     if document.repeated:
-        raise wrong(option, text, "each key once", message=f"{document.repeated[0].path!r} is given twice")
+        raise wrong(option, text, "each key once", message=f"duplicate key {document.repeated[0].path!r}")
     return value
 
 
@@ -94,7 +87,7 @@ def _parse_member(option: str, text: Any, parse: Callable[[str, str], _T]) -> _T
 
 
 _SIZE: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
-_BLANKS: Final = re.compile(r"[ \t\r\n]+")
+_WHITESPACE: Final = re.compile(r"[ \t\r\n]+")
 _MAX_SIZE: Final = 2**63 - 1
 _AUTO: Final = "auto"
 
@@ -103,21 +96,13 @@ _BATCH_FORM: Final = "a size such as 8, -1 for any, a range such as 2:8, or auto
 
 
 def parse_shapes(value: Any) -> dict[str, ShapeSpec]:
-    """Read the option ``shape``: one shape, or an object with the shape of each input.
-
-    Raises:
-        ConfigError: with every shape that cannot be read.
-    """
+    """Parse ``shape``: one shape, or an object by input; raises ConfigError with all invalid shapes."""
     return by_tensor("shape", value, parse_shape)
 
 
 def parse_shape(option: str, text: str) -> ShapeSpec:
-    """Read one shape.
-
-    Raises:
-        ConfigError: it has another form.
-    """
-    compact = _BLANKS.sub("", text)
+    """Parse one shape; raises ConfigError if malformed."""
+    compact = _WHITESPACE.sub("", text)
     if compact.lower() == _AUTO:
         return ShapeSpec(auto=True)
     if not (compact.startswith("(") and compact.endswith(")")):
@@ -128,17 +113,17 @@ def parse_shape(option: str, text: str) -> ShapeSpec:
 
 
 def format_shape(shape: ShapeSpec) -> str:
-    """Write a shape as :func:`parse_shape` reads it."""
+    """Format a shape as :func:`parse_shape` parses it."""
     return _AUTO if shape.dims is None else f"({','.join(map(_format_dim, shape.dims))})"
 
 
 def parse_batch_size(value: Any) -> BatchSpec | None:
-    """Read the option ``batch_size``, an integer or a text; None leaves it to the model (``0``).
+    """Parse ``batch_size``; None (``0``) is that of the model.
 
     Raises:
-        ConfigError: it has another form.  That is a warning: the model's own batch size is used, as OVMS does.
+        ConfigError: malformed, as a warning: OVMS uses the model's batch size.
     """
-    text = _BLANKS.sub("", str(value))
+    text = _WHITESPACE.sub("", str(value))
     if text.lower() == _AUTO:
         return BatchSpec(auto=True)
     dim = _read_dim(text)
@@ -149,7 +134,7 @@ def parse_batch_size(value: Any) -> BatchSpec | None:
 
 
 def format_batch_size(batch: BatchSpec | None) -> str:
-    """Write a batch size as :func:`parse_batch_size` reads it."""
+    """Format a batch size as :func:`parse_batch_size` parses it."""
     if batch is None:
         return "0"
     return _AUTO if batch.dim is None else _format_dim(batch.dim)
@@ -158,7 +143,7 @@ def format_batch_size(batch: BatchSpec | None) -> str:
 def _dim(option: str, text: str, part: str) -> Dim:
     dim = _read_dim(part)
     if dim is None:
-        raise wrong(option, text, _SHAPE_FORM, message=f"{part!r} is no dimension")
+        raise wrong(option, text, _SHAPE_FORM, message=f"invalid dimension {part!r}")
     return dim
 
 
@@ -183,40 +168,34 @@ _PART: Final = re.compile(rf"[{_LETTERS}?]*(?:\.\.\.)?[{_LETTERS}?]*")
 
 
 def parse_layouts(value: Any) -> dict[str, LayoutSpec]:
-    """Read the option ``layout``: one layout, or an object with that of each tensor.
-
-    Raises:
-        ConfigError: with every layout that cannot be read.
-    """
+    """Parse ``layout``: one layout, or an object by tensor; raises ConfigError with all invalid layouts."""
     return by_tensor("layout", value, parse_layout)
 
 
 def parse_layout(option: str, text: str) -> LayoutSpec:
-    """Read one layout, in letters of either case.
+    """Parse one layout; case-insensitive.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: malformed.
     """
-    parts = _BLANKS.sub("", text).upper().split(":")
+    parts = _WHITESPACE.sub("", text).upper().split(":")
     if len(parts) > len(("tensor", "model")):
         raise wrong(option, text, _LAYOUT_FORM, message="more than two layouts")
     for part in parts:
         if not part or not _PART.fullmatch(part):
-            raise wrong(option, text, _LAYOUT_FORM, message=f"{part!r} is no layout")
+            raise wrong(option, text, _LAYOUT_FORM, message=f"invalid layout {part!r}")
         twice = [letter for letter in _LETTERS if part.count(letter) > 1]
         if twice:
-            raise wrong(option, text, _LAYOUT_FORM, message=f"the layout {part} has {twice[0]} twice")
+            raise wrong(option, text, _LAYOUT_FORM, message=f"duplicate {twice[0]} in layout {part}")
     return LayoutSpec(tensor=parts[0], model=parts[1] if len(parts) > 1 else None)
 
 
 def format_layout(layout: LayoutSpec) -> str:
-    """Write a layout as :func:`parse_layout` reads it."""
+    """Format a layout as :func:`parse_layout` parses it."""
     return layout.tensor if layout.model is None else f"{layout.tensor}:{layout.model}"
 
 
-# ----------------------------------------------------------------------
-# The option ``shape_buckets``: up to which sizes the open dimensions of a model's inputs are padded
-# ----------------------------------------------------------------------
+# Shape buckets
 
 OPTION: Final = "shape_buckets"
 _BUCKETS_FORM: Final = 'an object such as {"batch": [1, 4, 16]} or {"words": {"sizes": [32, 64], "inputs": {"ids": 1}}}'
@@ -225,10 +204,10 @@ _LENGTHS: Final = {"too_short": "a list that is not empty", "too_long": "no more
 
 
 def parse_shape_buckets(value: Any) -> dict[str, BucketedDimension]:
-    """Read the option: an object with the buckets of each dimension, or a text that holds one (command line).
+    """Parse ``shape_buckets``: an object by dimension, or JSON text (command line).
 
     Raises:
-        ConfigError: with everything that is wrong with it.
+        ConfigError: malformed, with all problems.
     """
     dimensions = object_in_text(OPTION, value) if isinstance(value, str) else value
     if not isinstance(dimensions, Mapping):
@@ -249,18 +228,18 @@ def _parse_dimension(path: str, settings: Any) -> BucketedDimension:
     given = {"sizes": settings} if isinstance(settings, list) else settings
     if not isinstance(given, Mapping):
         raise wrong(path, settings, 'a list of sizes such as [1, 4, 16], or an object with "sizes"')
-    spread = {key: _spread(each) if key in _AXES else each for key, each in given.items()}
+    settings_with_lists = {key: _as_lists(each) if key in _AXES else each for key, each in given.items()}
     try:
-        # Lists are no tuples for those who read Python strictly, and they are for those who read JSON.
-        return BucketedDimension.model_validate_json(json.dumps(spread, default=str), strict=True)
+        # As JSON: strict validation accepts lists for tuples only there.
+        return BucketedDimension.model_validate_json(json.dumps(settings_with_lists, default=str), strict=True)
     except ValidationError as error:
-        # What is wrong inside of a list makes the list wrong as well.
+        # An error within a list also makes the list invalid; keep the first per path.
         by_path = {each.path: each for each in (_problem(path, fault) for fault in reversed(error.errors()))}
         raise ConfigError([*by_path.values()][::-1]) from None
 
 
-def _spread(axes: Any) -> Any:
-    """Give a list of dimensions for each tensor, where one may stand for itself."""
+def _as_lists(axes: Any) -> Any:
+    """Return lists of axes by tensor; a single axis becomes a list."""
     if not isinstance(axes, Mapping):
         return axes
     return {name: each if isinstance(each, list) else [each] for name, each in axes.items()}
@@ -283,42 +262,41 @@ def _problem(path: str, fault: Any) -> Problem:
 
 
 def bucket_contradictions(fields: Mapping[str, Any]) -> list[Problem]:
-    """Tell which of the settings that were read cannot be had with buckets, by fields of ``ModelSpec``."""
+    """Return conflicts of shape buckets with other settings, fields of ``ModelSpec``."""
     buckets: Mapping[str, BucketedDimension] = fields.get(OPTION, {})
     if not buckets:
         return []
-    problems = [*_of_the_model(fields), *_shared(buckets)]
+    problems = [*_model_conflicts(fields), *_shared_axes(buckets)]
     batching: BatchingSpec | None = fields.get("batching")
     for name, dimension in buckets.items():
         if dimension.inputs or batching is None or dimension.larger == "run":
             continue
         if batching.max_batch_size > dimension.sizes[-1]:
-            message = "batches may be larger than the largest bucket, and would be refused"
-            expected = f"a last size of {batching.max_batch_size} or more, because of batching"
+            message = "batching exceeds the largest bucket"
+            expected = f"a last size of {batching.max_batch_size} or more"
             found = str(dimension.sizes[-1])
             problems.append(Problem(message, path=f"{OPTION}.{name}.sizes", expected=expected, found=found))
     return problems
 
 
-def _of_the_model(fields: Mapping[str, Any]) -> list[Problem]:
+def _model_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
     problems: list[Problem] = []
     if fields.get("stateful", False):
-        message = "a stateful model would keep in its state what was padded"
-        problems.append(Problem(message, path=OPTION, suggestion="leave shape_buckets or stateful out"))
+        message = "shape buckets are not supported for stateful models"
+        problems.append(Problem(message, path=OPTION, suggestion="remove shape_buckets or stateful"))
     shapes: Mapping[str, ShapeSpec] = fields.get("shapes", {})
     batch: BatchSpec | None = fields.get("batch")
     automatic = {"shape": any(shape.auto for shape in shapes.values()), "batch_size": batch is not None and batch.auto}
-    message = "what follows each request cannot be had with shape_buckets"
+    message = "auto is not supported with shape_buckets"
     problems += [
-        Problem(message, path=option, found="auto", suggestion="write -1 for sizes that differ")
+        Problem(message, path=option, found="auto", suggestion="use -1 for variable sizes")
         for option, is_auto in automatic.items()
         if is_auto
     ]
     return problems
 
 
-def _shared(buckets: Mapping[str, BucketedDimension]) -> list[Problem]:
-    """Tell which dimensions of inputs are in two of the buckets' dimensions."""
+def _shared_axes(buckets: Mapping[str, BucketedDimension]) -> list[Problem]:
     problems: list[Problem] = []
     owners: dict[tuple[str, int], str] = {}
     for name, dimension in buckets.items():
@@ -328,7 +306,7 @@ def _shared(buckets: Mapping[str, BucketedDimension]) -> list[Problem]:
             if owner == name:
                 continue
             what = f"dimension {place[1]} of {place[0]!r}" if places else "the batch dimension, as it names no inputs,"
-            message = f"{what} is in {owner!r} already"
+            message = f"{what} is already in {owner!r}"
             path = f"{OPTION}.{name}.inputs.{place[0]}" if places else f"{OPTION}.{name}"
-            problems.append(Problem(message, path=path, suggestion='name other "inputs", or leave one of them out'))
+            problems.append(Problem(message, path=path, suggestion='change "inputs", or remove one of them'))
     return problems

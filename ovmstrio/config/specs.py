@@ -1,7 +1,6 @@
-"""What a validated configuration says of each model and graph: values that the rest of the server works with.
+"""Validated configuration of services; the rest of the server uses only these values.
 
-Every way to write a configuration (``config.json``, command line) ends in these; nothing below this layer sees the
-user's spelling of a shape or a policy.
+All configuration formats (``config.json``, command line) are converted to these.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ __all__ = [
     "read_placement",
 ]
 
-# ----------------------------------------------------------------------
-# Where the service of an entry runs in a cluster: with which others, in how many replicas, and with what each has
-# ----------------------------------------------------------------------
+# Cluster placement
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
@@ -63,7 +60,7 @@ class _Part(BaseModel):
 
 
 class Autoscaling(_Part):
-    """How many replicas there are, by the requests that each has under way, and by those of them that wait there."""
+    """Autoscaling by running and waiting requests per replica."""
 
     min_replicas: Replicas = 1
     max_replicas: Replicas
@@ -75,20 +72,20 @@ class Autoscaling(_Part):
     @model_validator(mode="after")
     def _ordered(self) -> Autoscaling:
         if self.min_replicas > self.max_replicas:
-            raise ValueError("min_replicas is not above max_replicas")
+            raise ValueError("min_replicas <= max_replicas")
         return self
 
 
 class PlacementSpec(_Part):
-    """What an entry says of its place in a cluster.
+    """Cluster placement of a service.
 
     Attributes:
-        group: services of one group run in the same processes; empty for a group of its own.
-        replicas: how many processes there are of the group; None where nothing is said.
-        autoscaling: how their number follows the load, in place of ``replicas``.
-        num_cpus: the cores that a replica asks the cluster for.
-        resources: what else it asks for, by name.
-        max_ongoing_requests: what a replica is given at once; others wait where they come from.
+        group: services of a group share processes; empty for a separate group.
+        replicas: number of replicas; None if not configured.
+        autoscaling: replaces ``replicas``.
+        num_cpus: CPU cores requested per replica.
+        resources: other requested resources by name.
+        max_ongoing_requests: concurrent requests per replica; others wait at the caller.
     """
 
     group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]*$", max_length=200)] = ""
@@ -101,12 +98,12 @@ class PlacementSpec(_Part):
     @model_validator(mode="after")
     def _one_number(self) -> PlacementSpec:
         if self.replicas is not None and self.autoscaling is not None:
-            raise ValueError("either replicas or autoscaling, and not both")
+            raise ValueError("either replicas or autoscaling")
         return self
 
 
 def read_placement(value: Any, key: str = "placement") -> tuple[PlacementSpec, tuple[Problem, ...]]:
-    """Read what an entry says: a group's name, or an object; where something is wrong, all of that."""
+    """Parse a placement, a group name or an object; an invalid one is ignored as a whole."""
     try:
         return PlacementSpec.model_validate({"group": value} if isinstance(value, str) else value), ()
     except ValidationError as error:
@@ -123,9 +120,7 @@ def read_placement(value: Any, key: str = "placement") -> tuple[PlacementSpec, t
         )
 
 
-# ----------------------------------------------------------------------
-# What a validated configuration says of each model and graph: values that the rest of the server works with
-# ----------------------------------------------------------------------
+# Services
 
 SpecT = TypeVar("SpecT", bound="ServableSpec")
 
@@ -134,39 +129,39 @@ Axes = Annotated[tuple[Annotated[int, Field(ge=0, le=64)], ...], Field(min_lengt
 
 
 class _Spec(BaseModel):
-    # What no entry of the configuration needs is not built.
+    # Deferred: unused models are not built.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
 
 class LatestVersions(_Spec):
-    """Serve the ``num_versions`` highest versions."""
+    """Policy: the ``num_versions`` highest versions."""
 
     kind: Literal["latest"] = "latest"
     num_versions: Annotated[int, Field(ge=1)] = 1
 
     def select(self, available: Iterable[int]) -> list[int]:
-        """Pick versions out of those available, ascending."""
+        """Return the selected versions, ascending."""
         return sorted(available)[-self.num_versions :]
 
 
 class AllVersions(_Spec):
-    """Serve every version."""
+    """Policy: all versions."""
 
     kind: Literal["all"] = "all"
 
     def select(self, available: Iterable[int]) -> list[int]:
-        """Pick versions out of those available, ascending."""
+        """Return the selected versions, ascending."""
         return sorted(available)
 
 
 class SpecificVersions(_Spec):
-    """Serve the versions listed, as far as they exist."""
+    """Policy: listed versions."""
 
     kind: Literal["specific"] = "specific"
     versions: tuple[int, ...]
 
     def select(self, available: Iterable[int]) -> list[int]:
-        """Pick versions out of those available, ascending."""
+        """Return the selected versions, ascending."""
         return sorted(set(available) & set(self.versions))
 
 
@@ -174,31 +169,32 @@ VersionPolicy = LatestVersions | AllVersions | SpecificVersions
 
 
 class BatchSpec(_Spec):
-    """The batch size asked for: ``auto`` follows requests, otherwise ``dim`` says which sizes are accepted."""
+    """Batch size: ``auto`` follows requests, otherwise ``dim`` has the allowed sizes."""
 
     auto: bool = False
     dim: Dim | None = None
 
 
 class ShapeSpec(_Spec):
-    """The shape asked for one input: ``auto`` follows requests, otherwise ``dims``."""
+    """Shape of one input: ``auto`` follows requests, otherwise ``dims``."""
 
     auto: bool = False
     dims: tuple[Dim, ...] | None = None
 
 
 class LayoutSpec(_Spec):
-    """A layout: ``tensor`` as the caller sees it, ``model`` as the file has it where the two differ (``NHWC:NCHW``)."""
+    """Layout: ``tensor`` for requests, ``model`` for the model file if different (``NHWC:NCHW``)."""
 
     tensor: str
     model: str | None = None
 
 
 class BatchingSpec(_Spec):
-    """How the requests of many callers are joined into one inference.
+    """Dynamic batching.
 
-    A batch runs when it has ``max_batch_size`` rows, when its first request has waited for ``batch_timeout_ms``, or, if
-    ``eager``, while the model has nothing else to do.  ``max_queue_size`` requests may wait.
+    A batch runs when it has ``max_batch_size`` rows, ``batch_timeout_ms`` after its first request, or, if ``eager``,
+    while
+    the model is idle.  ``max_queue_size`` is the queue limit.
     """
 
     max_batch_size: Annotated[int, Field(ge=1, le=65_536)]
@@ -208,11 +204,11 @@ class BatchingSpec(_Spec):
 
 
 class BucketedDimension(_Spec):
-    """A dimension that inputs share, and the sizes up to which it is padded: the least that is not smaller.
+    """Padding buckets of a dimension: sizes are padded up to the next one of ``sizes``.
 
-    ``inputs`` and ``outputs`` give positions in shapes by tensor.  No inputs stand for the batch dimension of each, and
-    no outputs for whatever follows the inputs.  ``pad`` has the value for an input, which is 0 otherwise.  What is
-    larger than the last size is refused, or run as it is.
+    ``inputs`` and ``outputs`` have axes by tensor.  Without inputs it is the batch dimension of each; without outputs
+    they
+    follow the inputs.  ``pad`` is the padding value by input (default 0).  Larger sizes are rejected, or run unpadded.
     """
 
     sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...], Field(min_length=1, max_length=64)]
@@ -226,24 +222,24 @@ class BucketedDimension(_Spec):
     @classmethod
     def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
         if any(low >= high for low, high in pairwise(sizes)):
-            raise ValueError("the sizes do not ascend")
+            raise ValueError("sizes are not ascending")
         return sizes
 
 
 class ServableSpec(_Spec):
-    """What is configured of anything that is served under a name, whatever file or option it came from.
+    """Configuration of a named service.
 
-    ``origin`` says where it was configured, for messages.  ``problems`` are faults of the settings: a servable that
-    has any is known by name and fails to load with them, while everything else is served.  ``place`` is where it is
-    written, if that is a file.  ``max_concurrency`` calls of it may be under way, 0 for any number, and ``max_queue``
-    more wait.  ``placement`` is for clusters.  ``load_number`` grows when it is to be loaded again from the same
-    settings.
+    Attributes:
+        origin: where it is configured, for messages.
+        problems: errors of the settings; a service with errors fails to load.
+        max_concurrency: concurrent calls; 0 is unlimited.
+        load_number: increased to force a reload with the same settings.
     """
 
     kind: ClassVar[str]
-    """What messages call it."""
+    """Name of the kind in messages."""
     queues_itself: ClassVar[bool] = False
-    """Whether calls wait in the service, also where any number may be under way."""
+    """Whether the service has its own queue, even without concurrency limit."""
 
     name: str
     base_path: Path
@@ -258,21 +254,21 @@ class ServableSpec(_Spec):
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems because of which it must not be loaded."""
+        """Problems that prevent loading."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     def placed(self, problem: Problem) -> Problem:
-        """Give a problem of no file, or of the settings, the place where the settings are written, if that is known."""
+        """Return a problem of the settings with its file position, if known."""
         if problem.file not in ("", self.origin):
             return problem
         return replace(problem, file=self.origin) if self.place is None else self.place.of(problem)
 
     def needs_reload(self, other: ServableSpec) -> bool:
-        """Tell whether loaded versions must be loaded again for ``other``, not for its policy, problems or limits."""
+        """Return whether loaded versions must be reloaded for ``other``; policy, problems and limits do not matter."""
         return type(self) is not type(other) or self.loaded_settings() != other.loaded_settings()
 
     def loaded_settings(self) -> dict[str, Any]:
-        """Give the settings of what is loaded."""
+        """Return the settings that affect loaded versions."""
         not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement")
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
@@ -280,11 +276,11 @@ class ServableSpec(_Spec):
 
 
 class ModelSpec(ServableSpec):
-    """One model of the configuration.
+    """Configuration of one model.
 
-    ``shapes`` and ``layouts`` map a tensor's (mapped) name to its setting; the key ``""`` is a setting written
-    without a name, which is for the only input.  ``mean`` and ``scale`` hold one value or one a channel.
-    ``shape_buckets`` are dimensions by the names that their user gave them.
+    ``shapes`` and ``layouts`` are by (mapped) tensor name; the key ``""`` is for the only input.  ``mean`` and
+    ``scale``
+    have one value or one per channel.  ``shape_buckets`` are by dimension name.
     """
 
     kind: ClassVar[str] = "model"
@@ -311,11 +307,10 @@ class ModelSpec(ServableSpec):
 
 
 class PythonSpec(_Spec):
-    """How the Python code of a service is run.
+    """Execution of a service's Python code.
 
-    ``isolation`` is None where the server's own setting holds, and so is ``memory_limit`` (bytes a process, 0 for any).
-    ``python`` is the interpreter of the processes, None for the server's; ``timeout_seconds`` is how long a call may
-    take, 0 for any time.
+    ``isolation`` and ``memory_limit`` (bytes per process, 0 for unlimited) default to the server's settings with None.
+    ``python`` is the interpreter of the processes, None for the server's.  ``timeout_seconds`` 0 is unlimited.
     """
 
     isolation: Literal["none", "process"] | None = None
@@ -326,11 +321,10 @@ class PythonSpec(_Spec):
 
 
 class GraphSpec(ServableSpec):
-    """One graph of the configuration, which has the one version 1.
+    """Configuration of one graph, with the only version 1.
 
-    ``base_path`` is the directory from which the paths in the graph's file lead on, ``graph_path`` that file itself
-    (both absolute); ``subconfig`` is the file that configures further models for the graph, if there is one.
-    ``cache_dir`` is where what is made once of files that nodes name is kept; None for the server's own place.
+    ``base_path`` is the directory of relative paths in the graph file ``graph_path`` (both absolute).  ``subconfig``
+    configures further models.  ``cache_dir`` is for derived files; None for the default.
     """
 
     kind: ClassVar[str] = "graph"
@@ -342,10 +336,9 @@ class GraphSpec(ServableSpec):
 
 
 class HandlerSpec(ServableSpec):
-    """One handler project of the configuration, which has the one version 1.
+    """Configuration of one handler project, with the only version 1.
 
-    ``path`` is its folder, or its file, absolute; what the file says is read when the project is loaded.
-    ``base_path`` is the folder in either case.
+    ``path`` is its directory or file, absolute; ``base_path`` is the directory.  The file is parsed at load time.
     """
 
     kind: ClassVar[str] = "handler"
@@ -355,11 +348,11 @@ class HandlerSpec(ServableSpec):
 
 
 class OpPipelineSpec(ServableSpec):
-    """A pipeline of Ops, which has the one version 1.
+    """Configuration of one Op pipeline, with the only version 1.
 
-    ``config`` is its ``config.yml``, in place of the one that the script names, and ``script`` the Python file that
-    runs its service; both are absolute.  Without a script a running one has handed its service over.  ``base_path`` is
-    the folder of the configuration.
+    ``config`` is a ``config.yml`` that replaces the one of the script; ``script`` is the Python file of the service,
+    None
+    if a running script provides it.  ``base_path`` is the directory of the configuration.
     """
 
     kind: ClassVar[str] = "op pipeline"
@@ -369,7 +362,7 @@ class OpPipelineSpec(ServableSpec):
 
 
 class NodeInput(_Spec):
-    """Where an input comes from: an item of a node, or of ``request``, whose items are the pipeline's inputs."""
+    """Source of an input: an output of a node, or an input of the pipeline with the node ``request``."""
 
     name: str
     node: str
@@ -377,17 +370,17 @@ class NodeInput(_Spec):
 
 
 class NodeOutput(_Spec):
-    """An output of a model or custom node, and the name by which other nodes refer to it."""
+    """Output of a node and its alias for other nodes."""
 
     data_item: str
     alias: str
 
 
 class PipelineNode(_Spec):
-    """One node of a pipeline: a call of a servable (``model_name``) or of a custom node (``library``), never both.
+    """One pipeline node: a servable (``model_name``) or a custom node (``library``).
 
-    ``version`` 0 means the default one at the time of the call.  ``demultiply_count`` splits every output along its
-    first dimension, -1 whatever its size; None splits nothing.  ``origin`` says where the node is written.
+    ``version`` 0 is the default version at the time of the call.  ``demultiply_count`` splits outputs along their first
+    dimension, -1 for any size; None does not split.
     """
 
     name: str
@@ -403,11 +396,10 @@ class PipelineNode(_Spec):
 
 
 class PipelineSpec(ServableSpec):
-    """One pipeline of the configuration, which has the one version 1.
+    """Configuration of one pipeline, with the only version 1.
 
-    ``outputs`` name an item of a node for each output of the pipeline.  ``libraries`` maps the names of all configured
-    custom node libraries to their paths, as far as the nodes use them; a library that is built in has its short name
-    for a path.
+    ``outputs`` name the node output of each pipeline output.  ``libraries`` are paths of used custom node libraries by
+    name, or short names of built-in ones.
     """
 
     kind: ClassVar[str] = "pipeline"
@@ -420,18 +412,18 @@ class PipelineSpec(ServableSpec):
 
 
 class MetricsSpec(_Spec):
-    """Which metric families are served; ``families`` None means the default set."""
+    """Metrics settings; ``families`` None is the default set."""
 
     enable: bool = True
     families: tuple[str, ...] | None = None
 
 
 class ServerSpec(_Spec):
-    """A whole configuration, validated.
+    """Complete validated configuration.
 
-    ``services`` have a name of their own each.  ``problems`` are those that belong to none, warnings among them.
-    ``further_files`` holds what was read besides the file itself, None for what was looked for and is not there: a
-    change of one is a change of all.
+    ``services`` have unique names.  ``problems`` belong to no service.  ``further_files`` has the content of other
+    files
+    read, None for missing ones, for change detection.
     """
 
     services: tuple[ServableSpec, ...] = ()
@@ -440,57 +432,47 @@ class ServerSpec(_Spec):
     further_files: dict[Path, bytes | None] = {}
 
     def of(self, spec: type[SpecT]) -> tuple[SpecT, ...]:
-        """Give what is to be served of one kind."""
+        """Return the services of one kind."""
         return tuple(each for each in self.services if isinstance(each, spec))
 
 
-# ----------------------------------------------------------------------
-# What a configuration says of a model that makes text, vectors or scores of texts
-# ----------------------------------------------------------------------
+# Text models
 
 PROMPT_LOOKUP: Final = "prompt_lookup"
-"""What the library calls it in its properties."""
+"""Property name in openvino-genai."""
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Speed = Annotated[float, Field(gt=0, le=100)]
 
 
 class TextModelSpec(ServableSpec):
-    """One such model, which has the one version 1.
+    """Configuration of one text or speech model, with the only version 1.
 
     Attributes:
-        path: a folder as openvino-genai reads it, or a ``.gguf`` file; absolute.
-        task: what it does.
-        device: where it runs.
-        plugin_config: properties of the device, and what the pipeline takes beside them, such as ``prompt_lookup``.
-        cache_dir: where what is made of files once is kept; None for the server's own place.
-        max_num_batched_tokens: how many tokens a step takes at most, which bounds its length.
-        cache_size: how many GB (2**30 bytes) the cache of keys and values has; 0 for a quarter of the free memory.
-        max_num_seqs: how many texts are made in one step at most.
-        dynamic_split_fuse: whether a step takes parts of prompts and single tokens together.
-        enable_prefix_caching: whether what prompts have in common is computed once.
-        best_of_limit: how many beams, and texts, one request may ask for.
-        max_tokens_limit: how many tokens an answer may have; None for as many as the context holds.
-        tool_parser: what finds calls of tools in the text; empty for what its template tells, ``none`` for nothing.
-        reasoning_parser: what finds reasoning in the text; likewise.
-        enable_tool_guided_generation: whether calls of tools are made to fit their parameters' schemas.
-        chat_template_mode: what renders chat templates, Jinja or the library's own (``MINJA``).
-        pooling: which vectors of a text become its embedding.
-        normalize: whether embeddings have the length 1.
-        truncate: whether an input that is too long is cut, rather than refused.
-        max_allowed_chunks: how many pieces of documents one call of a reranker may have.
-        voices: files of speaker embeddings, by the names of those who speak so.
-        speed_min: how slow a request may have a text spoken, 1 for as the voice does.
-        speed_max: how fast.
-        enable_word_timestamps: whether times of words are told of speech, which takes longer.
-        max_queue: how many requests wait for room at most.
-        kv_overcommit: how much of the cache is promised to requests, 1 for what there is.
-        draft_path: a second, smaller model of the same vocabulary, as ``path``, that proposes tokens for the first to
-            check; None for none.
-        draft_device: where that runs; empty for where the first does.
-        reload: whether a new version is loaded beside the old one (``swap``), or after that has given its memory back
-            (``retire_first``); ``auto`` decides by the memory that is free.
-        idle_unload_seconds: after how long without a request its memory is given back; 0 for never.
+        path: model directory for openvino-genai, or a ``.gguf`` file; absolute.
+        plugin_config: device and pipeline properties, such as ``prompt_lookup``.
+        cache_dir: directory for derived files; None for the default.
+        max_num_batched_tokens: maximum tokens per engine step.
+        cache_size: KV-cache size in GiB; 0 for a quarter of the free memory.
+        max_num_seqs: maximum sequences per engine step.
+        dynamic_split_fuse: whether a step mixes prefill chunks and decoding.
+        best_of_limit: maximum ``best_of`` and ``n`` of a request.
+        max_tokens_limit: maximum completion tokens; None for the context length.
+        tool_parser: tool-call parser; empty for detection, ``none`` for none.
+        reasoning_parser: reasoning parser; empty for detection, ``none`` for none.
+        enable_tool_guided_generation: whether tool calls are constrained to their parameter schemas.
+        chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
+        normalize: whether embeddings have unit length.
+        truncate: whether long embedding inputs are truncated instead of rejected.
+        max_allowed_chunks: maximum document chunks of a rerank request.
+        voices: speaker embedding files by voice name.
+        speed_min: minimum speech speed; 1 is normal.
+        max_queue: maximum requests waiting for KV cache.
+        kv_overcommit: overcommit factor of the KV cache.
+        draft_path: draft model for speculative decoding, as ``path``; None for none.
+        draft_device: device of the draft model; empty for that of the main model.
+        reload: load the new version next to the old one (``swap``), unload first (``retire_first``), or ``auto``.
+        idle_unload_seconds: idle time until the model is unloaded; 0 for never.
     """
 
     kind: ClassVar[str] = "text model"
@@ -528,10 +510,10 @@ class TextModelSpec(ServableSpec):
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
 
     def loaded_settings(self) -> dict[str, Any]:
-        """Give the settings of what is loaded, the room for those that wait among them: whoever makes texts has it."""
+        """Return the settings that affect loaded versions; the engine also uses the queue limit."""
         return {**super().loaded_settings(), "max_queue": self.max_queue}
 
     @property
     def looks_up(self) -> bool:
-        """Whether the prompt proposes tokens for what comes, by which the library calls it."""
+        """Whether prompt lookup is enabled."""
         return str(self.plugin_config.get(PROMPT_LOOKUP, "")).lower() in {"true", "1"}

@@ -1,4 +1,4 @@
-"""The entries of a ``text_model_config_list``: models that make text, vectors or scores of texts."""
+"""Text models: options and the entries of ``text_model_config_list``."""
 
 from __future__ import annotations
 
@@ -22,22 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["TASKS", "TEXT_MODELS", "TEXT_OPTIONS", "read_task", "read_text_models", "read_text_options"]
 
-# ----------------------------------------------------------------------
-# The options of a model of text, whichever of ``config.json``, the command line and a graph file they were written in
-# ----------------------------------------------------------------------
+# Options
 
 TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
 _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
 _TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
 _SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
-_EVERY: Final = frozenset(Task)
+_ALL_TASKS: Final = frozenset(Task)
 _SPEEDS: Final = ("speed_min", "speed_max")
 _DRAFT_PATH: Final = "draft_models_path"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
 _SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM")
-_IMAGES: Final = "models that take images or sound beside text are not served by this version"
-_DRAFT: Final = "the model that drafts has the settings of the first by this version"
+_NO_MULTIMODAL: Final = "multimodal models are not supported"
+_NO_DRAFT_SETTINGS: Final = "the draft model uses the settings of the main model"
 
 
 class _Option(NamedTuple):
@@ -46,8 +44,8 @@ class _Option(NamedTuple):
 
 
 _OPTIONS: Final[Mapping[str, _Option]] = {
-    "target_device": _Option("device", _EVERY),
-    "plugin_config": _Option("plugin_config", _EVERY),
+    "target_device": _Option("device", _ALL_TASKS),
+    "plugin_config": _Option("plugin_config", _ALL_TASKS),
     "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION | _SPEECH),
     "kv_cache_precision": _Option("plugin_config", _GENERATION),
     "pipeline_type": _Option("", _GENERATION),
@@ -81,7 +79,7 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
 }
 
 TEXT_OPTIONS: Final = frozenset(_OPTIONS)
-"""The options of models of text, by OVMS's names where it has them."""
+"""Options of text models, by OVMS's names where they exist."""
 
 _NOT_SERVED: Final = {
     **dict.fromkeys(
@@ -92,44 +90,39 @@ _NOT_SERVED: Final = {
             "draft_max_num_seqs",
             "draft_dynamic_split_fuse",
         ),
-        (_DRAFT, "remove it"),
+        (_NO_DRAFT_SETTINGS, "remove it"),
     ),
-    "draft_eagle3_mode": ("models that draft by EAGLE-3 are not served by this version", "remove it"),
-    "cache_eviction_config": ("tokens are not evicted from the cache by this version", "remove it"),
-    "sparse_attention_config": ("attention is not thinned out by this version", "remove it"),
-    "cache_interval_multiplier": ("it is not served by this version", "remove it"),
+    "draft_eagle3_mode": ("EAGLE-3 draft models are not supported", "remove it"),
+    "cache_eviction_config": ("cache eviction is not supported", "remove it"),
+    "sparse_attention_config": ("sparse attention is not supported", "remove it"),
+    "cache_interval_multiplier": ("not supported", "remove it"),
     "generation_config_path": (
-        "defaults of sampling come from the model's own folder",
-        "remove it, and put the file into that folder as generation_config.json",
+        "sampling defaults come from the model's folder",
+        "remove it, and place the file there as generation_config.json",
     ),
-    "max_position_embeddings": ("the model says itself how many tokens it takes", "remove it"),
-    "max_length": ("the model says itself how many tokens it takes", "remove it"),
+    "max_position_embeddings": ("the model defines its maximum length", "remove it"),
+    "max_length": ("the model defines its maximum length", "remove it"),
 }
-"""Options of OVMS that are known and not served: why, and what to do."""
+"""Unsupported OVMS options with message and suggestion."""
 
 
 def read_task(value: Any) -> Task:
-    """Read the option ``task``.
-
-    Raises:
-        ConfigError: there is no such task.
-    """
+    """Parse ``task``; raises ConfigError if it is unknown."""
     if value in TASKS:
         return Task(value)
     raise wrong("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
 
 
 def read_text_options(task: Task, options: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[Problem]]:
-    """Read the options of a model; those that cannot be read are left out.
+    """Parse the options of a text model; invalid ones are omitted.
 
     Args:
-        task: what the model does.
-        options: what the user wrote; names that no model of text has are passed over.
-        directory: what paths are relative to.
+        task: task of the model.
+        options: values by name; unknown names are ignored.
+        directory: base of relative paths.
 
     Returns:
-        Fields of ``TextModelSpec``, and the problems, whose ``path`` is the option.  The model is to be served if there
-        are none.
+        Fields of ``TextModelSpec``, and problems with the option as path.
     """
     fields: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -137,17 +130,16 @@ def read_text_options(task: Task, options: Mapping[str, Any], directory: Path) -
         if option in _NOT_SERVED:
             problems += _refused(option, value)
         elif option in _OPTIONS and task not in _OPTIONS[option].tasks:
-            problems.append(_misplaced(option, task))
+            problems.append(_other_task(option, task))
         elif option in _OPTIONS:
             try:
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, [*problems, *_out_of_bounds(fields, options), *_empty_range(fields)]
+    return fields, [*problems, *_out_of_bounds(fields, options), *_check_speed_range(fields)]
 
 
-def _empty_range(fields: dict[str, Any]) -> list[Problem]:
-    """See that there is a speed between the slowest and the fastest one."""
+def _check_speed_range(fields: dict[str, Any]) -> list[Problem]:
     bounds = [fields.get(name, TextModelSpec.model_fields[name].default) for name in _SPEEDS]
     if bounds[0] <= bounds[1]:
         return []
@@ -156,16 +148,16 @@ def _empty_range(fields: dict[str, Any]) -> list[Problem]:
 
 
 def _refused(option: str, value: Any) -> list[Problem]:
-    if value is False:  # what is switched off is not asked for
+    if value is False:  # disabled
         return []
-    message, way_out = _NOT_SERVED[option]
-    return [Problem(message, path=option, suggestion=way_out)]
+    message, suggestion = _NOT_SERVED[option]
+    return [Problem(message, path=option, suggestion=suggestion)]
 
 
-def _misplaced(option: str, task: Task) -> Problem:
-    whose = ", ".join(sorted(each.value for each in _OPTIONS[option].tasks))
-    message = f"is an option of models for {whose}, and the task of this one is {task.value}"
-    return Problem(message, path=option, suggestion="leave it out")
+def _other_task(option: str, task: Task) -> Problem:
+    tasks = ", ".join(sorted(each.value for each in _OPTIONS[option].tasks))
+    message = f"is an option of models for {tasks}, and the task of this one is {task.value}"
+    return Problem(message, path=option, suggestion="remove it")
 
 
 def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> None:
@@ -195,7 +187,7 @@ def _plugin_config(value: Any) -> dict[str, Any]:
 
 
 def _voices(value: Any, directory: Path) -> dict[str, Path]:
-    """Read files by names, of an object, or of a list of objects with both, as in graphs; the last of a name counts."""
+    """Parse voice files, an object, or a list of name and path as in graphs; the last of a name is used."""
     if isinstance(value, Mapping):
         value = [{"name": name, "path": path} for name, path in value.items()]
     expected = 'an object such as {"anna": "voices/anna.bin"}'
@@ -213,13 +205,13 @@ def _voices(value: Any, directory: Path) -> dict[str, Path]:
 def _check_pipeline(value: Any) -> None:
     expected = ", ".join(_SERVED_PIPELINES)
     if value in {"VLM", "VLM_CB", "OMNI"}:
-        raise wrong("pipeline_type", value, expected, message=_IMAGES, suggestion="leave it out, for a model of text")
+        raise wrong("pipeline_type", value, expected, message=_NO_MULTIMODAL, suggestion="remove it for text models")
     if value not in _SERVED_PIPELINES:
         raise wrong("pipeline_type", value, expected, suggestion=did_you_mean(str(value), _SERVED_PIPELINES))
 
 
 def _out_of_bounds(fields: dict[str, Any], options: Mapping[str, Any]) -> list[Problem]:
-    """Tell which values the spec does not take, and take them out."""
+    """Return problems of values outside their bounds, and remove these values."""
     try:
         TextModelSpec.model_validate({"name": "", "base_path": Path(), "path": Path(), **fields}, strict=True)
     except ValidationError as error:
@@ -240,9 +232,7 @@ def _out_of_bounds(fields: dict[str, Any], options: Mapping[str, Any]) -> list[P
     return problems
 
 
-# ----------------------------------------------------------------------
-# The entries of a ``text_model_config_list``: models that make text, vectors or scores of texts
-# ----------------------------------------------------------------------
+# Entries
 
 TEXT_MODELS: Final = "text_model_config_list"
 Object = dict[str, Any]
@@ -287,16 +277,16 @@ class _TextModel(ServiceEntry):
 
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:
-    """Read entries in their order; of two with one name the first counts."""
+    """Parse the entries in order; the first of a name is used."""
     found = [_read_entry(entry, file) for entry in file.items(TEXT_MODELS)]
     return [spec for spec in found if spec is not None]
 
 
 def _read_entry(entry: Located, file: ConfigFile) -> TextModelSpec | None:
-    whole = check_members(entry, _Entry, file.findings)
-    if "config" not in whole:
+    entry_members = check_members(entry, _Entry, file.findings)
+    if "config" not in entry_members:
         return None
-    config = whole["config"]
+    config = entry_members["config"]
     members = check_members(config, _TextModel, file.findings)
     if not is_whole(config, members, _TextModel) or not file.is_first(TextModelSpec.kind, config, members["name"]):
         return None

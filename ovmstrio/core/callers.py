@@ -1,4 +1,4 @@
-"""Who calls, and what that allows: values that doors, data plane and services share, free of how a caller is known.
+"""Callers, scopes and allowances: authorisation values shared by front ends, data plane and services.
 
 ::
 
@@ -33,46 +33,45 @@ __all__ = [
     "leave_caller",
 ]
 
-_KNOWN: Final = 1024
-"""How many names of services a caller's verdicts are remembered for."""
+_MAX_VERDICTS: Final = 1024
+"""Size limit of a caller's cache of service decisions."""
 _INFER: Final = "infer:"
-_WILD: Final = frozenset("*?[")
-_HARD: Final = frozenset("?[")
+_WILDCARDS: Final = frozenset("*?[")
+_BRACKETS: Final = frozenset("?[")
 
 NO_SCOPE: Final = "scope"
-"""What metrics call the refusal of a caller that is known and may not do what it asks for."""
+"""Metric label for missing scopes."""
 
 OVER_LIMIT: Final = "limit"
-"""What they call that of one that has asked for as much as it may."""
+"""Metric label for exceeded quotas."""
 
 
 class Need(Enum):
-    """What a request needs its caller to have."""
+    """Permission that a request needs."""
 
     NOTHING = auto()
-    """Health: whoever asks."""
+    """Health checks."""
     CALLER = auto()
-    """Any caller that is known."""
+    """Any authenticated caller."""
     ABOUT = auto()
-    """A question about one service: ``read``, or that the caller may call it."""
+    """Query of one service: scope ``read`` or permission to call the service."""
     READ = auto()
     INFER = auto()
     GENERATE = auto()
-    """An inference at an endpoint of generation, which an API key alone guards, too."""
+    """Inference at a generation endpoint, which an API key alone also guards."""
     METRICS = auto()
     ADMIN = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """What a caller may do.
+    """Permissions of a caller.
 
     Attributes:
-        infer: patterns of names of services; ``*`` stands for anything, ``?`` for one character, ``[ab]`` for one of
-            some.
-        read: whether it may ask about everything.
-        metrics: whether it may scrape.
-        admin: whether it may change the server, and ask about everything.
+        infer: patterns of service names with ``*``, ``?`` and ``[ab]``.
+        read: permission to query everything.
+        metrics: permission to scrape metrics.
+        admin: permission to change the server and to query everything.
     """
 
     infer: tuple[str, ...] = ()
@@ -82,11 +81,7 @@ class Scopes:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
-        """Read scopes as they are written: ``infer:resnet*``, ``read``, ``metrics``, ``admin``.
-
-        Raises:
-            ValueError: one of them is none of these; it says which.
-        """
+        """Parse scopes: ``infer:resnet*``, ``read``, ``metrics``, ``admin``; raises ValueError if one is unknown."""
         patterns, flags = [], set()
         for text in texts:
             if text.startswith(_INFER) and len(text) > len(_INFER):
@@ -99,7 +94,7 @@ class Scopes:
 
     @classmethod
     def known_of(cls, texts: Iterable[str]) -> Self:
-        """Take the scopes that this server knows from texts among which are those of others."""
+        """Parse scopes and ignore unknown ones."""
         known = []
         for text in texts:
             try:
@@ -110,22 +105,26 @@ class Scopes:
         return cls.parse(known)
 
     def lacks(self, others: Scopes) -> str:
-        """Tell a scope that others have, and these do not; empty where there is none."""
+        """Return a scope of ``others`` that these scopes lack, or an empty string."""
         own = {*self.texts(), *(("read",) if self.admin else ())}
         lost = (text for text in others.texts() if text not in own and not self._covers(text))
         return next(lost, "")
 
     def _covers(self, scope: str) -> bool:
-        """Tell whether a pattern is wider than that of a scope; where that is hard to tell, it is not."""
-        asked = scope.removeprefix(_INFER)
-        if asked == scope:
+        """Return whether a pattern covers that of a scope; False if undecided."""
+        requested = scope.removeprefix(_INFER)
+        if requested == scope:
             return False
-        # A star takes in any pattern but for one of brackets, whose text is not of the names that it matches.
-        wider = self.infer if _WILD.isdisjoint(asked) else [each for each in self.infer if _HARD.isdisjoint(each)]
-        return "*" in self.infer or ("[" not in asked and any(fnmatchcase(asked, each) for each in wider))
+        # ``*`` covers every pattern except brackets, as names that match brackets do not look like the pattern.
+        wider = (
+            self.infer
+            if _WILDCARDS.isdisjoint(requested)
+            else [each for each in self.infer if _BRACKETS.isdisjoint(each)]
+        )
+        return "*" in self.infer or ("[" not in requested and any(fnmatchcase(requested, each) for each in wider))
 
     def texts(self) -> tuple[str, ...]:
-        """Write the scopes as :meth:`parse` reads them."""
+        """Return the scopes as :meth:`parse` reads them."""
         flags = [name for name in ("read", "metrics", "admin") if getattr(self, name)]
         return (*(f"{_INFER}{pattern}" for pattern in self.infer), *flags)
 
@@ -134,42 +133,29 @@ EVERYTHING: Final = Scopes(("*",), read=True, metrics=True, admin=True)
 
 
 class Allowance(Protocol):
-    """How much a caller may ask for."""
+    """Quota of a caller."""
 
     def take(self) -> None:
-        """Count one more request.
-
-        Raises:
-            CallerLimited: it is one too many.
-        """
-        ...
+        """Count a new request; raises CallerLimited if the quota is exceeded."""
 
     def give_back(self) -> None:
-        """Count one less under way."""
-        ...
+        """Count a finished request."""
 
     def check_tokens(self) -> None:
-        """Let a request that reads or makes tokens of text pass.
-
-        Raises:
-            CallerLimited: those before it have used up what there is.
-        """
-        ...
+        """Check the token quota of a text request; raises CallerLimited if earlier requests have used up the quota."""
 
     def spend_tokens(self, number: int) -> None:
-        """Count tokens that were read or made."""
-        ...
+        """Count prompt or completion tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """Somebody who is known; all requests of one caller share one.
+    """An authenticated caller; all requests of a caller share one instance.
 
     Attributes:
-        name: in logs and events; never a secret.
-        proof: by what it is known: ``key``, ``token`` or ``certificate``.
-        scopes: what it may do.
-        allowance: how much, None for as much as there is.
+        name: for logs and events; never a secret.
+        proof: ``key``, ``token`` or ``certificate``.
+        allowance: quota; None for unlimited.
     """
 
     name: str
@@ -184,10 +170,10 @@ class Caller:
         object.__setattr__(self, "_pattern", re.compile("|".join(patterns)) if patterns else None)
 
     def may_infer(self, service: str) -> bool:
-        """Tell whether the caller may call a service; with an empty name, whether there is any that it may call."""
+        """Return whether the caller may call a service; with an empty name, any service at all."""
         known = self._verdicts.get(service)
         if known is None:
-            if len(self._verdicts) >= _KNOWN:
+            if len(self._verdicts) >= _MAX_VERDICTS:
                 self._verdicts.clear()
             pattern = self._pattern
             known = pattern is not None and (not service or pattern.match(service) is not None)
@@ -195,14 +181,14 @@ class Caller:
         return known
 
     def demand(self, need: Need, service: str = "") -> None:
-        """Let pass what the caller may do.
+        """Check a permission.
 
         Args:
-            need: of the request.
-            service: which one it is about; empty where that is not known yet.
+            need: required permission.
+            service: name of the service; empty if not known yet.
 
         Raises:
-            MissingScope: it may not; the message says which scope is missing.
+            MissingScope: the permission is missing.
         """
         if need is Need.INFER or need is Need.GENERATE:
             if self.may_infer(service):
@@ -212,26 +198,22 @@ class Caller:
         raise MissingScope(self.name, _scope_of(need, service))
 
     def demand_all_of(self, before: Caller) -> None:
-        """Let pass one that may do all that it could before.
-
-        Raises:
-            MissingScope: it may do less; the message says which scope is missing.
-        """
+        """Check that all scopes of ``before`` are still granted; raises MissingScope if a scope was removed."""
         lost = self.scopes.lacks(before.scopes)
         if lost:
             raise MissingScope(self.name, lost)
 
     def enter(self) -> None:
-        """Count a request of the caller's; :meth:`leave` must follow.
+        """Count a request; :meth:`leave` must follow.
 
         Raises:
-            CallerLimited: it is one too many, and is not counted.
+            CallerLimited: the quota is exceeded; the request is not counted.
         """
         if self.allowance is not None:
             self.allowance.take()
 
     def leave(self) -> None:
-        """End a request of the caller's."""
+        """Count a finished request."""
         if self.allowance is not None:
             self.allowance.give_back()
 
@@ -255,33 +237,33 @@ def _scope_of(need: Need, service: str) -> str:
 
 
 current_caller: Final[ContextVar[Caller | None]] = ContextVar("current_caller", default=None)
-"""Who asks for what the running task does; None where nobody had to say."""
+"""Caller of the running task; None without authentication."""
 
 current_certificate: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("current_certificate", default=None)
-"""The verified certificate of the client at the other end of the running task's connection."""
+"""Verified client certificate of the running task's connection."""
 
 
 def demand_of_caller(need: Need, service: str = "") -> None:
-    """Let pass what the current caller may do, where everybody has to be known.
+    """Check a permission of the running task's caller.
 
     Raises:
-        Unauthenticated: nobody was asked who it is.
-        MissingScope: it may not.
+        Unauthenticated: there is no caller.
+        MissingScope: the permission is missing.
     """
     caller = current_caller.get()
     if caller is None:
-        raise Unauthenticated("who calls is not known")
+        raise Unauthenticated("caller unknown")
     caller.demand(need, service)
 
 
 def allowance_of_caller() -> Allowance | None:
-    """Give how much the current caller may ask for; None for as much as there is."""
+    """Return the quota of the running task's caller; None for unlimited."""
     caller = current_caller.get()
     return None if caller is None else caller.allowance
 
 
 def leave_caller() -> None:
-    """End the request of the running task's caller, if it has one."""
+    """End the request of the running task's caller, if there is one."""
     caller = current_caller.get()
     if caller is not None:
         current_caller.set(None)

@@ -80,11 +80,9 @@ class _InternetAddress:
 
     @property
     def endpoint(self) -> str:
-        """The text ``host:port`` or ``[host]:port``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        """Return the host, for logs."""
         return self.host
 
 
@@ -107,7 +105,6 @@ class UnixSocket:
     endpoint: ClassVar[str] = "unix:"
 
     def __str__(self) -> str:
-        """Return the text for logs."""
         return _UNIX
 
 
@@ -139,7 +136,6 @@ class Unknown:
         return "unknown" if self.proxy is None else self.proxy.endpoint
 
     def __str__(self) -> str:
-        """Return the text for logs."""
         return "unknown" if self.proxy is None else str(self.proxy)
 
 
@@ -167,7 +163,7 @@ def socket_address(family: int, name: object) -> ClientAddress:
 
 
 def _parse_ip(host: str) -> IpAddress | None:
-    """Parse an address without its zone; an IPv4-mapped address of IPv6 is the one of IPv4."""
+    """Parse an address without its zone; an IPv4-mapped IPv6 address becomes IPv4."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -266,7 +262,7 @@ def _described(value: str) -> Iterator[Remote | None]:
         match = _ELEMENT.match(value, position)
         end = position if match is None else match.end()
         if value[end : end + 1] not in {"", ","}:
-            # A quote without an end: what is an element cannot be known.
+            # Unterminated quote: the elements cannot be separated.
             return iter((None,))
         elements.append(value[position:end])
         position = end + 1
@@ -293,7 +289,7 @@ def _parse_endpoint(text: str) -> Remote | None:
     match = _ENDPOINT.fullmatch(text)
     host, port = (text, "0") if match is None else (match[1] or match[2], match[3] or "0")
     address = _parse_ip(host)
-    # The text of the address is made from its number: a zone could hold any characters, and the host is logged.
+    # The address is formatted from its number: a zone could contain any characters, and the host is logged.
     return None if address is None or int(port) > _MAX_PORT else Remote(str(address), int(port))
 
 
@@ -337,7 +333,6 @@ UNKNOWN_PEER: Final = Peer()
 
 
 def _forwarding_header(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the name of the first header that proxies add; empty if there is none."""
     for name, _ in headers:
         if name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES):
             return name

@@ -1,49 +1,48 @@
-"""What can go wrong, and whose fault it is.
+"""Errors of the server, by cause.
 
 ::
 
     ServerError
-    ├── InvalidRequest (ValueError)            the caller sent something that cannot be served
-    │   ├── MalformedJson                      a body that is not JSON at all
-    │   ├── InvalidField                       a field of a request, which programs are told
-    │   │   └── ContextExceeded                prompt and answer are longer than a model takes
-    │   ├── MalformedPayload                   a body that is not what its content type says, for a handler
-    │   ├── MethodNotAllowed                   a known path, the wrong verb
-    │   ├── PayloadTooLarge                    a message above the configured limit
-    │   └── RequestTooSlow                     a request took longer to come than it may
-    ├── NotFound (LookupError)                 nothing of that name or version is known
-    │   ├── ServiceMissing                     nothing is called so
-    │   ├── VersionMissing                     what is called so has no such version
-    │   ├── VersionRetired                     the version was served once and is not any more
-    │   └── SequenceMissing                    no sequence has that id, or it is about to end
-    ├── AlreadyExists                          the caller creates what is there
-    │   └── SequenceExists                     a sequence has that id
-    ├── FailedPrecondition                     right request, wrong state of the servable
-    │   └── SequenceEnding                     the id is free only when the last request of its sequence is done
-    ├── NotReady                               the server or servable cannot answer yet, or not any more
-    │   ├── VersionLoading                     the version is being loaded
-    │   │   └── ServiceLoading                 the same of what has only one version
-    │   ├── StorageFailure                     a storage of models cannot be read or written now
-    │   └── TooManySequences                   no sequence can be started before another one ends
-    ├── Overloaded                             a queue or pool is full; try again later
-    │   ├── TooManyRequests                    as many requests as a handler may have are in flight
-    │   └── CallerLimited                      the caller asks for more than it may
-    ├── Unauthenticated                        who asks has not shown who it is
-    ├── PermissionDenied (PermissionError)     who asks may not do that from where it is
-    │   └── MissingScope                       the caller has no scope for it
-    ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
+    ├── InvalidRequest (ValueError)            the request can never succeed
+    │   ├── MalformedJson                      the body is not JSON
+    │   ├── InvalidField                       a request field is invalid (field path and error code)
+    │   │   └── ContextExceeded                prompt and completion exceed the context length
+    │   ├── MalformedPayload                   a handler body does not match its content type
+    │   ├── MethodNotAllowed                   the path exists, the HTTP method does not
+    │   ├── PayloadTooLarge                    a message exceeds the configured limit
+    │   └── RequestTooSlow                     the request was not received in time
+    ├── NotFound (LookupError)                 unknown name or version
+    │   ├── ServiceMissing                     unknown name
+    │   ├── VersionMissing                     unknown version
+    │   ├── VersionRetired                     the version was served and has been unloaded
+    │   └── SequenceMissing                    unknown or ending sequence id
+    ├── AlreadyExists                          the object to create exists
+    │   └── SequenceExists                     the sequence id is in use
+    ├── FailedPrecondition                     valid request, wrong state of the servable
+    │   └── SequenceEnding                     the last request of the sequence is still running
+    ├── NotReady                               the server or servable cannot answer now
+    │   ├── VersionLoading                     the version is loading or failed to load
+    │   │   └── ServiceLoading                 the same for a service with a single version
+    │   ├── StorageFailure                     model storage or local disk failed
+    │   └── TooManySequences                   sequence limit reached
+    ├── Overloaded                             a queue or pool is full
+    │   ├── TooManyRequests                    concurrency limit of a handler reached
+    │   └── CallerLimited                      quota of the caller exceeded
+    ├── Unauthenticated                        missing or wrong credentials
+    ├── PermissionDenied (PermissionError)     not allowed for this caller or address
+    │   └── MissingScope                       the caller lacks a scope
+    ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed
     ├── NotSupported (NotImplementedError)     the servable has no such operation
-    ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
-    │   └── VersionsFailure                    a version that was looked for again cannot be loaded
-    ├── GraphFailure (RuntimeError)            a node of a graph failed on its input
-    ├── UserCodeError (RuntimeError)           a handler raised something of its own
-    ├── PipelineFailure (RuntimeError)         what flows between the nodes of a pipeline does not fit together
-    │   └── CustomNodeFailure                  a custom node failed, or gave what cannot be used
-    ├── NothingToGather                        a demultiplexer of a pipeline had nothing to split
-    └── ConfigError (ValueError)               what the operator wrote cannot be used
+    ├── ModelFailure (RuntimeError)            the model or runtime failed on a valid request
+    │   └── VersionsFailure                    a rescanned version failed to load
+    ├── GraphFailure (RuntimeError)            a graph node failed
+    ├── UserCodeError (RuntimeError)           a handler raised
+    ├── PipelineFailure (RuntimeError)         a pipeline node's output does not fit the next step
+    │   └── CustomNodeFailure                  a custom node failed or returned invalid outputs
+    ├── NothingToGather                        a demultiplexer got an empty tensor
+    └── ConfigError (ValueError)               invalid configuration
 
-No class knows a transport: ``ovmstrio.transport.statuses`` holds the one total table from class to gRPC and HTTP
-status.
+The classes know no transport. ``ovmstrio.transport.statuses`` maps each class to a gRPC and an HTTP status.
 """
 
 from __future__ import annotations
@@ -107,46 +106,41 @@ __all__ = [
     "noted",
 ]
 
-# ----------------------------------------------------------------------
-# What can go wrong, and whose fault it is
-# ----------------------------------------------------------------------
-
 
 class ServerError(Exception):
-    """Root of every error that the server means to tell its caller.
+    """Root of all errors that are reported to clients.
 
-    ``message`` is fit for the caller: it names what was expected, what came and the way out.  ``node`` is the node of a
-    service in which it was raised, for those who look; empty where there is none.
+    ``message`` is fit for clients.  ``node`` names the node of the service that raised the error, or is empty.
     """
 
     node: str = ""
 
     def __init__(self, message: str) -> None:
-        # A text of a user's in it has been cut before; the words around it are the server's.
+        # User text within the message was truncated earlier; the limit leaves room for the server's words around it.
         message = cut(message, 2 * MOST_CHARACTERS)
         super().__init__(message)
         self.message = message
 
 
 class InvalidRequest(ServerError, ValueError):
-    """The caller's fault: the request can never be served as it is."""
+    """The request can never succeed."""
 
     def retold(self, message: str) -> InvalidRequest:
-        """Make the refusal that says this and more."""
+        """Return the same error with another message."""
         return InvalidRequest(message)
 
 
 class MalformedJson(InvalidRequest):
-    """The body is not JSON; OVMS answers this with a status of its own (412)."""
+    """The body is not JSON; OVMS answers with status 412."""
 
 
 class InvalidField(InvalidRequest):
-    """A field of a request cannot be as it is.
+    """A request field is invalid.
 
     Attributes:
-        plain: the message without what came.
-        field: its path, such as ``messages[2].content``; empty where it is the whole request.
-        code: a word for programs; empty if there is none.
+        plain: the message without the received value.
+        field: path of the field, such as ``messages[2].content``; empty for the request itself.
+        code: machine-readable error code, or empty.
     """
 
     def __init__(self, message: str, *, field: str = "", code: str = "", got: str = "") -> None:
@@ -156,21 +150,21 @@ class InvalidField(InvalidRequest):
         self.code = code
 
     def retold(self, message: str) -> InvalidField:
-        """Make the refusal of the same field that says this and more."""
+        """Return the error of the same field with another message."""
         made = type(self)(message, field=self.field, code=self.code)
         made.plain = self.plain
         return made
 
 
 class ContextExceeded(InvalidField):
-    """The tokens of prompt and answer together are more than a model takes."""
+    """Prompt and completion together exceed the context length."""
 
     def __init__(self, message: str, *, field: str = "", code: str = "context_length_exceeded", got: str = "") -> None:
         super().__init__(message, field=field, code=code, got=got)
 
 
 class MalformedPayload(InvalidRequest):
-    """The body for a handler is not what its content type says; ``is_json`` if that is JSON."""
+    """The body of a handler request does not match its content type; ``is_json`` if that is JSON."""
 
     def __init__(self, message: str, *, is_json: bool = False) -> None:
         super().__init__(message)
@@ -178,7 +172,7 @@ class MalformedPayload(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path exists, the HTTP verb does not."""
+    """The path exists, the HTTP method does not."""
 
 
 class PayloadTooLarge(InvalidRequest):
@@ -186,12 +180,12 @@ class PayloadTooLarge(InvalidRequest):
 
     @classmethod
     def of_outputs(cls, size: int, most: float) -> Self:
-        """Refuse an answer because of what its outputs come to, before any of them is copied."""
+        """Return the error for outputs of ``size`` bytes, raised before any output is copied."""
         return cls(f"the outputs have {size} bytes, the limit is {most:.0f} (--max_message_size)")
 
 
 class RequestTooSlow(InvalidRequest):
-    """The request took longer to come than it may."""
+    """The request was not received in time."""
 
 
 class NotFound(ServerError, LookupError):
@@ -199,13 +193,13 @@ class NotFound(ServerError, LookupError):
 
 
 class ServiceMissing(NotFound):
-    """Nothing is called so."""
+    """No service has that name."""
 
 
 class VersionMissing(NotFound):
-    """What is called so has no such version.
+    """The service has no such version.
 
-    ``why`` says of the version ``tried``, which would be the default one, why it could not be loaded.
+    ``tried`` is the default version if it failed to load, ``why`` the reason.
     """
 
     def __init__(self, message: str, *, tried: int = 0, why: str = "") -> None:
@@ -215,7 +209,7 @@ class VersionMissing(NotFound):
 
 
 class VersionRetired(NotFound):
-    """The version was served and has been retired; ``kind`` is that of the service."""
+    """The version was served and has been unloaded; ``kind`` is the kind of the service."""
 
     def __init__(self, message: str, *, kind: str = "") -> None:
         super().__init__(message)
@@ -223,23 +217,23 @@ class VersionRetired(NotFound):
 
 
 class SequenceMissing(NotFound):
-    """No sequence of that id goes on: it was never started, has ended, was idle for too long, or is ending."""
+    """No live sequence has that id: never started, ended, timed out or ending."""
 
 
 class AlreadyExists(ServerError):
-    """The caller asked to create something that exists."""
+    """The object to create exists."""
 
 
 class SequenceExists(AlreadyExists):
-    """The id that a sequence is to be started with is another one's."""
+    """The sequence id is in use."""
 
 
 class FailedPrecondition(ServerError):
-    """The request is valid, but not in the state that the servable is in."""
+    """The request is valid, but the servable is in the wrong state."""
 
 
 class SequenceEnding(FailedPrecondition):
-    """The id that a sequence is to be started with is that of one whose last request is not done yet."""
+    """The last request of the sequence with that id is still running."""
 
 
 class NotReady(ServerError):
@@ -247,7 +241,7 @@ class NotReady(ServerError):
 
 
 class VersionLoading(NotReady):
-    """The version exists and is still being loaded, or ``has_failed`` to load; ``why`` says so of some kinds."""
+    """The version is loading or ``has_failed`` to load; ``why`` is the reason, set for some kinds."""
 
     def __init__(self, message: str, *, kind: str = "", has_failed: bool = False, why: str = "") -> None:
         super().__init__(message)
@@ -257,22 +251,19 @@ class VersionLoading(NotReady):
 
 
 class ServiceLoading(VersionLoading):
-    """The same of a service that has only one version."""
+    """The single version of the service is loading or failed to load."""
 
 
 class StorageFailure(NotReady):
-    """A storage of models could not be read, or the local disk not be written; it may be possible later."""
+    """Model storage could not be read or the local disk could not be written."""
 
 
 class TooManySequences(NotReady):
-    """As many sequences as the model may have are alive."""
+    """The model has reached its limit of live sequences."""
 
 
 class Overloaded(ServerError):
-    """A bounded queue or pool is full.
-
-    ``retry_after_seconds`` is the server's guess of when it is worth trying again.
-    """
+    """A bounded queue or pool is full; ``retry_after_seconds`` estimates when a retry may succeed."""
 
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
@@ -280,25 +271,25 @@ class Overloaded(ServerError):
 
 
 class TooManyRequests(Overloaded):
-    """As many requests as the ``max_concurrency`` of a handler's project allows are in flight."""
+    """A handler project has reached its ``max_concurrency``."""
 
 
 class QueueTimeout(Overloaded):
-    """A call waited for a thread or a process for as long as it may."""
+    """A call waited for a thread or process until the queue timeout."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"nothing was free to run the call within {seconds:g} s (--queue_timeout); try again later",
+            f"no thread or process was free within {seconds:g} s (--queue_timeout); try again later",
             retry_after_seconds=seconds,
         )
 
 
 class CallerLimited(Overloaded):
-    """The caller has as many requests under way, or made as many lately, as it may."""
+    """The caller has exceeded a quota."""
 
 
 class Unauthenticated(ServerError):
-    """Who asks has not shown who it is; ``is_wrong`` tells that it tried."""
+    """The request has no valid credentials; ``is_wrong`` if it had credentials at all."""
 
     def __init__(self, message: str, *, is_wrong: bool = False) -> None:
         super().__init__(message)
@@ -306,20 +297,20 @@ class Unauthenticated(ServerError):
 
 
 class PermissionDenied(ServerError, PermissionError):
-    """Who asks may not do that, or not from there."""
+    """The caller, or its address, is not allowed to do this."""
 
 
 class MissingScope(PermissionDenied):
-    """Who asks, the ``caller``, is known and has no ``scope`` for it."""
+    """The authenticated ``caller`` lacks ``scope``."""
 
     def __init__(self, caller: str, scope: str) -> None:
-        super().__init__(f"{caller!r} may not do that: it needs the scope {scope}")
+        super().__init__(f"{caller!r} lacks the scope {scope}")
         self.caller = caller
         self.scope = scope
 
 
 class DeadlineExceeded(ServerError, TimeoutError):
-    """The caller's own deadline passed before the answer was ready."""
+    """The caller's deadline passed before the response was ready."""
 
 
 class NotSupported(ServerError, NotImplementedError):
@@ -327,22 +318,22 @@ class NotSupported(ServerError, NotImplementedError):
 
 
 class ModelFailure(ServerError, RuntimeError):
-    """The model or its runtime failed on a request that was valid."""
+    """The model or its runtime failed on a valid request."""
 
 
 class VersionsFailure(ModelFailure):
-    """Versions that were found by looking for them again could not be loaded."""
+    """Versions found by a rescan of the repository could not be loaded."""
 
 
 class GraphFailure(ServerError, RuntimeError):
-    """A node of a graph failed.
+    """A graph node failed.
 
-    OVMS blames the caller's input for it, whatever the cause, and clients have come to expect that status.
+    OVMS reports this as a client error whatever the cause, and clients expect that status.
     """
 
 
 class UserCodeError(ServerError, RuntimeError):
-    """A handler raised; ``detail`` is what the server may log but the caller need not know."""
+    """A handler raised; ``detail`` is logged and not sent to the client."""
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
@@ -350,23 +341,23 @@ class UserCodeError(ServerError, RuntimeError):
 
 
 class PipelineFailure(ServerError, RuntimeError):
-    """What one node of a pipeline gave does not fit what is to be done with it."""
+    """A pipeline node returned outputs that do not fit the next step."""
 
 
 class CustomNodeFailure(PipelineFailure):
-    """A custom node returned an error, or outputs that cannot be used."""
+    """A custom node returned an error or invalid outputs."""
 
 
 class NothingToGather(ServerError):
-    """A demultiplexer got an empty tensor, so the nodes behind it have nothing to work on; no fault of anybody."""
+    """A demultiplexer got an empty tensor, so the following nodes have no input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with what the operator wrote, said so that it can be mended.
+    """One problem of a configuration.
 
     ``path`` is the place inside the document (``model_config_list[0].config.nireq``); ``line`` counts from 1;
-    ``suggestion`` is the way out, where one is known.  ``severity`` is ``"error"`` or ``"warning"``.
+    ``suggestion`` is a hint; ``severity`` is ``"error"`` or ``"warning"``.
     """
 
     message: str
@@ -390,33 +381,31 @@ class Problem:
 
 
 class ConfigError(ServerError, ValueError):
-    """What the operator wrote cannot be used; every problem that was found is listed at once."""
+    """Invalid configuration, with all problems found."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("")
-        # However many problems there are, each is told.
+        # Set after construction, as the list of problems must not be truncated.
         self.message = "\n".join(str(problem) for problem in problems)
         self.args = (self.message,)
 
 
-# ----------------------------------------------------------------------
-# What is wrong with a request, gathered, so that one answer tells all of it
-# ----------------------------------------------------------------------
+# Error lists
 
 _MOST: Final = 8
-"""Refusals that are told one by one."""
+"""Number of errors that are listed; further errors are only counted."""
 _MOST_CHARACTERS: Final = 500
-"""Of each that is told behind the first one."""
+"""Length limit of each message after the first one."""
 MAX_ERRORS: Final = 32
-"""Refusals after which the rest of a request is not read: a list of 16,000 wrong members makes no 16,000 errors."""
+"""Number of errors after which parsing of a request stops: a list of 16,000 invalid items makes no 16,000 errors."""
 
 
 class Gathered:
-    """Refusals of the parts of one request.
+    """Collector of the errors of one request.
 
-    Each part is read in a block of its own, which ends where the part is refused; :meth:`tell` raises if any was.
-    The refusal that reaches the limit is raised at once, so that the caller stops reading::
+    Each part is parsed in its own ``with`` block, which ends where the part is invalid.  The error that reaches
+    :data:`MAX_ERRORS` is raised at once, so that parsing stops::
 
         wrong = Gathered()
         for part in parts:
@@ -436,23 +425,22 @@ class Gathered:
     def __bool__(self) -> bool:
         return self._count > 0
 
-    def __enter__(self) -> None:
-        """Begin to read a part."""
+    def __enter__(self) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        # At the limit the error is the one that :meth:`add` has raised within an inner block.
+        # At the limit the error is the one that :meth:`add` raised in an inner block.
         if not isinstance(error, InvalidRequest) or self._count >= MAX_ERRORS:
             return False
         self.add(error)
         return True
 
     def add(self, error: InvalidRequest) -> None:
-        """Add one refusal.
+        """Add one error.
 
         Raises:
-            InvalidRequest: the limit is reached; all refusals so far as one error, and nothing else is read.
+            InvalidRequest: the limit is reached; it contains all errors so far.
         """
         self._take(error)
         if self._count >= MAX_ERRORS:
@@ -461,11 +449,11 @@ class Gathered:
     def _take(self, error: InvalidRequest) -> None:
         self._count += 1
         if len(self._kept) < _MOST:
-            # Its traceback would keep what the request was read from.
+            # The traceback would keep the request data alive.
             self._kept.append(error.with_traceback(None))
 
     def error(self) -> InvalidRequest:
-        """Make one error of all, of which there are some: a single one as it is, else its text before others'."""
+        """Return all errors as one: a single error as it is, else the first error with the messages joined."""
         if self._count == 1:
             return self._kept[0]
         texts = [self._kept[0].message, *(cut(error.message, _MOST_CHARACTERS) for error in self._kept[1:])]
@@ -475,25 +463,19 @@ class Gathered:
         return self._kept[0].retold(". Also: ".join(texts))
 
     def tell(self) -> None:
-        """Do nothing if there are none.
-
-        Raises:
-            InvalidRequest: there are.
-        """
+        """Raise the joined InvalidRequest if errors were added."""
         if self._count:
             raise self.error()
 
 
 def noted(wrong: Gathered | None, error: InvalidRequest) -> Gathered:
-    """Take one more where there may be none yet: for what every request is read with, which mostly is right."""
+    """Add an error to a collector that is created on the first error only."""
     wrong = wrong or Gathered()
     wrong.add(error)
     return wrong
 
 
-# ----------------------------------------------------------------------
-# The statuses of gRPC by their numbers: their names, and those of HTTP that say the same
-# ----------------------------------------------------------------------
+# gRPC statuses
 
 _HTTP_STATUSES: Final = {
     "OK": 200,
@@ -514,12 +496,12 @@ _HTTP_STATUSES: Final = {
     "DATA_LOSS": 500,
     "UNAUTHENTICATED": 401,
 }
-"""In the order of their numbers."""
+"""HTTP status by gRPC status name, in the order of the gRPC numbers."""
 
 GRPC_STATUSES: Final = tuple(_HTTP_STATUSES)
-"""Their names."""
+"""gRPC status names by number."""
 
 
 def http_status_of(status: int) -> int:
-    """Give the status of HTTP that says the same."""
+    """Return the HTTP status for a gRPC status number."""
     return _HTTP_STATUSES[GRPC_STATUSES[status]]

@@ -1,8 +1,7 @@
-"""The one place where calls are observed, whatever they ask for and whichever door they came through.
+"""Call events: one record per call of a service, whatever its protocol, and the observers that receive them.
 
-The data plane makes an event of every call to a service that exists, and tells each observer when it starts, what
-moves in it, and how it ended.  Metrics and the request log are observers; they get nothing but events.  Transports
-make a :class:`WireRequest` of each request, whether it becomes a call or not, where somebody is told of those.
+The data plane creates a :class:`CallEvent` for every call of an existing service.  Metrics and access log are
+observers of these events.  Transports create a :class:`WireRequest` for every request if there are request observers.
 """
 
 from __future__ import annotations
@@ -49,21 +48,20 @@ OK: Final = "OK"
 CANCELLED: Final = "Cancelled"
 
 QUESTIONS: Final = frozenset({"ModelMetadata", "ModelReady", "GetModelMetadata", "GetModelStatus"})
-"""Methods that ask about a service; all others have it do something."""
+"""Methods that query a service; all other methods run it."""
 
 
 def say_nothing_else(error: ServerError, _method: str) -> ServerError:
-    """Leave an error in the words that the server has for it."""
+    """Return the error unchanged."""
     return error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Door:
-    """A way in: whose API is spoken, and over what.
+    """API and transport of a call, with the API's method names.
 
-    ``infer``, ``stream``, ``metadata``, ``ready`` and ``status`` are what the API calls these methods.  ``words`` puts
-    the refusal of a look-up into the words that its clients know; it gets the error and the method.  Each is equal to
-    itself alone: every call is counted by its door.
+    ``words`` maps a lookup error and the method name to the API's own error text.  Compared by identity, as calls are
+    counted per instance.
     """
 
     api: str
@@ -77,26 +75,22 @@ class Door:
 
 
 class WireRequest:
-    """One request.
+    """One HTTP or gRPC request.
 
     Attributes:
-        protocol: over which it came.
-        method: of HTTP, in capitals.
-        target: what was asked for, as it was sent; a path of gRPC.
-        headers: names in small letters and values.
-        peer: the other end of the connection.
-        caller: who asks; empty where nobody had to be known, or as long as it is the running task's.
-        started: on the clock of ``time.perf_counter``.
-        status: of gRPC or HTTP, by its number; -1 before the end, and for who left before it was answered.
-        is_stream: whether it may hold any number of messages, each a call.
-        is_encrypted: whether it came over TLS.
-        body: the begin of its body, or of its last message, as long as :data:`kept_body_bytes` says.
-        received: bytes of its body, or messages.
-        sent: bytes of its answer's.
-        event: the last call that it became; None where it asked for nothing that is served, and once its end was told,
-            for a call knows its request.
-        traceparent: what its header says that is so called; None where the headers have to be asked.
-        is_sampled: whether the call that it becomes is recorded if it has no parent; None where that is not decided.
+        target: request target or gRPC path, as sent.
+        caller: name of the caller; empty if unauthenticated or while it is the running task's caller.
+        started: ``time.perf_counter`` time.
+        status: gRPC or HTTP status; -1 while running and for clients that disconnected.
+        is_stream: whether the request may contain several messages, each a call.
+        body: start of the body or of the last message, up to :data:`kept_body_bytes`.
+        received: received body bytes or messages.
+        sent: sent body bytes or messages.
+        event: the last call of the request; None for unknown services and after the end was reported (a call refers to
+            its
+            request, so this breaks the cycle).
+        traceparent: ``traceparent`` header; None if not extracted yet.
+        is_sampled: sampling decision for a call without parent span; None if not decided.
     """
 
     __slots__ = (
@@ -138,7 +132,7 @@ class WireRequest:
 
     @property
     def client(self) -> ClientAddress:
-        """The address of the client, derived from the peer and the headers of proxies."""
+        """Client address, derived from the peer and forwarding headers."""
         return self.peer.client(self.headers)
 
     @property
@@ -147,7 +141,7 @@ class WireRequest:
         return self
 
     def header(self, name: str) -> str:
-        """Find the first header of a name in small letters; empty if there is none."""
+        """Return the first header with a lower-case name, or an empty string."""
         for key, value in self.headers:
             if key == name:
                 return value
@@ -155,7 +149,7 @@ class WireRequest:
 
 
 class Step(Enum):
-    """What moves in a call that has begun."""
+    """Progress of a stream call."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -167,27 +161,22 @@ class CallEvent:
     """One call of a service that exists.
 
     Attributes:
-        name: of the service.
-        version: the number that serves the call; empty for questions that are about no version.
-        kind: of the service.
-        door: how the call came.
-        method: as the door's API calls it.
-        request_id: that the caller gave, or was given.
-        caller: whose call it is; empty where nobody had to be known.
-        trace_id: of the sampled trace that the call is part of; empty for none.
-        received: bytes of the call's body, or messages.
-        sent: bytes of its answer's.
-        queue_seconds: how long it waited, as far as the service knows.
-        compute_seconds: how long the service worked on it.
-        is_read: whether its body could be read.
-        started: on the clock of ``time.perf_counter``.
-        seconds: how long it took; 0 before its end.
-        code: :data:`OK`, :data:`CANCELLED`, or the name of the error's class; empty before its end.
-        error: what it ended with.
-        reason: what is known of a failure that became an answer.
-        node: the part of the service that failed; empty where that is not known, or the error knows it.
-        request: as it came over a wire; None where nobody is told of requests.
-        span: of the whole call; None where it is not traced.
+        version: number of the version; empty for queries without version.
+        method: method name of the API.
+        caller: name of the caller; empty if unauthenticated.
+        trace_id: id of the sampled trace, or empty.
+        received: received body bytes or messages.
+        sent: sent body bytes or messages.
+        queue_seconds: queueing time, as far as the service reports it.
+        compute_seconds: compute time.
+        is_read: whether the body could be parsed.
+        started: ``time.perf_counter`` time.
+        seconds: duration; 0 while running.
+        code: :data:`OK`, :data:`CANCELLED` or the error class; empty while running.
+        reason: details of a failure that was answered normally.
+        node: failed node of the service, if known.
+        request: the request; None without request observers.
+        span: the span of the call; None if not traced.
     """
 
     name: str
@@ -214,114 +203,106 @@ class CallEvent:
 
 
 current_event: Final[ContextVar[CallEvent | None]] = ContextVar("current_event", default=None)
-"""The call that runs now, for what is logged meanwhile."""
+"""The running call, for log records."""
 
 
 class CallObserver(Protocol):
-    """Someone who is told of every call; its methods must neither block nor raise.
+    """Observer of calls; methods must neither block nor raise.
 
-    Who derives from it is told of nothing but what it has methods of its own for.
+    Subclasses are only called for the methods that they override.
     """
 
     def call_started(self, event: CallEvent) -> None:
-        """A call has found its service."""
+        """Handle the start of a call."""
         del event
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
-        """A request of a stream was taken in or refused, or a reply given."""
+        """Handle progress of a stream call."""
         del event, step
 
     def call_finished(self, event: CallEvent) -> None:
-        """A call has ended, as its ``code``, ``error`` and ``seconds`` say."""
+        """Handle the end of a call."""
         del event
 
     def call_failed(self, event: CallEvent) -> None:
-        """A call has ended with another code than :data:`OK`, of which everybody has been told as of any other."""
+        """Handle the end of a failed call, after :meth:`call_finished` of all observers."""
         del event
 
 
 class RequestInHand(Protocol):
-    """What a task answers.
+    """The request of a task.
 
     Attributes:
-        event: the last call that it became; None before, and where it asked for nothing that is served.
+        event: the last call of the request, if any.
     """
 
     event: CallEvent | None
 
     @property
     def told(self) -> WireRequest | None:
-        """The request as observers are told of it; None where none of them has to know of it before its end."""
-        ...
+        """The record for observers; None if no observer needs it before the end of the request."""
 
 
 class RequestObserver(Protocol):
-    """Someone who is told of requests; must neither block nor raise."""
+    """Observer of requests; methods must neither block nor raise."""
 
     @property
     def needs_every(self) -> bool:
-        """Whether it is to be told of each request, rather than of those that it samples and those that fail."""
-        ...
+        """Whether every request is observed, instead of sampled and failed ones."""
 
     def samples(self, traceparent: str) -> bool | None:
-        """Decide, as a request begins, whether it is sampled; None where that depends on what its headers say."""
-        ...
+        """Return the sampling decision at the start of a request; None if it depends on further headers."""
 
     def request_ended(self, request: WireRequest) -> None:
-        """A request was answered, or its client has left; it has its status."""
-        ...
+        """Handle the end of a request, answered or disconnected."""
 
 
-class _Several:
-    """Tells several of requests, one after the other."""
-
+class _ObserverGroup:
     def __init__(self, observers: Sequence[RequestObserver]) -> None:
         self._observers = tuple(observers)
         self.needs_every = any(each.needs_every for each in observers)
 
     def samples(self, traceparent: str) -> bool | None:
-        """Decide as the one does that samples."""
         decisions = [observer.samples(traceparent) for observer in self._observers]
         return None if None in decisions else any(decisions)
 
     def request_ended(self, request: WireRequest) -> None:
-        """Tell of the end of a request."""
         for observer in self._observers:
             observer.request_ended(request)
 
 
 def all_of(observers: Sequence[RequestObserver]) -> RequestObserver | None:
-    """Make one observer of several; None of none."""
+    """Return one observer for several; None for none."""
     if len(observers) > 1:
-        return _Several(observers)
+        return _ObserverGroup(observers)
     return observers[0] if observers else None
 
 
 kept_body_bytes: Final[ContextVar[int]] = ContextVar("kept_body_bytes", default=0)
-"""How much of what is sent is kept for who is told of requests; 0 where nobody has asked for that."""
+"""Bytes of request bodies that are kept for observers; 0 for none."""
 
 is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
-"""Whether the connection that the running task serves is encrypted."""
+"""Whether the connection of the running task is encrypted."""
 
 current_request: Final[ContextVar[RequestInHand | None]] = ContextVar("current_request", default=None)
-"""What the running task answers; None for what came over no wire, and over HTTP where nobody is told of requests."""
+"""The request of the running task; None without a request, or without HTTP request observers."""
 
 
 def current_wire_request() -> WireRequest | None:
-    """Give the request that the running task answers; None where nobody has to know of it."""
+    """Return the record of the running task's request, or None."""
     request = current_request.get()
     return None if request is None else request.told
 
 
 def note_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
-    """Note in the event of the running call why it fails, by which name, or which part of its service does."""
+    """Add the reason, error code or failed node to the running call's event."""
     event = current_event.get()
     if event is not None:
         event.reason, event.code, event.node = reason or event.reason, code or event.code, node or event.node
 
 
 def keep_body(data: bytes | memoryview, most: int) -> None:
-    """Keep the begin of what the running task's request has sent, for who is told of it."""
+    """Keep the first ``most`` bytes of the request body for observers."""
     request = current_wire_request()
     if request is not None:
         request.body, request.received = bytes(data[:most]), len(data)

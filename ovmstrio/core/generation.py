@@ -1,8 +1,8 @@
-"""Values of calls that make text, vectors, scores or sound, and the ports of services that take them.
+"""Requests, results and service protocols of text, embedding and rerank models.
 
 ::
 
-    JSON ─> api/openai ─> GenerationRequest ─> data plane ─> TextGenerator.generate ─> Generation ─> Piece ... ─> events
+    JSON ─> protocols/openai ─> GenerationRequest ─> data plane ─> TextGenerator.generate ─> Generation ─> Piece
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ __all__ = [
     "prompt_too_long",
 ]
 
-# ----------------------------------------------------------------------
-# Values of calls that make text, vectors, scores or sound, and the ports of services that take them
-# ----------------------------------------------------------------------
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -61,11 +58,11 @@ _TOKEN_CHARACTERS: Final = 6
 _MEMBER_CHARACTERS: Final = 100
 
 TokenRow: TypeAlias = "TokenIds | npt.NDArray[np.int64]"
-"""Tokens of one text, which may be millions."""
+"""Token ids of one text, possibly millions."""
 
 
 class Task(Enum):
-    """What a generative service does; values are those of ``--task``."""
+    """Tasks of generative services; values are those of ``--task``."""
 
     TEXT_GENERATION = "text_generation"
     EMBEDDINGS = "embeddings"
@@ -76,28 +73,24 @@ class Task(Enum):
 
 
 class Finish(Enum):
-    """Why a text ended; values are OpenAI's."""
+    """Finish reasons; values are OpenAI's."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
 
 
-# What is asked
-
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages that a chat template makes a prompt of.
+    """Chat messages for the chat template.
 
     Attributes:
-        messages: in OpenAI's form, validated: ``role``, ``content`` as one text (never a list of parts), and what else
-            templates know, such as ``tool_calls`` and ``tool_call_id``.
-        tools: in OpenAI's form, ``{"type": "function", "function": {...}}`` each.
-        tool_choice: ``none``, ``auto``, ``required``, or what is called with ``tool_name``.
-        tool_name: the one function that is to be called, where ``tool_choice`` is ``function``.
-        template_options: variables of the template, such as ``enable_thinking``.
-        calls_once: whether only the first call of an answer is told.
+        messages: validated OpenAI messages; ``content`` is one string, never a list of parts.
+        tools: OpenAI tools, each ``{"type": "function", "function": {...}}``.
+        tool_choice: ``none``, ``auto``, ``required`` or ``function``.
+        tool_name: the function to call if ``tool_choice`` is ``function``.
+        template_options: template variables, such as ``enable_thinking``.
+        calls_once: whether only the first tool call is returned.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -109,23 +102,23 @@ class Conversation:
 
 
 class Padding(Enum):
-    """On which side of a text's tokens others are filled in; values are those of ``padding_side``."""
+    """Side of the padding tokens; values are those of ``padding_side``."""
 
     LEFT = "left"
     RIGHT = "right"
 
 
 Prompt: TypeAlias = Conversation | str | TokenIds
-"""Messages for the template, a text as it is, or the numbers of tokens."""
+"""Chat messages, a raw prompt or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen; None leaves the choice to the model's ``generation_config.json``, and then to the library.
+    """Sampling parameters; None means the value of ``generation_config.json``, then the library's default.
 
-    ``temperature`` 0 is greedy.  ``best_of`` above 1 is beam search.  ``max_tokens`` None is as many as fit.
-    Where tokens are proposed before they are chosen, ``num_assistant_tokens`` are at a time, or those that the proposer
-    is surer of than ``assistant_confidence_threshold``; ``max_ngram_size`` tokens are looked for in the prompt.
+    ``temperature`` 0 is greedy, ``best_of`` above 1 is beam search, ``max_tokens`` None means as many as fit the
+    context.
+    The last three apply to speculative decoding and prompt lookup.
     """
 
     max_tokens: int | None = None
@@ -148,7 +141,7 @@ class Sampling:
 
 
 class GrammarKind(Enum):
-    """How a form of the text is written down."""
+    """Grammar formats."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -159,7 +152,7 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form that a text must have; ``text`` is JSON for schemas and tags."""
+    """Structured-output grammar; ``text`` is JSON for schemas and structural tags."""
 
     kind: GrammarKind
     text: str
@@ -167,14 +160,14 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One text, or ``n`` of them, to be made.
+    """One text-generation request with ``n`` completions.
 
     Attributes:
-        stop: texts that end it, which are not in it unless ``keeps_stop``.
-        logprobs: whether each token comes with the logarithm of its probability.
-        echo: whether the prompt comes first, with its log-probabilities if those are asked for.
-        parses: whether tool calls and reasoning are taken out of the text, where the model has parsers.
-        deadline: on trio's clock; counts from arrival, the queue included.
+        stop: stop strings, excluded from the text unless ``keeps_stop``.
+        logprobs: whether each token has a log-probability.
+        echo: whether the completion starts with the prompt, with log-probabilities if requested.
+        parses: whether the output parsers of the model extract tool calls and reasoning.
+        deadline: on trio's clock, queueing included.
     """
 
     prompt: Prompt
@@ -191,7 +184,7 @@ class GenerationRequest:
 
     @property
     def prompt_characters(self) -> int:
-        """The characters of a text, or of the contents and calls of a conversation; 0 for tokens."""
+        """Characters of the prompt text or of the conversation's contents and tool arguments; 0 for token ids."""
         if not isinstance(self.prompt, Conversation):
             return len(self.prompt) if isinstance(self.prompt, str) else 0
         calls = (call for message in self.prompt.messages for call in message.get("tool_calls") or ())
@@ -200,19 +193,16 @@ class GenerationRequest:
 
     @property
     def prompt_size(self) -> int:
-        """About how many characters the prompt has as JSON."""
+        """Estimated characters of the prompt as JSON."""
         if isinstance(self.prompt, tuple):
             return _TOKEN_CHARACTERS * len(self.prompt)
         members = self.prompt.messages + self.prompt.tools if isinstance(self.prompt, Conversation) else ()
         return self.prompt_characters + _MEMBER_CHARACTERS * len(members)
 
 
-# What comes
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and the logarithm of its probability; None for a prompt's first token, which has none."""
+    """A token and its log-probability; None for the first token of a prompt."""
 
     text: str
     logprob: float | None
@@ -221,7 +211,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A part of a call of a tool: ``id`` and ``name`` come with the first part, ``arguments`` grow."""
+    """One part of a tool call: the first part has ``id`` and ``name``, ``arguments`` are appended."""
 
     index: int
     id: str = ""
@@ -231,9 +221,10 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What has come of text ``index`` since the last piece; the last has a ``finish``.
+    """Output of completion ``index`` since the previous piece; the last piece has a ``finish``.
 
-    ``tokens`` were generated, ``reasoning_tokens`` of them for reasoning, its marks included.
+    ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
+    (inclusive).
     """
 
     index: int = 0
@@ -247,36 +238,35 @@ class Piece:
 
 
 class Generation(Protocol):
-    """A request that is being answered."""
+    """A running generation request."""
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has."""
-        ...
+        """Number of prompt tokens."""
 
     @property
     def cached_tokens(self) -> int:
-        """How many of them were found in the prefix cache, as far as that is known."""
-        ...
+        """Number of prompt tokens found in the prefix cache, as far as known."""
 
     def __aiter__(self) -> AsyncIterator[Piece]:
-        """Give pieces until each text has had its last one.
+        """Iterate over pieces until each completion has finished.
 
-        Pieces that nobody takes are joined, so that a slow reader holds no more than its own answer.
+        Pending pieces are joined, so that a slow reader buffers no more than its own response.
 
         Raises:
             ServerError: the request failed midway.
 
-        Cancellation: while there is none; leaving the block that opened it ends the request.
+        Cancellation: leaving the block that opened the generation cancels the request.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """What a model can take: tokens of prompt and answer together; of the answer; beams; all None where unlimited.
+    """Limits of a text model; None means unlimited.
 
-    ``longest_token`` is the number of characters of the longest token, 0 if unknown.
+    ``context_length`` is prompt plus completion tokens, ``max_tokens_limit`` completion tokens, ``best_of_limit``
+    beams,
+    ``longest_token`` the characters of the longest token (0 if unknown).
     """
 
     context_length: int | None = None
@@ -287,7 +277,7 @@ class GenerationLimits:
 
     @property
     def max_characters(self) -> int:
-        """Characters of a prompt; a longer one cannot fit the context."""
+        """Maximum characters of a prompt that can fit the context."""
         if self.context_length is None:
             return MAX_TOKENIZED_CHARACTERS
         return max_characters(self.context_length, self.longest_token)
@@ -305,45 +295,37 @@ def prompt_too_long(limits: GenerationLimits, field: str, characters: int) -> In
     )
 
 
-# Ports
-
-
 class GenerativeService(Service, Protocol):
-    """A service that does something of this module."""
+    """A service that runs generative tasks."""
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """What it does; constant for its life."""
-        ...
+        """Supported tasks; constant for the life of the service."""
 
 
 class TextGenerator(GenerativeService, Protocol):
-    """Makes text; has ``Task.TEXT_GENERATION``."""
+    """A service with ``Task.TEXT_GENERATION``."""
 
     @property
     def limits(self) -> GenerationLimits:
-        """What it can take; constant for its life."""
-        ...
+        """Limits of the model; constant for the life of the service."""
 
     def generate(self, asked: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
-        """Begin to answer, once there is room; entering returns when the prompt has been accepted.
+        """Start a request; entering returns when the engine has accepted the prompt.
 
-        Leaving before the end cancels the request, within one step of the engine, without waiting for that step.
+        Leaving early cancels the request within one engine step, without waiting for that step.
 
         Raises:
             InvalidRequest: on entering: the prompt does not fit the context, the template or the grammar fails.
             Overloaded: on entering: the queue is full.
-            DeadlineExceeded: the deadline has passed, waiting or generating.
-            ServerError: on entering, or from the iteration, such as an engine that ended.
-
-        Cancellation: anywhere; the request leaves the queue or the batch.
+            DeadlineExceeded: the deadline passed while queueing or generating.
+            ServerError: on entering or from the iteration, such as an engine exit.
         """
-        ...
 
 
 @runtime_checkable
 class Tokenizer(GenerativeService, Protocol):
-    """Knows the tokens of its model."""
+    """A service that can tokenize."""
 
     async def tokenize(
         self,
@@ -353,74 +335,64 @@ class Tokenizer(GenerativeService, Protocol):
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> Sequence[TokenRow]:
-        """Give the tokens of each text; never on the event loop.
+        """Tokenize texts off the event loop.
 
         Args:
-            texts: what is to be cut into tokens, each by itself.
-            add_special_tokens: whether the marks that the model wants around a text are among them.
-            max_length: how many a text may have, those marks included; what is more is cut off its end.
-            padding: where texts that have fewer than ``max_length`` are filled up with the token for that; None for
-                nowhere.
+            texts: are tokenized separately.
+            add_special_tokens: whether the model's special tokens are added.
+            max_length: tokens to which each text is truncated, special tokens included.
+            padding: side on which texts are padded to ``max_length``; None for no padding.
 
         Raises:
-            InvalidRequest: a text cannot be tokenized, or the tokenizer has no such option.
-            ServerError: the engine has ended.
+            InvalidRequest: a text cannot be tokenized, or the tokenizer lacks an option.
+            ServerError: the engine has exited.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Vectors of shape [inputs, dimension], f32, and how many tokens the inputs had."""
+    """Float32 vectors of shape [inputs, dimension], and the number of input tokens."""
 
     vectors: npt.NDArray[np.float32]
     tokens: int
 
 
 class Embedder(GenerativeService, Protocol):
-    """Makes vectors of texts; has ``Task.EMBEDDINGS``."""
+    """A service with ``Task.EMBEDDINGS``."""
 
     async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
-        """Give a vector for each input, in their order.
+        """Return one vector per input, in order.
 
         Raises:
-            InvalidRequest: an input is longer than the model takes, or there are too many.
-            ServerError: as inference.
-
-        Cancellation: at any checkpoint.
+            InvalidRequest: an input is too long, or there are too many.
+            ServerError: inference failed.
         """
-        ...
 
 
 class Reranker(GenerativeService, Protocol):
-    """Says how well documents answer a query; has ``Task.RERANK``."""
+    """A service with ``Task.RERANK``."""
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
-        """Give a score from 0 to 1 for each document, in their order, and how many tokens were read.
+        """Return a score from 0 to 1 per document, in order, and the number of input tokens.
 
         Raises:
             InvalidRequest: as for :class:`Embedder`.
-            ServerError: as inference.
-
-        Cancellation: at any checkpoint.
+            ServerError: inference failed.
         """
-        ...
 
 
-# ----------------------------------------------------------------------
-# Where a text ends that comes in pieces and is to end at one of several strings
-# ----------------------------------------------------------------------
+# Stop strings
 
 
 class StopStrings:
-    """Watches one text.  What may be the beginning of a stop string is held back until that is known.
+    """Detector of stop strings in streamed text; a possible beginning of a stop string is held back.
 
     Args:
-        strings: at which the text ends; empty ones are passed over.
-        keeps: whether the text ends behind the string, which is left out otherwise.
+        strings: stop strings; empty ones are ignored.
+        keeps: whether the output includes the stop string.
 
     Attributes:
-        has_stopped: whether a string has come; nothing is given from then on.
+        has_stopped: whether a stop string was found; later input is dropped.
     """
 
     __slots__ = ("_held", "_keeps", "_matchers", "has_stopped")
@@ -432,7 +404,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Take what has come; give what is certain to be part of the text."""
+        """Add text and return the output that is certain."""
         if self.has_stopped:
             return ""
         if not self._matchers:
@@ -449,13 +421,13 @@ class StopStrings:
         return held[:certain]
 
     def finish(self) -> str:
-        """Give what was held back, for no more comes."""
+        """Return the text held back at the end of the input."""
         held, self._held = self._held, ""
         return held
 
 
 class _Matcher:
-    """Follows a text letter by letter, after Knuth, Morris and Pratt: ``matched`` letters of a string end it so far."""
+    """Knuth-Morris-Pratt matcher; ``matched`` is the length of the string's prefix at the end of the text."""
 
     __slots__ = ("_shorter", "_string", "length", "matched")
 
@@ -463,7 +435,7 @@ class _Matcher:
         self.length = len(string)
         self.matched = 0
         self._string = string
-        # By how many letters have matched, how many of the string's beginning end these as well.
+        # Failure function: by matched length, the length of the longest border.
         self._shorter = [0, 0]
         border = 0
         for letter in string[1:]:
@@ -471,12 +443,10 @@ class _Matcher:
             self._shorter.append(border)
 
     def step(self, letter: str) -> bool:
-        """Take a letter; tell whether the string ends with it."""
         self.matched = self._longer(self.matched, letter)
         return self.matched == self.length
 
     def _longer(self, matched: int, letter: str) -> int:
-        """Give how many letters match behind one more."""
         while matched and self._string[matched] != letter:
             matched = self._shorter[matched]
         return matched + (self._string[matched] == letter)

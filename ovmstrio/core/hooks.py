@@ -1,4 +1,7 @@
-"""What models and graphs tell of each run, for whoever counts; these classes themselves count nothing."""
+"""Metric hooks of models, graphs and batchers; the base classes do nothing.
+
+Hooks are called on the event loop and must not block.
+"""
 
 from __future__ import annotations
 
@@ -22,76 +25,73 @@ __all__ = [
 
 
 class NodeHooks:
-    """Observes one node of a service.  Every method is called on the event loop and must not wait."""
+    """Observer of one node of a service."""
 
     def ran(self, seconds: float) -> None:
-        """A run of the node that succeeded took this long."""
+        """Count a successful run."""
 
     def failed(self) -> None:
-        """A run of the node failed."""
+        """Count a failed run."""
 
 
 NULL_NODE_HOOKS: Final = NodeHooks()
 
 
 class BatchHooks:
-    """Observes one batcher.  Every method is called on the event loop and must not wait."""
+    """Observer of one batcher."""
 
     def batch_size(self, size: int) -> None:
-        """A batch of this size begins to run."""
+        """Record the size of a starting batch."""
 
     def queue_time(self, seconds: float) -> None:
-        """One item waited this long before its batch began to run."""
+        """Record the time that one item waited for its batch."""
 
 
 NULL_BATCH_HOOKS: Final = BatchHooks()
 
 
 class ServableHooks(BatchHooks):
-    """Observes one loaded model version.  Every method is called on the event loop and must not wait."""
+    """Observer of one loaded model version."""
 
     def inferred(self, waited: float, seconds: float) -> None:
-        """One inference took so many seconds in the runtime.
-
-        Before, its request ``waited`` for a free infer request so long (0 where it ran on the event loop).
-        """
+        """Record the runtime of one inference, and its wait for an infer request (0 on the event loop)."""
 
     def set_streams(self, count: int) -> None:
-        """The compiled model has this many streams."""
+        """Set the number of execution streams."""
 
     def set_pool(self, size: int, active: int) -> None:
-        """The pool has ``size`` infer requests, ``active`` of which are in use."""
+        """Set the size of the infer-request pool and the requests in use."""
 
     def placed(self, *, inline: bool, moved: bool) -> None:
-        """Inferences such as the last one run on the event loop, or do not; ``moved`` tells that this is new."""
+        """Record whether inferences run on the event loop; ``moved`` if that changed."""
 
     def bound(self, *, to_cores: bool, again: bool) -> None:
-        """Threads of the model are bound to cores, or are not; ``again`` tells that this was chosen anew."""
+        """Record whether threads are pinned to cores; ``again`` if that changed."""
 
     def bucketed(self, fit: str, given: int, added: int) -> None:
-        """One inference fitted its buckets so (``exact``, ``padded``, ``larger``), its inputs by so many elements."""
+        """Count a bucketed inference: ``exact``, ``padded`` or ``larger``, with input and padding elements."""
 
     def set_load_seconds(self, seconds: float) -> None:
-        """The version took this long to load."""
+        """Set the load time."""
 
     def set_memory(self, part: str, size: int) -> None:
-        """So many bytes of the loaded version are of this part: ``weights`` or ``outputs``."""
+        """Set the memory in bytes of ``weights`` or ``outputs``."""
 
 
 NULL_HOOKS: Final = ServableHooks()
 
 
 class GraphHooks:
-    """Observes one graph.  Every method is called on the event loop and must not wait."""
+    """Observer of one graph."""
 
     def started(self) -> None:
-        """An instance has begun to run, for one call or one stream."""
+        """Count a started instance, for one call or one stream."""
 
     def finished(self, method: str, seconds: float, *, ok: bool) -> None:
-        """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
+        """Count a finished instance; ``ok`` is False if it failed or was cancelled."""
 
     def node(self, node: str) -> NodeHooks:
-        """Give what is told of the runs of a node."""
+        """Return the hooks of a node."""
         del node
         return NULL_NODE_HOOKS
 
@@ -100,38 +100,38 @@ NULL_GRAPH_HOOKS: Final = GraphHooks()
 
 
 Collectors = Sequence[Any]
-"""What gives families of metrics when somebody scrapes, as ``prometheus_client`` has them."""
+"""``prometheus_client`` collectors."""
 
 
 class Meters:
-    """Makes the hooks of services, by the names that these are served under; these count nothing."""
+    """Factory of hooks by service name; the base class returns hooks that do nothing."""
 
     def servable(self, name: str, version: str) -> ServableHooks:
-        """Give the hooks of one version of a model."""
+        """Return the hooks of a model version."""
         del name, version
         return NULL_HOOKS
 
     def set_memory(self, name: str, version: str, part: str, size: int) -> None:
-        """The last load of one version of a service took so many bytes for this part."""
+        """Set the memory in bytes of one part of a version's last load."""
         del name, version, part, size
 
     def graph(self, name: str) -> GraphHooks:
-        """Give the hooks of a graph."""
+        """Return the hooks of a graph."""
         del name
         return NULL_GRAPH_HOOKS
 
     def node(self, name: str, node: str) -> NodeHooks:
-        """Give what is told of runs of a node of a graph or pipeline, or of an Op."""
+        """Return the hooks of a graph or pipeline node, or of an Op."""
         del name, node
         return NULL_NODE_HOOKS
 
     def batches(self, name: str, version: str) -> BatchHooks:
-        """Give the hooks of one batcher."""
+        """Return the hooks of a batcher."""
         del name, version
         return NULL_BATCH_HOOKS
 
     def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
-        """Show what collectors of a service give, while the block lasts; with its name unless that is empty."""
+        """Expose user collectors within the block, labelled with the service name unless that is empty."""
         del collectors, name
         return nullcontext()
 

@@ -1,4 +1,4 @@
-"""An HTTP request and its answer as values, free of any server and framework."""
+"""HTTP requests and responses, independent of servers and frameworks."""
 
 from __future__ import annotations
 
@@ -12,32 +12,29 @@ from ovmstrio.util.buffers import PiecedMessage
 __all__ = ["BODILESS", "WHOLE_BODIES", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
 
 Headers = tuple[tuple[str, str], ...]
-"""Names and values in their order; names may repeat, and are in lower case."""
+"""Ordered lower-case names and values; names may repeat."""
 
 Callback = Callable[[], Any]
-"""Runs after the answer."""
+"""Runs after the response."""
 
 BODILESS: Final = frozenset({204, 304})
-"""Statuses whose answers have no body, whatever is given as one."""
+"""Statuses without a body."""
 
 WHOLE_BODIES: Final = (bytes, PiecedMessage)
-"""The types of bodies that are no streams; every answer is asked for its type, which a union takes longer for."""
+"""Body types that are not streams; a tuple, as ``isinstance`` on a union is slower and runs for every response."""
 
 
 class HttpRequest(NamedTuple):
-    """One request with its whole body.
+    """One request with its complete body.
 
     Attributes:
-        method: in capitals.
-        path: decoded, but for encoded slashes; below ``mount``, and then empty or beginning with a slash.
-        query: what follows the question mark, as it was sent.
-        headers: in their order.
-        body: all of it, as it was sent; empty where there is a ``view``.
-        view: of a large body, where the request's route takes one; its end is aligned in memory.
-        peer: the other end of the connection; unknown unless the front end names it.
-        target: what was asked for, as it was sent.
-        mount: the name below which ``path`` is; empty for the root.
-        tasks: a nursery that ends with the answer, where the request's route has tasks.
+        method: in upper case.
+        path: below ``mount``, decoded except for encoded slashes; empty or starting with a slash.
+        body: as sent; empty if there is a ``view``.
+        view: a large body with an aligned end, for routes that accept one.
+        target: request target as sent.
+        mount: mount point; empty for the root.
+        tasks: a nursery that ends with the response, for routes with tasks.
     """
 
     method: str
@@ -53,11 +50,11 @@ class HttpRequest(NamedTuple):
 
     @property
     def client(self) -> ClientAddress:
-        """The address of the client, derived from the peer and the headers of proxies."""
+        """Client address, derived from the peer and forwarding headers."""
         return self.peer.client(self.headers)
 
     def header(self, name: str) -> str | None:
-        """Find the first header of a name, which is in lower case; None if there is none."""
+        """Return the first header with a lower-case name, or None."""
         for key, value in self.headers:
             if key == name:
                 return value
@@ -65,40 +62,30 @@ class HttpRequest(NamedTuple):
 
 
 class ByteStream(Protocol):
-    """A body that comes in pieces; whoever writes it must close it, however writing ends."""
+    """A streamed body; the writer must always close it."""
 
-    def __aiter__(self) -> Self:
-        """Give itself."""
-        ...
+    def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> bytes:
-        """Give the next piece.
+        """Return the next chunk.
 
         Raises:
-            StopAsyncIteration: that was all.
-            UserCodeError: the user code that makes it raised, which has been logged; the body cannot be finished.
-
-        Cancellation: while there is none.
+            StopAsyncIteration: end of the body.
+            UserCodeError: user code raised, which has been logged; the body cannot be completed.
         """
-        ...
 
     async def aclose(self) -> None:
-        """Stop making more; may be called twice.
-
-        Cancellation: shielded, for a bounded time.
-        """
-        ...
+        """Stop the producer; idempotent."""
 
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """One answer; nobody changes one, though nothing keeps them from it, for that would take as long again to make.
+    """One response; treated as immutable (a frozen dataclass takes twice as long to create).
 
     Attributes:
-        status: of HTTP.
-        headers: besides those of the connection and of the body's length.
-        body: all of it, maybe to be sent from where its parts lie, or a stream of pieces.
-        after: is called, one by one, when the body has been sent or could not be.
+        headers: without those of the connection and of the body's length.
+        body: complete body, buffers for scatter/gather, or a stream.
+        after: callbacks that run in order when the body was sent or failed.
     """
 
     status: int
@@ -108,40 +95,32 @@ class HttpAnswer:
 
     @property
     def content(self) -> bytes:
-        """The body of an answer that is no stream.
-
-        Raises:
-            TypeError: it is one.
-        """
+        """The complete body; raises TypeError if the body is a stream."""
         if isinstance(self.body, bytes):
             return self.body
         if isinstance(self.body, PiecedMessage):
             return self.body.joined()
-        raise TypeError("the answer is a stream")
+        raise TypeError("the body is a stream")
 
     @property
     def stream(self) -> ByteStream | None:
-        """The body of an answer that is one, and None of any other."""
+        """The streamed body; None for a complete one."""
         body = self.body
         return None if type(body) is bytes or isinstance(body, WHOLE_BODIES) else body
 
     @property
     def size(self) -> int:
-        """The bytes of the body of an answer that is no stream.
-
-        Raises:
-            TypeError: it is one.
-        """
+        """Size of the complete body in bytes; raises TypeError if the body is a stream."""
         if isinstance(self.body, WHOLE_BODIES):
             return len(self.body)
-        raise TypeError("the answer is a stream")
+        raise TypeError("the body is a stream")
 
     def followed_by(self, callback: Callback) -> HttpAnswer:
-        """Give the same answer with one more callback."""
+        """Return the response with one more callback."""
         return replace(self, after=(*self.after, callback))
 
     def with_headers(self, headers: Headers) -> HttpAnswer:
-        """Give the same answer with headers that take the place of those of the same names."""
+        """Return the response with headers added or replaced."""
         names = {name for name, _ in headers}
         kept = tuple(line for line in self.headers if line[0] not in names)
         return replace(self, headers=(*kept, *headers))

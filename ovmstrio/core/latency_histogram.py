@@ -1,4 +1,4 @@
-"""Times counted in bands, of which percentiles can be told without keeping the times themselves."""
+"""Latency histogram with logarithmic buckets and quantiles."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 __all__ = ["TIME_BOUNDS", "no_times", "time_quantile"]
 
 TIME_BOUNDS: Final = tuple(10 ** (step / 6 - 5) for step in range(43))
-"""Seconds up to which calls are counted together: six bounds a decade, from ten microseconds to a hundred seconds."""
+"""Upper bounds in seconds: six per decade, from 10 us to 100 s."""
 
 
 def no_times() -> list[int]:
-    """Give how many there are in each band before any: one up to each bound, and one beyond them all."""
+    """Return empty counts: one bucket per bound and one above."""
     return [0] * (len(TIME_BOUNDS) + 1)
 
 
 def time_quantile(times: Sequence[int], part: float) -> float | None:
-    """Tell in how many seconds a part of the calls ended that ``times`` count; None if there are none.
+    """Return the quantile ``part`` in seconds, interpolated within its bucket; None without data.
 
-    Between two bounds calls are taken to be spread evenly; beyond the last one that bound is what is known.
+    Above the last bound the result is that bound.
     """
     rank, below = part * sum(times), 0
     if not rank:

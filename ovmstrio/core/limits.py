@@ -1,4 +1,4 @@
-"""How many requests may be in flight at once."""
+"""Concurrency limits of services and the admission ticket of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Limit(NamedTuple):
-    """How many calls may be under way, 0 for any number, and how many more may wait for that."""
+    """Concurrency limit (0 for unlimited) and queue limit."""
 
     max_concurrency: int = 0
     max_queue: int = 0
@@ -31,32 +31,28 @@ NO_LIMIT: Final = Limit()
 
 
 class CallPlace(Protocol):
-    """A call's place among those that are under way."""
+    """Admission ticket of a running call."""
 
     @property
     def waited_seconds(self) -> float:
-        """How long it was waited for."""
-        ...
+        """Time the call waited for admission."""
 
     def hold(self, limit: ConcurrencyLimit) -> None:
-        """Have the call count among those that its service allows itself, too, until that is passed on or given back.
+        """Count the call in a limit of its service too, until passed on or released.
 
         Raises:
-            TooManyRequests: there are as many as may be.
+            TooManyRequests: the limit is reached.
         """
-        ...
 
     def pass_on(self) -> ConcurrencyLimit | None:
-        """Leave it to the caller to give back what is held; None if there is nothing."""
-        ...
+        """Transfer the held limit to the caller; None if there is none."""
 
     def release(self) -> None:
-        """Give it back; may be called again."""
-        ...
+        """Release the ticket; idempotent."""
 
 
 def leave_place() -> None:
-    """Give back the place of the call that the running task serves, if it has one."""
+    """Release the ticket of the running task's call, if there is one."""
     place = current_place.get()
     if place is not None:
         current_place.set(None)
@@ -64,62 +60,47 @@ def leave_place() -> None:
 
 
 current_place: Final[ContextVar[CallPlace | None]] = ContextVar("current_place", default=None)
-"""The place of the call that the running task serves, where it was taken before the call's body was read."""
+"""Ticket of the running task's call, if it was admitted before its body was read."""
 
 
 class ConcurrencyLimit(Protocol):
-    """Counts the requests that a service has in flight, wherever they are; nobody waits for it."""
+    """A concurrency limit without queue."""
 
     @property
     def maximum(self) -> int:
-        """How many there may be; 0 for any number."""
-        ...
+        """Maximum number of running requests; 0 for unlimited."""
 
     def take(self) -> None:
-        """Count one more.
-
-        Raises:
-            TooManyRequests: there are as many as may be.
-        """
-        ...
+        """Count a started request; raises TooManyRequests if the limit is reached."""
 
     def give_back(self) -> None:
-        """Count one less."""
-        ...
+        """Count a finished request."""
 
 
 def refuse_more(maximum: int) -> TooManyRequests:
-    """Make the refusal of a request that is one too many."""
+    """Return the error for a request above the limit."""
     return TooManyRequests(f"{maximum} requests are in flight already, which is max_concurrency; try again later")
 
 
 class LocalLimit:
-    """The limit of a project that one process serves.
-
-    Args:
-        maximum: how many may be in flight; 0 for any number.
-    """
+    """Concurrency limit within one process; ``maximum`` 0 means unlimited."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self.in_flight = 0
 
     def take(self) -> None:
-        """Count one more.
-
-        Raises:
-            TooManyRequests: there are as many as may be.
-        """
+        """Count a started request; raises TooManyRequests if the limit is reached."""
         if self.maximum and self.in_flight >= self.maximum:
             raise refuse_more(self.maximum)
         self.in_flight += 1
 
     def give_back(self) -> None:
-        """Count one less."""
+        """Count a finished request."""
         self.in_flight -= 1
 
 
 def local_limit(maximum: int, name: str) -> LocalLimit | None:
-    """Make the limit of a project that one process serves; None if there is none, for then nobody counts."""
+    """Return the limit of a project served by one process; None if unlimited."""
     del name
     return LocalLimit(maximum) if maximum else None

@@ -1,7 +1,7 @@
-"""A call and its answer, free of any wire format.
+"""Inference requests and responses, independent of protocols.
 
-A front end turns bytes into an :class:`InferRequest` without judging it; a servable validates it against its own
-inputs (``ovmstrio.models.validation``), so that every protocol rejects the same things in the same words.
+Front ends do not validate an :class:`InferRequest`; the servable does (``ovmstrio.models.validation``), so that all
+protocols report the same errors.
 """
 
 from __future__ import annotations
@@ -39,13 +39,10 @@ __all__ = [
     "StreamReply",
 ]
 
-# ----------------------------------------------------------------------
-# A call and its answer, free of any wire format
-# ----------------------------------------------------------------------
 
 SEQUENCE_ID: Final = "sequence_id"
 SEQUENCE_CONTROL: Final = "sequence_control_input"
-"""The inputs by which a client of a stateful model says to which sequence a request belongs, and where that begins."""
+"""Request parameters or inputs that hold sequence id and control value of stateful models."""
 
 ParameterValue = bool | int | float | str
 Buffer = bytes | bytearray | memoryview
@@ -53,11 +50,11 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class Contents:
-    """Values that came one by one: protobuf's ``InferTensorContents`` or a JSON ``data`` list, flattened.
+    """Flattened tensor elements from protobuf's ``InferTensorContents`` or a JSON ``data`` list.
 
-    ``field`` names the one field that was filled (``fp32_contents``, ...); ``values`` are its elements.  With
-    ``repeat_last`` the last of them stands for all that are missing, as in TensorFlow's tensors.  ``is_checked`` says
-    that each is of a type that the field may have, which need not be looked at again.
+    ``field`` is the name of the protobuf field (``fp32_contents``, ...).  ``repeat_last`` fills missing elements with
+    the
+    last one, as in TensorFlow tensors.  ``is_checked``: the element types have been validated.
     """
 
     field: str
@@ -68,7 +65,7 @@ class Contents:
 
 @dataclass(slots=True)
 class InferInput:
-    """One input tensor as the caller described it; nothing here has been checked."""
+    """One input tensor as received, not validated."""
 
     name: str
     datatype: str
@@ -79,7 +76,7 @@ class InferInput:
 
 @dataclass(slots=True)
 class RequestedOutput:
-    """An output that the caller named, with what it said about it; nobody changes one, as requests may share it."""
+    """A requested output and its parameters; immutable, as requests may share it."""
 
     name: str
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
@@ -87,17 +84,18 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferRequest:
-    """One inference call.
+    """One inference request.
 
-    ``model_version`` is as sent: empty or ``"0"`` means the default version.  ``raw_inputs`` holds one buffer an
-    input, by position, where the caller used raw contents (elements little-endian and packed; ``BYTES`` elements each
-    behind a little-endian uint32 length), and None for an input that has contents where the protocol lets a request
-    use both.  ``deadline`` is on trio's clock.  ``keeps_rows`` asks for matrices of bytes as they are, where the names
-    of outputs would make them strings: the caller is no client.  ``received`` is how many bytes it came in; ``event``
-    is what observers see of the call that it belongs to, for whoever works on it to tell times.  ``arrival`` is its
-    place among those of its connection, where several of one may be under way.
-    With ``wants_all_packets`` a graph answers with every packet of its outputs, an output each, and not with the first.
-    ``most_bytes`` is how large the outputs may be together, of a call whose answer goes to a client.
+    Attributes:
+        model_version: as sent; empty or ``"0"`` is the default version.
+        raw_inputs: raw contents by input position (little-endian, packed; ``BYTES`` elements have a uint32 length
+            prefix);
+            None for an input with contents.
+        keeps_rows: whether byte matrices are returned as they are, where output names would make them strings.
+        event: the call event, to which services add times.
+        arrival: position among the requests of the connection, where order matters.
+        wants_all_packets: whether a graph returns every packet of its outputs instead of the first.
+        most_bytes: maximum size of all outputs together.
     """
 
     model_name: str
@@ -118,10 +116,10 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """The answer to one inference call; ``outputs`` are in the order in which they are shown (by name, for models).
+    """Response to one inference request; ``outputs`` are in display order (by name for models).
 
     Attributes:
-        is_private: whether nobody else has the memory of the outputs, or may change it.
+        is_private: whether the memory of the outputs is neither shared nor reused.
     """
 
     model_name: str
@@ -133,7 +131,7 @@ class InferResponse:
 
     @property
     def lies_as_sent(self) -> bool:
-        """Whether the outputs can be sent from where they lie, as their elements stand there in row-major order."""
+        """Whether the outputs can be sent without a copy: private memory in row-major order."""
         return self.is_private and all(
             isinstance(output, RawTensor) or (output.array.flags.c_contiguous and not output.array.dtype.hasobject)
             for output in self.outputs
@@ -141,7 +139,7 @@ class InferResponse:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all outputs."""
+        """Size of all outputs in bytes."""
         size = 0
         for output in self.outputs:
             size += output.nbytes
@@ -150,22 +148,21 @@ class InferResponse:
 
 @dataclass(frozen=True, slots=True)
 class StreamProblem:
-    """What was wrong with one request of a stream, which goes on."""
+    """Error of one request of a stream that stays open."""
 
     message: str
 
 
 StreamReply = InferResponse | StreamProblem
-"""What a stream answers with."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServableMetadata:
-    """What a servable tells of itself.
+    """Metadata of a servable.
 
-    ``inputs`` and ``outputs`` are sorted by name.  ``extra`` goes into the REST answer as it is (``rt_info``).
-    ``joined_rows`` is up to how many rows of different requests are run together, 0 where each runs alone.  ``labels``
-    name the classes of its outputs, by their index.
+    ``inputs`` and ``outputs`` are sorted by name.  ``extra`` is added to REST metadata (``rt_info``).  ``joined_rows``
+    is
+    the maximum batch of joined requests, 0 without batching.  ``labels`` are class names by index.
     """
 
     name: str
@@ -178,23 +175,21 @@ class ServableMetadata:
     labels: tuple[str, ...] = ()
 
 
-# ----------------------------------------------------------------------
-# The order in which the requests of one connection have come, for those that it matters to
-# ----------------------------------------------------------------------
+# Arrival order
 
 _SETTLED: Final = -1
 
 _Queue = tuple[str, int]
-"""What the requests of a queue call, and how many turns they have had."""
+"""Service name and number of turns taken."""
 
 
 class Arrivals:
-    """The requests of one connection that have come whole and are not where order matters yet.
+    """Order of the received requests of one connection, for services that keep order.
 
-    Noting, naming and settling cost the same however many there are.
+    Costs do not depend on the number of requests.
 
     Attributes:
-        waiting: how many requests wait for their turns, by queue; no queue without one.
+        waiting: number of waiting requests by queue; no empty queues.
     """
 
     __slots__ = ("_named", "_unnamed", "waiting")
@@ -205,19 +200,19 @@ class Arrivals:
         self.waiting: dict[_Queue, int] = {}
 
     def note(self, number: int) -> Arrival:
-        """Note a request that has come whole, as that number; whoever serves it must settle it in the end.
+        """Register a received request; the handler must settle it in the end.
 
-        Numbers grow with time.  Those of one read may be noted in any order, before any task runs.
+        Numbers grow with time.  Requests of one read may be registered in any order before any task runs.
         """
         arrival, unnamed = Arrival(self, number), self._unnamed
-        # Written out, as are others here: this is done for every request.
+        # Written out, as in other methods here: this runs for every request.
         while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
             heapq.heappop(unnamed)
         heapq.heappush(unnamed, (number, arrival))
         return arrival
 
     def put(self, arrival: Arrival) -> None:
-        """Put a request into its next queue, where all that came before it are already, or have been."""
+        """Add a request to its next queue, after all earlier requests were added."""
         queue = arrival.name, arrival.turns
         named = self._named.get(queue)
         if named is None:
@@ -226,7 +221,7 @@ class Arrivals:
             heapq.heappush(named, (arrival.number, arrival))
 
     def first(self, queue: _Queue) -> Arrival | None:
-        """Give the request of a queue whose turn it is; None while one before it may be for the same service."""
+        """Return the first request of a queue; None while an earlier request may be for the same service."""
         unnamed, named = self._unnamed, self._named.get(queue)
         while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
             heapq.heappop(unnamed)
@@ -239,7 +234,7 @@ class Arrivals:
         return None if unnamed and unnamed[0][0] < number else first
 
     def pass_on(self, arrival: Arrival) -> bool:
-        """Put a request into its next queue if it is its turn; tells whether it was."""
+        """Move the request to its next queue if it is first; return whether it was."""
         before = arrival.name, arrival.turns
         if self.first(before) is not arrival:
             return False
@@ -266,7 +261,7 @@ class Arrivals:
                 del self.waiting[queue]
 
     def left(self, queue: _Queue) -> None:
-        """Look whose turn it is, as a request has left a queue, or is known not to be in it."""
+        """Wake up first requests after a request has left a queue or is known not to join it."""
         if queue in self._named or self.waiting:
             self.first(queue)
         for each in tuple(self.waiting) if self.waiting else ():
@@ -276,46 +271,45 @@ class Arrivals:
 
 
 class Arrival:
-    """One request.
+    """Position of one request.
 
     Attributes:
-        number: grows with the time at which it was whole.
-        name: of the service that it is for; empty until that is known.
-        turns: how many it has had; below 0 when nobody waits for it any more.
-        turn: is set when it is the first of those that it waits with.
+        number: grows with the time of receipt.
+        name: service of the request; empty until known.
+        turns: turns taken; negative after :meth:`settle`.
+        turn: set when the request is the first of its queue.
     """
 
-    __slots__ = ("_all", "name", "number", "turn", "turns")
+    __slots__ = ("_arrivals", "name", "number", "turn", "turns")
 
     def __init__(self, arrivals: Arrivals, number: int) -> None:
-        self._all = arrivals
+        self._arrivals = arrivals
         self.number = number
         self.name = ""
         self.turns = 0
         self.turn: trio.Event | None = None
 
     def call(self, name: str) -> None:
-        """Say which service it is for, so that nobody who calls another one waits for it."""
+        """Set the service, so that requests for other services do not wait for this one."""
         if not self.name and name:
             self.name = name
-            self._all.put(self)
-            if self._all.waiting:
-                self._all.left(("", 0))
+            self._arrivals.put(self)
+            if self._arrivals.waiting:
+                self._arrivals.left(("", 0))
 
     async def take_turn(self) -> None:
-        """Wait until every request for the same service that came before has taken as many turns, or is settled.
+        """Wait until every earlier request for the same service has taken as many turns or is settled.
 
-        What is done before the next checkpoint is done in the order of arrival.
+        Work up to the next checkpoint runs in arrival order.
 
-        Cancellation: while it waits; a request that is not settled holds up later ones.  Not a checkpoint if none is
-        before it.
+        Cancellation: a request that is not settled blocks later ones.  Not a checkpoint without earlier requests.
         """
-        while not self._all.pass_on(self):
-            await self._all.wait(self)
+        while not self._arrivals.pass_on(self):
+            await self._arrivals.wait(self)
 
     def settle(self) -> None:
-        """Let nobody wait for it any more; may be called again."""
+        """Release all requests that wait for this one; idempotent."""
         if self.turns != _SETTLED:
             queue, self.turns = (self.name, self.turns), _SETTLED
-            if self.name or self._all.waiting:
-                self._all.left(queue)
+            if self.name or self._arrivals.waiting:
+                self._arrivals.left(queue)

@@ -1,7 +1,6 @@
-"""What works for services: pools of threads, worker processes and batches, for whoever counts them.
+"""Registry of thread pools, worker processes and batchers by service, for metrics.
 
-Each belongs to the service whose load has made it: the registry says so while it loads, and tasks that are started by
-the load have inherited it.
+The registry sets the owner while a service is loaded; tasks started by the load inherit it.
 """
 
 from __future__ import annotations
@@ -29,57 +28,51 @@ __all__ = [
 ]
 
 current_owner: Final[ContextVar[str]] = ContextVar("current_owner", default="")
-"""The service that the running task was started for, by its load; empty for none."""
+"""The service that the running task belongs to; empty for none."""
 
 
 class CountedThreads(Protocol):
-    """A pool of threads."""
+    """Thread pool."""
 
     @property
     def threads(self) -> int:
-        """How many threads there are, without those that are stuck."""
-        ...
+        """Number of threads, without stuck ones."""
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for one."""
-        ...
+        """Number of calls queued for a thread."""
 
     @property
     def stuck(self) -> int:
-        """How many threads were given up and still run."""
-        ...
+        """Number of abandoned threads that still run."""
 
 
 class CountedBatches(Protocol):
-    """What joins requests to batches."""
+    """Batcher."""
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their batch."""
-        ...
+        """Number of requests queued for a batch."""
 
 
 class CountedProcess(Protocol):
-    """A worker process."""
+    """Worker process."""
 
     @property
     def pid(self) -> int | None:
-        """Its number, None before it is started."""
-        ...
+        """Process id; None before the start."""
 
     async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
-        """Look at its threads for so long; see ``WorkerProcess.sample``."""
-        ...
+        """Sample the process's threads; see ``WorkerProcess.sample``."""
 
 
 class Census:
-    """The pools, processes and batches that there are in one run of the event loop, by their services.
+    """Thread pools, processes and batchers of one event loop, by service.
 
-    It is changed by the event loop and read by whichever thread answers a scraper.
+    The event loop writes; any thread may read.
 
     Attributes:
-        ended: how many processes ended by themselves, by service.
+        ended: number of unexpected process exits by service.
     """
 
     def __init__(self) -> None:
@@ -90,7 +83,7 @@ class Census:
 
     @contextmanager
     def threads(self, pool: CountedThreads, owner: str) -> Iterator[None]:
-        """Count a pool while the block lasts."""
+        """Register a thread pool within the block."""
         self._pools[pool] = owner
         try:
             yield
@@ -99,7 +92,7 @@ class Census:
 
     @contextmanager
     def process(self, process: CountedProcess, owner: str) -> Iterator[None]:
-        """Count a process while the block lasts."""
+        """Register a process within the block."""
         self._processes[process] = owner
         self.ended[owner] += 0
         try:
@@ -109,7 +102,7 @@ class Census:
 
     @contextmanager
     def batcher(self, batches: CountedBatches, owner: str) -> Iterator[None]:
-        """Count what makes batches while the block lasts."""
+        """Register a batcher within the block."""
         self._batches[batches] = owner
         try:
             yield
@@ -117,21 +110,21 @@ class Census:
             del self._batches[batches]
 
     def batches(self) -> list[tuple[str, CountedBatches]]:
-        """List what makes batches with their services; from any thread."""
+        """Return batchers with their services; thread-safe."""
         return [(owner, batches) for batches, owner in tuple(self._batches.items())]
 
     def pools(self) -> list[tuple[str, CountedThreads]]:
-        """List the pools with their services; from any thread."""
+        """Return thread pools with their services; thread-safe."""
         return [(owner, pool) for pool, owner in tuple(self._pools.items())]
 
     def processes(self) -> list[tuple[str, CountedProcess]]:
-        """List the processes with their services; from any thread."""
+        """Return processes with their services; thread-safe."""
         return [(owner, process) for process, owner in tuple(self._processes.items())]
 
 
 @contextmanager
 def owned_by(service: str) -> Iterator[None]:
-    """Have what is made within the block belong to a service."""
+    """Set the owner of resources created within the block."""
     token = current_owner.set(service)
     try:
         yield
@@ -139,14 +132,14 @@ def owned_by(service: str) -> Iterator[None]:
         current_owner.reset(token)
 
 
-_current: Final = trio.lowlevel.RunVar[Census]("census")
+_registry: Final = trio.lowlevel.RunVar[Census]("census")
 
 
 def current_census() -> Census:
-    """Give the one of this run of the event loop."""
+    """Return the registry of this event loop."""
     try:
-        return _current.get()
+        return _registry.get()
     except LookupError:
         made = Census()
-        _current.set(made)
+        _registry.set(made)
         return made

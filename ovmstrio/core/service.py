@@ -1,7 +1,6 @@
-"""The port between what is served and how it is reached.
+"""Service protocols: the interface between front ends and services.
 
-A front end knows nothing of models and a servable nothing of wires; between them stand these protocols and the
-values of ``ovmstrio.core.request``.
+Front ends know no models and servables know no transports; both use these protocols and ``ovmstrio.core.request``.
 """
 
 from __future__ import annotations
@@ -62,65 +61,50 @@ __all__ = [
     "readiness_reconsidered",
 ]
 
-# ----------------------------------------------------------------------
-# The port between what is served and how it is reached
-# ----------------------------------------------------------------------
-
 
 class Service(Protocol):
-    """One version of something that has a name and a life; what it takes is said by the protocols below."""
+    """One version of a named service; the protocols below add the call types."""
 
     @property
     def metadata(self) -> ServableMetadata:
         """Inputs, outputs and platform; constant for the life of the service."""
-        ...
 
     async def aclose(self) -> None:
-        """Give back everything that the service holds.  Called once, when no call is in flight."""
-        ...
+        """Release all resources; called once, when no call is in flight."""
 
 
 @runtime_checkable
 class Servable(Service, Protocol):
-    """A service that takes tensors."""
+    """A service that accepts tensors."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call.
+        """Run one inference.
 
-        The servable validates the request against its own inputs.  The caller owns the request, whose buffers must
-        stay unchanged until this returns.
+        The servable validates the request.  The buffers of the request must not change until the call returns.
 
         Raises:
             InvalidRequest: the request does not fit the inputs.
             ModelFailure: the runtime failed on a valid request.
-            Overloaded: its queue is full.
-
-        Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
-        resource is given back.
+            Overloaded: the queue is full.
         """
-        ...
 
 
 class HttpRoutes(Protocol):
-    """A service that has HTTP paths of its own, or what gives them to it; they are below where it is mounted."""
+    """A provider of HTTP routes below a mount point."""
 
     async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
-        """Answer one request; None if there is no such path.
+        """Return the response, or None if there is no such path; the caller must close a streamed body.
 
         Raises:
-            ServerError: it is refused, in the words of the kind of service.
-
-        Ownership: a stream in the answer is the caller's to close.
-        Cancellation: at any checkpoint; what the request held is given back.
+            ServerError: the request failed; the message is that of the kind of service.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcDeclaration:
-    """gRPC services by their full names, the file that declares them, and what describes them.
+    """gRPC services by full name and the proto file that declares them.
 
-    ``files`` are the descriptors of that file and of all that it imports, by name.
+    ``files`` are the descriptors of that file and of all its imports, by file name.
     """
 
     names: tuple[str, ...]
@@ -129,21 +113,19 @@ class GrpcDeclaration:
 
 
 class GrpcServices(Service, Protocol):
-    """A service that may bring gRPC services of its own, which the server hosts as long as it is available."""
+    """A service that may bring its own gRPC services, hosted by the server while the service is available."""
 
     @property
     def declaration(self) -> GrpcDeclaration | None:
-        """The services, None if there are none; constant for the life of the service."""
-        ...
+        """The gRPC services, or None; constant for the life of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """What a live sequence of requests looks like from outside.
+    """Summary of a live sequence.
 
-    ``id`` is a number, or a text that its client chose.  ``requests`` counts those that succeeded.  ``lost_seconds`` is
-    above 0 for a sequence that was restored after a server had ended without a word: what succeeded in at most so many
-    seconds before that end is not in it.
+    ``id`` is a number or a text that the client chose.  ``requests`` counts successful requests.  ``lost_seconds`` is
+    above 0 for a sequence restored after a crash: up to that many seconds before the crash may be missing.
     """
 
     id: int | str
@@ -155,111 +137,95 @@ class SequenceInfo:
 
 @runtime_checkable
 class CountedService(Protocol):
-    """A service whose calls are counted from before their bodies are read, and refused beyond a number of its own."""
+    """A service with its own concurrency limit, checked before request bodies are read."""
 
     @property
     def concurrency_limit(self) -> ConcurrencyLimit | None:
-        """What counts them; None if nothing does."""
-        ...
+        """The limit, or None."""
 
 
 @runtime_checkable
 class OrderedService(Protocol):
-    """A service whose users see in which order requests come; those of one connection come as they were sent."""
+    """A service whose requests of one connection must be delivered in the order in which they were sent."""
 
     @property
     def keeps_order(self) -> bool:
-        """Whether that is so."""
-        ...
+        """Whether the order is kept."""
 
 
 @runtime_checkable
 class SequenceServable(Servable, Protocol):
-    """A servable that keeps a state for each of many sequences of requests."""
+    """A servable that keeps state for each of many sequences."""
 
     def sequences(self) -> list[SequenceInfo]:
-        """List the live sequences, by id, texts behind numbers."""
-        ...
+        """Return the live sequences, ordered by id, texts after numbers."""
 
 
 class LeasedServable(Protocol):
-    """A servable that stays open while it is held; of ``ovmstrio.serving.instances.Lease``'s shape."""
+    """A servable that stays loaded while it is leased, such as ``ovmstrio.serving.instances.Lease``."""
 
     @property
     def servable(self) -> Servable:
-        """What may be called."""
-        ...
+        """The leased servable."""
 
 
 class LeaseServable(Protocol):
-    """How the nodes of graphs and pipelines call what else is served, by name; the registry's ``lease``."""
+    """Lookup by which graph and pipeline nodes call other services; implemented by ``Registry.lease``."""
 
     async def __call__(self, name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
         """Lease a servable; raises and waits as ``Registry.lease``."""
-        ...
 
 
 class InferStream(Protocol):
-    """An open stream: requests go in, replies come out at their own pace.
+    """An open inference stream.
 
-    ``replies`` ends after the last reply, or when the stream has failed; then leaving the ``async with`` block that
-    opened the stream raises why.  Whoever has the stream receives and sends in two tasks.
+    ``replies`` ends after the last reply or when the stream has failed; leaving the ``async with`` block then raises
+    the error.  The caller sends and receives in two tasks.
     """
 
     replies: trio.MemoryReceiveChannel[StreamReply]
 
     async def send(self, request: InferRequest) -> None:
-        """Take in one more request; what is wrong with it alone becomes a :class:`StreamProblem` among the replies.
+        """Send one request; an error of this request alone is added to ``replies`` as :class:`StreamProblem`.
 
-        It is among them before this returns.
-
-        The request's buffers belong to the stream from now on.
+        The stream owns the buffers of the request from now on.
 
         Raises:
-            trio.BrokenResourceError: the stream has ended by itself.
+            trio.BrokenResourceError: the stream has ended.
 
-        Cancellation: while the stream has no room; the request may have been taken in part.
+        Cancellation: while the stream is full; the request may have been accepted in part.
         """
-        ...
 
     def end(self) -> None:
-        """Say that no request will follow; what is under way goes on to its end."""
-        ...
+        """Half-close the stream: no request follows, and running work finishes."""
 
 
 @runtime_checkable
 class StreamingServable(Servable, Protocol):
-    """A servable that can be streamed to."""
+    """A servable that supports streams."""
 
     def open_stream(self, first: InferRequest) -> AbstractAsyncContextManager[InferStream]:
-        """Open a stream with its first request, which is taken in before the block is entered.
+        """Open a stream and send its first request before the block is entered.
 
-        The block must not be left before ``replies`` has ended, unless by an error or cancellation, which stops
-        everything that runs for the stream and waits, with a bound, until it has stopped.
+        Leave the block only after ``replies`` has ended, or by an error or cancellation.  Both stop all work of the
+        stream
+        and wait, for a bounded time, until it has stopped.
 
         Raises:
-            ServerError: on entering, when the stream cannot be opened; on leaving, when it failed.
+            ServerError: on entering, the stream cannot be opened; on leaving, the stream failed.
         """
-        ...
 
 
-# ----------------------------------------------------------------------
-# What services show of themselves to those who look at a server: how they are wired, and what their parts count
-# ----------------------------------------------------------------------
+# Introspection
 
 
 class NodeTally:
-    """What one node of a service has done, in all calls together; counted by the event loop alone.
-
-    Args:
-        hooks: are told of the runs.
+    """Run counters of one node of a service; updated on the event loop only.
 
     Attributes:
-        runs: that have ended, however they did.
-        failures: how many of these failed.
-        active: runs under way.
-        seconds: that the runs took in all.
-        times: how many of them took how long, in the bands of :data:`ovmstrio.core.latency_histogram.TIME_BOUNDS`.
+        runs: finished runs, including failures.
+        seconds: total time of the runs.
+        times: histogram of run times with the bounds of :data:`ovmstrio.core.latency_histogram.TIME_BOUNDS`.
     """
 
     __slots__ = ("_hooks", "active", "failures", "runs", "seconds", "times")
@@ -273,22 +239,21 @@ class NodeTally:
         self.times = no_times()
 
     def begin(self) -> float:
-        """Count a run in, and give the time of its begin, which is told at its end."""
+        """Count a started run and return its start time."""
         self.active += 1
         return perf_counter()
 
     def succeeded(self, begun: float) -> None:
-        """Count the end of a run."""
+        """Count a successful run."""
         self._hooks.ran(self._end(begun))
 
     def failed(self, begun: float) -> None:
-        """Count a run that failed."""
+        """Count a failed run."""
         self._end(begun)
         self.failures += 1
         self._hooks.failed()
 
     def _end(self, begun: float) -> float:
-        """Count out a run that has ended, and give the seconds that it took."""
         seconds = perf_counter() - begun
         self.active -= 1
         self.runs += 1
@@ -297,12 +262,12 @@ class NodeTally:
         return seconds
 
     def left(self) -> None:
-        """Count out a run that was cancelled, which is none."""
+        """Forget a cancelled run."""
         self.active -= 1
 
 
 class StreamTally:
-    """How often something went along one connection."""
+    """Number of packets that went through one stream."""
 
     __slots__ = ("passed",)
 
@@ -312,15 +277,14 @@ class StreamTally:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What one loaded service has inside at one moment.
+    """Introspection snapshot of a loaded service.
 
     Attributes:
-        drawing: how its nodes are joined; None for what has none.
-        facts: by name, numbers, texts, or lists and objects of them.
-        nodes: what the nodes count, by the keys of their boxes.
-        streams: how much went along the edges, by their numbers in the drawing; one that is not there had what the
-            runs of its source gave.
-        waiting: how much waits at the entrance of nodes, by the keys of their boxes.
+        drawing: the node graph, or None.
+        facts: JSON values by name.
+        nodes: counters by node key of the drawing.
+        streams: packet counters by edge number of the drawing; a missing edge carried one packet per run of its source.
+        waiting: queue lengths by node key of the drawing.
     """
 
     drawing: Drawing | None = None
@@ -333,91 +297,75 @@ class Inside:
 NOTHING_INSIDE: Final = Inside()
 
 
-# ----------------------------------------------------------------------
-# The ports of services that take requests over HTTP whole, with documents for answers, and of who reads them
-# ----------------------------------------------------------------------
+# Raw HTTP payloads
 
 
 class PayloadDocument(NamedTuple):
-    """A document, or a piece of one, and the type of its content."""
+    """A response body, or a part of a streamed one, with its content type."""
 
     data: bytes
     media_type: str
 
 
 class Documents(Protocol):
-    """What a service answers, as it comes."""
+    """Response documents of a service."""
 
     async def receive(self) -> PayloadDocument | None:
-        """Give the next document; None behind the last one.
+        """Return the next document, or None at the end.
 
         Raises:
             ServerError: the service failed.
 
-        Cancellation: while there is none; nothing is lost.
+        Cancellation: no document is lost.
         """
-        ...
 
 
 class PayloadService(Service, Protocol):
-    """A service that may take such requests."""
+    """A service that may accept raw HTTP requests."""
 
     @property
     def takes_payloads(self) -> bool:
-        """Whether it does; constant for its life."""
-        ...
+        """Whether raw HTTP requests are accepted; constant for the life of the service."""
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
-        """Begin to answer a request, whose body has no encoding any more, until a deadline on trio's clock.
+        """Process a request with a decoded body; ``deadline`` is on trio's clock.
 
-        Leaving the block before the end stops what makes the documents.
+        Leaving the block early stops the work.
 
         Raises:
-            NotSupported: on entering, it takes none.
-            ServerError: on entering, the request cannot be answered.
-
-        Cancellation: anywhere; what makes the documents is stopped before this returns.
+            NotSupported: on entering, raw HTTP requests are not accepted.
+            ServerError: on entering, the request failed.
         """
-        ...
 
 
 class TextApi(Protocol):
-    """Reads what requests over HTTP ask of models that make text, and writes what these answer."""
+    """Adapter from text-generation HTTP requests to text models."""
 
     async def answer(
-        self,
-        model: TextGenerator,
-        name: str,
-        request: HttpRequest,
-        send: Callable[[PayloadDocument], Awaitable[None]],
+        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
     ) -> None:
-        """Have a model answer: with one document, or with one for each event where the body asks for a stream.
+        """Answer with one document, or one per event if the body requests a stream.
 
         Args:
-            model: makes the text.
-            name: what the answer calls it where the body does not name it.
-            request: has the path, and a body of JSON without encoding.
+            model: generates the text.
+            name: model name for the response if the body has none.
+            request: has the path and an unencoded JSON body.
             send: is called with each document.
 
         Raises:
-            InvalidRequest: the path is no one of those that ask for text, or the body cannot be read.
-            ServerError: as ``TextGenerator.generate``, and as ``send``.
-
-        Cancellation: anywhere; the model stops within a step of its engine.
+            InvalidRequest: unknown path or malformed body.
+            ServerError: as ``TextGenerator.generate`` and ``send``.
         """
-        ...
 
 
-# ----------------------------------------------------------------------
-# How long the layers of a model take: values, and the port of whoever can tell
-# ----------------------------------------------------------------------
+# Layer times
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """One layer as the device runs it; several of the file's may be one.
+    """Time of one layer as the device runs it; several layers of the model file may be fused into one.
 
-    ``runs_as`` is what the device calls the way in which it runs, ``seconds`` the time of one inference, on average.
+    ``runs_as`` is the device's name of the implementation, ``seconds`` the mean time per inference.
     """
 
     name: str
@@ -428,7 +376,7 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """What so many inferences took each, on average, and their layers in the order in which they run."""
+    """Mean time of ``runs`` inferences, and the layers in execution order."""
 
     runs: int
     seconds: float
@@ -440,51 +388,45 @@ class LayeredServable(Protocol):
     """A servable whose layers can be timed."""
 
     async def layer_times(self, seconds: float) -> LayerTimes:
-        """Time the layers on inputs of ones whose open dimensions are 1, for about so long.
+        """Measure layer times on inputs of ones (dynamic dimensions set to 1) for about ``seconds``.
+
+        A copy of the model is compiled with profiling for the measurement.
 
         Raises:
-            ModelFailure: the model does not run on these, or its device tells no times.
+            ModelFailure: the model fails on these inputs, or the device reports no times.
 
-        Ownership: a copy of the model, compiled with times, which is gone when this returns.
-        Cancellation: at once; the copy runs on in its thread for no longer than ``seconds``.
+        Cancellation: the copy may run on in its thread for at most ``seconds``.
         """
-        ...
 
 
-# ----------------------------------------------------------------------
-# Where a service finds that it can no longer answer, or can again, told to whoever says whether the server is ready
-# ----------------------------------------------------------------------
+# Readiness signal
 
-_reconsider: Final[ContextVar[Callable[[], None] | None]] = ContextVar(
-    "who says whether the server is ready", default=None
-)
+_readiness_callback: Final[ContextVar[Callable[[], None] | None]] = ContextVar("readiness_callback", default=None)
 
 
 def readiness_may_have_changed() -> None:
-    """Say that something that keeps a service from answering has come or gone; on the event loop, and cheap."""
-    reconsider = _reconsider.get()
+    """Signal that the readiness of a service may have changed; cheap, on the event loop only."""
+    reconsider = _readiness_callback.get()
     if reconsider is not None:
         reconsider()
 
 
 @contextmanager
 def readiness_reconsidered(reconsider: Callable[[], None]) -> Iterator[None]:
-    """Have a function called for that, in all tasks started within the block; it must neither block nor raise."""
-    token = _reconsider.set(reconsider)
+    """Register the readiness callback for tasks started within the block; it must neither block nor raise."""
+    token = _readiness_callback.set(reconsider)
     try:
         yield
     finally:
-        _reconsider.reset(token)
+        _readiness_callback.reset(token)
 
 
-# ----------------------------------------------------------------------
-# What was seen of the stacks of threads, as values
-# ----------------------------------------------------------------------
+# Stack samples
 
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """A function and where it begins."""
+    """A function and its first line."""
 
     name: str
     file: str
@@ -493,16 +435,15 @@ class StackFrame:
 
 @dataclass(slots=True)
 class SampledThreads:
-    """What was seen of threads that do the same.
+    """Stack samples of threads with the same purpose.
 
     Attributes:
-        name: what they do.
-        samples: how often one was seen.
-        waiting: how often one waited for something to do.
-        cpu_seconds: how long they had a processor; None where the system does not tell.
-        stacks: how often each stack was seen in which it did not wait, outermost frame first.
-        process: the number of the worker process that they are of; 0 for the server itself.
-        service: for which that process works.
+        name: purpose of the threads.
+        waiting: samples in which the thread was idle.
+        cpu_seconds: CPU time, or None if the system does not report it.
+        stacks: counts of the stacks of busy threads, outermost frame first.
+        process: pid of the worker process; 0 for the server process.
+        service: the service of the worker process.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Values of calls that write down speech, or speak texts, and the ports of services that take them."""
+"""Requests, results and service protocols of speech-to-text and text-to-speech models."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """A recording that is to be written down.
+    """One transcription request.
 
     Attributes:
-        audio: a file of sound, as it came.
-        translates: whether it is written down in English, whatever is spoken.
-        language: that is spoken, as ``en``; empty for the one that the model hears.
-        prompt: what might have been said before, by which names are spelt; empty for nothing.
-        temperature: 0 for the likeliest token each time.
-        wants_segments: whether it is told when each sentence or so was spoken.
-        wants_words: whether it is told when each word was spoken.
-        deadline: on trio's clock; counts from arrival, the queue included.
+        audio: content of an audio file.
+        translates: whether the transcript is translated to English.
+        language: language code such as ``en``; empty for detection.
+        prompt: preceding text that guides spelling.
+        temperature: sampling temperature; 0 is greedy.
+        wants_segments: whether segments have timestamps.
+        wants_words: whether words have timestamps.
+        deadline: on trio's clock, queueing included.
     """
 
     audio: bytes
@@ -52,7 +52,7 @@ class TranscriptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpokenSpan:
-    """What was said between two times, in seconds from the beginning: a segment, or a word."""
+    """A segment or word with its start and end in seconds."""
 
     start: float
     end: float
@@ -61,7 +61,7 @@ class SpokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPart:
-    """What has been understood since the last part; segments and words only where they are asked for."""
+    """Transcript since the previous part; segments and words only if requested."""
 
     text: str
     segments: tuple[SpokenSpan, ...] = ()
@@ -69,55 +69,46 @@ class TranscriptPart:
 
 
 class Transcript(Protocol):
-    """A recording that is being written down."""
+    """A running transcription."""
 
     @property
     def language(self) -> str:
-        """What is spoken, as ``en``; known once there has been a part, or the end."""
-        ...
+        """Language code such as ``en``; known after the first part."""
 
     @property
     def seconds(self) -> float:
-        """How long the recording is; known at its end."""
-        ...
+        """Duration of the recording; known at the end."""
 
     def __aiter__(self) -> AsyncIterator[TranscriptPart]:
-        """Give parts until the end of the recording; those that nobody takes wait.
+        """Iterate over parts; parts are buffered.
 
         Raises:
-            InvalidField: the recording cannot be read any further.
-            ServerError: the model failed, or its process ended.
+            InvalidField: the rest of the recording cannot be decoded.
+            ServerError: the model or its process failed.
 
-        Cancellation: while there is none; leaving the block that opened it ends the request.
+        Cancellation: leaving the block that opened the transcript cancels the request.
         """
-        ...
 
 
 class Transcriber(GenerativeService, Protocol):
-    """Writes down what is said; has ``Task.SPEECH_TO_TEXT``."""
+    """A service with ``Task.SPEECH_TO_TEXT``."""
 
     def transcribe(self, asked: TranscriptionRequest) -> AbstractAsyncContextManager[Transcript]:
-        """Begin to write a recording down, once it is its turn; entering returns when the file has been opened.
+        """Start a transcription; entering returns when the file has been opened.
 
-        Leaving before the end ends the request, within a window of half a minute's sound.
+        Leaving early cancels the request within one window of 30 s of audio.
 
         Raises:
-            InvalidField: on entering: the file is no sound, or the model does not do what is asked.
+            InvalidField: on entering: not an audio file, or unsupported options.
             Overloaded: on entering: the queue is full.
-            ServerError: on entering, or from the iteration, such as a process that ended.
-
-        Cancellation: anywhere.
+            ServerError: on entering or from the iteration, such as a process exit.
         """
-        ...
-
-
-# What speaks
 
 
 class SoundForm(Enum):
-    """The form of a file of sound; values are those of ``response_format``.
+    """Audio formats; values are those of ``response_format``.
 
-    ``PCM`` is 16 bits, 24 kHz, one channel, little-endian, without a head; ``WAV`` has 32-bit floats.
+    ``PCM`` is 16-bit little-endian mono at 24 kHz without header; ``WAV`` has 32-bit floats.
     """
 
     WAV = "wav"
@@ -129,14 +120,14 @@ class SoundForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """A text that is to be spoken.
+    """One text-to-speech request.
 
     Attributes:
-        voice: whose; empty for the model's own.
-        language: of the text, as ``en-us``; empty for the model's own.
-        speed: 1 for as fast as the voice speaks, above for faster.
-        is_streamed: whether the file is sent while it is made, so that its head does not tell its length.
-        deadline: on trio's clock; counts from arrival, the queue included.
+        voice: name of the voice; empty for the default.
+        language: language code such as ``en-us``; empty for the default.
+        speed: speed factor; 1 is normal.
+        is_streamed: whether the file is sent while it is generated, so that its header has no length.
+        deadline: on trio's clock, queueing included.
     """
 
     text: str
@@ -150,42 +141,35 @@ class SpeechRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpeechPart:
-    """What a sentence has added to the file, and how long it is spoken for.
-
-    Of a file that is not streamed, all comes with the last sentence.
-    """
+    """Audio of one sentence and its duration; a file that is not streamed comes with the last sentence."""
 
     audio: bytes
     seconds: float
 
 
 class Speech(Protocol):
-    """A text that is being spoken."""
+    """A running text-to-speech request."""
 
     def __aiter__(self) -> AsyncIterator[SpeechPart]:
-        """Give a part for each sentence; no more than a few are made before somebody takes them.
+        """Iterate over parts, one per sentence; a few parts are buffered.
 
         Raises:
-            ServerError: the model failed, or its process ended.
+            ServerError: the model or its process failed.
 
-        Cancellation: while there is none; leaving the block that opened it ends the request.
+        Cancellation: leaving the block that opened the speech cancels the request.
         """
-        ...
 
 
 class TextSpeaker(GenerativeService, Protocol):
-    """Speaks texts; has ``Task.TEXT_TO_SPEECH``."""
+    """A service with ``Task.TEXT_TO_SPEECH``."""
 
     def speak(self, asked: SpeechRequest) -> AbstractAsyncContextManager[Speech]:
-        """Begin to speak a text, once it is its turn; entering returns when the request has been accepted.
+        """Start a request; entering returns when it has been accepted.
 
-        Leaving before the end ends the request, within a sentence.
+        Leaving early cancels the request within one sentence.
 
         Raises:
-            InvalidField: on entering: the model has no such voice, language or speed, or the text has no words.
+            InvalidField: on entering: unknown voice, language or speed, or no words in the text.
             Overloaded: on entering: the queue is full.
-            ServerError: on entering, or from the iteration, such as a process that ended.
-
-        Cancellation: anywhere.
+            ServerError: on entering or from the iteration, such as a process exit.
         """
-        ...

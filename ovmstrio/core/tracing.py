@@ -1,13 +1,11 @@
-"""Spans as the server's parts see them: what runs now in a call that is traced, and the parts that it has.
+"""Span protocol and the current span; ``ovmstrio.telemetry.spans`` records spans.
 
 ::
 
-    span = current_span.get()            # None: nobody traces, and this test is all that it costs
+    span = current_span.get()            # None without tracing: the only cost
     if span is not None:
-        with span.part("inference"):     # the current span of what runs in the block, threads and tasks too
+        with span.part("inference"):     # the current span within the block, threads and tasks included
             ...
-
-Who records spans, and what becomes of them, is up to ``ovmstrio.telemetry.spans``.
 """
 
 from __future__ import annotations
@@ -32,42 +30,37 @@ __all__ = [
 SpanKind = Literal["internal", "server", "client"]
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
-"""What is told of a span, by OpenTelemetry's names where it has one."""
+"""Span attributes, with OpenTelemetry names where they exist."""
 
 NO_ATTRIBUTES: Final[Attributes] = MappingProxyType({})
 
 
 class Span(Protocol):
-    """A part of a call, from when it begins until it ends; every method may be called in any thread.
+    """A span; every method may be called in any thread.
 
-    One that is not recorded has ids, for logs and for what is called, and does nothing else.
+    A span that is not recorded has ids for logs and propagation, and does nothing else.
     """
 
     @property
     def trace_id(self) -> str:
-        """Of all spans of the call, in 32 hexadecimal digits."""
-        ...
+        """Trace id, 32 hexadecimal digits."""
 
     @property
     def span_id(self) -> str:
-        """Its own, in 16 hexadecimal digits."""
-        ...
+        """Span id, 16 hexadecimal digits."""
 
     @property
     def is_recorded(self) -> bool:
-        """Whether anything becomes of it."""
-        ...
+        """Whether the span is recorded."""
 
     @property
     def shows_steps(self) -> bool:
-        """Whether its caller asks to see each step of what has many, by ``ovms=steps`` in ``tracestate``."""
-        ...
+        """Whether the caller requests detailed steps with ``ovms=steps`` in ``tracestate``."""
 
     def part(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, kind: SpanKind = "internal"
     ) -> AbstractContextManager[Span]:
-        """Give a part of it that lasts as long as the block, and fails if that does."""
-        ...
+        """Run the block in a child span, which fails with the block."""
 
     def begin(
         self,
@@ -78,45 +71,35 @@ class Span(Protocol):
         links: Sequence[Span] = (),
         seconds_ago: float = 0.0,
     ) -> Span:
-        """Begin a part that is nobody's current span, and has to be ended; it began so long ago."""
-        ...
+        """Start a child span that does not become current and must be ended; it began ``seconds_ago``."""
 
     def add(self, name: str, seconds: float, attributes: Attributes = NO_ATTRIBUTES, *, ended_ago: float = 0.0) -> None:
-        """Tell of a part that has ended, just now or so many seconds ago, and how long it took."""
-        ...
+        """Add a finished child span by duration; it ended ``ended_ago`` seconds ago."""
 
     def as_current(self) -> AbstractContextManager[Span]:
-        """Make it the current span within the block, as in a task that does not descend from its call."""
-        ...
+        """Make the span current within the block, in a task that did not inherit it."""
 
     def set(self, name: str, value: str | bool | float) -> None:
-        """Tell one more thing of it."""
-        ...
+        """Set an attribute."""
 
     def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
-        """Tell that something happened now; beyond a bound nothing more is kept."""
-        ...
+        """Add an event; dropped beyond a limit."""
 
     def link(self, other: Span) -> None:
-        """Tell that another span, of whatever trace, has to do with it."""
-        ...
+        """Add a link to another span."""
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, with what failed it; only the first time counts."""
-        ...
+        """End the span; later calls have no effect."""
 
     def headers(self) -> Sequence[tuple[str, str]]:
-        """Give what tells those who are called of it: ``traceparent``, and ``tracestate`` if there is one."""
-        ...
+        """Return propagation headers: ``traceparent`` and, if set, ``tracestate``."""
 
 
 current_span: Final[ContextVar[Span | None]] = ContextVar("current_span", default=None)
-"""The span of what runs now; None where no call is traced."""
+"""The current span; None without tracing."""
 
 
-class _Nothing:
-    """Stands for the part of a call that is not traced."""
-
+class _NoSpan:
     __slots__ = ()
 
     def __enter__(self) -> None:
@@ -126,28 +109,28 @@ class _Nothing:
         return None
 
 
-_NOTHING: Final = _Nothing()
+_NO_SPAN: Final = _NoSpan()
 
 
 def part_of_call(
     name: str, attributes: Attributes = NO_ATTRIBUTES, kind: SpanKind = "internal"
 ) -> AbstractContextManager[Span | None]:
-    """Give a part of the current span that lasts as long as the block; nothing where there is none."""
+    """Run the block in a child of the current span, if there is one."""
     span = current_span.get()
-    return _NOTHING if span is None else span.part(name, attributes, kind)
+    return _NO_SPAN if span is None else span.part(name, attributes, kind)
 
 
 BeginTrace = Callable[[str, Attributes], AbstractContextManager[object]]
-"""Begins a trace of what no call asks for, as a client of others, and ends it with its block."""
+"""Starts a root client span and ends it with the block."""
 
 spans_of_server: Final[ContextVar[BeginTrace | None]] = ContextVar("spans_of_server", default=None)
-"""Traces what the server does by itself; None where nobody wants to know."""
+"""Starts spans of the server's own requests; None without tracing."""
 
 
 def part_of_server(name: str, attributes: Attributes) -> AbstractContextManager[object]:
-    """Give a span of what asks others for something, as a part of the call that waits for it, or of none."""
+    """Run the block in a client span: a child of the current span, or a root span."""
     span = current_span.get()
     if span is not None:
         return span.part(name, attributes, "client")
     begin = spans_of_server.get()
-    return _NOTHING if begin is None else begin(name, attributes)
+    return _NO_SPAN if begin is None else begin(name, attributes)

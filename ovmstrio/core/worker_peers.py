@@ -1,4 +1,4 @@
-"""Which process has a sequence, where a server has several, and what goes there."""
+"""Protocols between the worker processes of a server: sequences, RPC, shared counters and shared engines."""
 
 from __future__ import annotations
 
@@ -29,23 +29,14 @@ __all__ = [
     "Siblings",
 ]
 
-# ----------------------------------------------------------------------
-# Which process has a sequence, where a server has several, and what goes there
-# ----------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardedStep:
-    """A request of a sequence on its way to the process that has it.
+    """A sequence request forwarded to its owner worker.
 
     Attributes:
-        model: the name.
-        version: the number, empty where the request follows the default one.
-        id: which sequence.
-        start: whether the request is its first one.
-        end: whether it is its last one.
-        arrays: the inputs, which have been checked.
-        most_bytes: how large the outputs may be together.
+        version: number, or empty for the default version.
+        most_bytes: maximum size of all outputs together.
     """
 
     model: str
@@ -58,141 +49,106 @@ class ForwardedStep:
 
 
 class SequenceElsewhere(Exception):
-    """An id is another process's, or not that process's any more which was asked: see again whose it is."""
+    """The sequence id belongs to another worker; look up its owner again."""
 
 
 class SequenceDirectory(Protocol):
-    """What the processes of a server know together of their sequences.
+    """Directory of the sequences of all workers.
 
-    All sequences of one model that have the same id, in whichever versions, are in one process.
+    All sequences of a model with the same id, in any version, are in one worker.
     """
 
     def begin(self, model: str, version: int, identity: int | str, most: float) -> None:
-        """Note that this process has a sequence, unless another one has its id, or there are ``most`` of the version.
+        """Register a sequence of this worker.
 
         Raises:
-            SequenceElsewhere: another process has the id.
-            TooManySequences: there are as many as may be, in all processes together.
+            SequenceElsewhere: another worker owns the id.
+            TooManySequences: the version has ``most`` sequences in all workers together.
         """
-        ...
 
     def end(self, model: str, version: int, identity: int | str) -> None:
-        """Note that a sequence of this process is over."""
-        ...
+        """Unregister a sequence of this worker."""
 
     def count(self, model: str, version: int) -> int:
-        """Count the sequences of a version in all processes."""
-        ...
+        """Return the number of sequences of a version in all workers."""
 
     def next_id(self, least: int) -> int:
-        """Give a number, not below ``least``, that no process has been given before."""
-        ...
+        """Return a number, at least ``least``, that no worker was given before."""
 
     def settle(self, next_id: int) -> None:
-        """Say that all is noted that this process has from its predecessor; what else that had is over.
+        """Drop entries of this worker's predecessor that were not registered again.
 
         Args:
-            next_id: numbers below it were given in an earlier run, and no process is given one of them again.
+            next_id: ids below it were used in an earlier run and are not given again.
         """
-        ...
 
 
 class SequenceOwners(Protocol):
-    """The processes of a server, each of which has the sequences that have begun there."""
+    """Lookup and forwarding of sequences of other workers."""
 
     def owner(self, model: str, identity: int | str) -> int | None:
-        """Tell which other process has an id; None if it is this one, or nobody."""
-        ...
+        """Return the worker that owns an id; None if this worker or none does."""
 
     async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
-        """Have another process answer a request of a sequence, after those that came before it from here.
+        """Run a sequence request on another worker, in the order of the calls.
 
         Raises:
-            SequenceElsewhere: it could not be reached, and has the sequence no more.
-            ServerError: what it raised there, or it cannot be reached.
-
-        Cancellation: at once, and there, too.
+            SequenceElsewhere: the worker does not own the sequence any more, or cannot be reached.
+            ServerError: the request failed there.
         """
-        ...
 
 
-# ----------------------------------------------------------------------
-# The other processes of a server that several are
-# ----------------------------------------------------------------------
+# Worker RPC
 
 _T = TypeVar("_T")
 
 
 class Siblings(Protocol):
-    """The other processes of a server.
-
-    Attributes:
-        row: the number of the process that asks.
-        others: those of the others.
-    """
+    """RPC to the other workers of the server."""
 
     row: int
     others: Sequence[int]
 
     async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
-        """Ask some of them, and give the answers that come in so many seconds, by their numbers.
+        """Call several workers and return the results that arrive within ``seconds``, by worker.
 
-        Of those that are missing one is being started, is stuck, or has failed, which is in its log.
+        Missing workers are starting, stuck or have failed, as their logs say.
 
         Args:
-            questions: what each of them is asked, its name first.
-            seconds: how long they are waited for.
-
-        Cancellation: at once, and of their work.
+            questions: name and arguments of the call, by worker.
+            seconds: timeout.
         """
-        ...
 
     def answer_with(self, question: str, answer: Callable[..., Awaitable[Any]]) -> None:
-        """Have a question of theirs be answered by a function of its arguments, with plain data."""
-        ...
+        """Register the handler of an RPC; arguments and results are plain data."""
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
-        """Ask all of them that can be reached, and give their answers, which are plain data.
+        """Call all reachable workers and return their results.
 
         Raises:
-            ServerError: what one of them raised, or did not answer in time; the message tells which one.
-
-        Cancellation: at once.
+            ServerError: a worker failed or timed out; the message names it.
         """
-        ...
 
     def leave_figures(self, text: bytes, *, is_open: bool) -> None:
-        """Have metrics that were told be among those of the past when this process ends; in one of two formats."""
-        ...
+        """Save metrics that are retained after this worker exits, in one of two text formats."""
 
     def past_changes(self, *, is_open: bool) -> int | None:
-        """Count how often a process has ended whose figures are of the past now; None while they become so."""
-        ...
+        """Return the generation of the retained metrics; None while they are updated."""
 
     def past_figures(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
-        """Give what processes have counted that have ended, which none of those has that have answered."""
-        ...
+        """Return metrics retained from exited workers that are not among ``answered``."""
 
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Do what changes all processes, while no other process does such a thing.
-
-        Raises:
-            Exception: what ``work`` raises.
-
-        Cancellation: while it is waited for, and as ``work``.
-        """
-        ...
+        """Run ``work`` under the server-wide lock for admin changes; raises as ``work``."""
 
 
-# ----------------------------------------------------------------------
-# What the processes of one server count together, as those see it that count
-# ----------------------------------------------------------------------
+# Shared counters
 
 
 class Elsewhere(NamedTuple):
-    """What other processes have: calls under way, calls that wait, and since when the first of these does.
+    """Counters of other workers: running calls, waiting calls, and the ``time.monotonic`` start of the oldest wait.
 
-    ``rows`` are the processes in which calls wait; ``since`` is a time of ``time.monotonic``.
+    ``rows`` are the workers with waiting calls.
     """
 
     under_way: int = 0
@@ -205,170 +161,119 @@ NOTHING_ELSEWHERE: Final = Elsewhere()
 
 
 class Bucket(NamedTuple):
-    """What is left in a bucket of tokens, and when that was counted, on ``time.monotonic``; 0 for never."""
+    """Tokens left in a token bucket and the ``time.monotonic`` time of that count; 0 for never."""
 
     tokens: float = 0.0
     filled_at: float = 0.0
 
 
 class Account(Protocol):
-    """What is counted under one name.  Whoever reads and writes holds the ledger's lock."""
+    """Counter row of one name; readers and writers hold the table's lock."""
 
     @property
     def under_way(self) -> int:
-        """What this process has written."""
-        ...
+        """Running calls of this worker."""
 
     def elsewhere(self) -> Elsewhere:
-        """Tell what other processes have."""
-        ...
+        """Return the counters of other workers."""
 
     def write(self, under_way: int, waiting: int = 0, since: float = math.inf) -> None:
-        """Tell others what this process has; it is forgotten when the process ends."""
-        ...
+        """Set this worker's counters; reset when the worker exits."""
 
     def bucket(self, number: int) -> Bucket:
-        """Read one of two buckets, which belong to all processes and outlive them."""
-        ...
+        """Read one of two token buckets, which all workers share and which outlive them."""
 
     def fill(self, number: int, bucket: Bucket) -> None:
-        """Write one of two buckets."""
-        ...
+        """Write one of two token buckets."""
 
 
 class Ledger(Protocol):
-    """All that is counted."""
+    """Counter table shared by all workers."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes from reading and writing; nothing may wait within."""
-        ...
+        """Hold the inter-process lock within the block, which must not wait."""
 
     def account(self, name: str) -> Account:
-        """Give what is counted under a name, the same in all processes.
-
-        Raises:
-            NotSupported: there are more names than the ledger has room for.
-        """
-        ...
+        """Return the counter row of a name, shared by all workers; raises NotSupported if the table is full."""
 
     def ring(self, rows: tuple[int, ...]) -> None:
-        """Have other processes look whether calls that wait there can go on; costs a system call each."""
-        ...
+        """Wake up other workers with waiting calls; costs a system call each."""
 
     async def rung(self) -> None:
-        """Wait until another process says that there may be room.
-
-        Cancellation: at once.
-        """
-        ...
+        """Wait for a wake-up by another worker."""
 
 
-# ----------------------------------------------------------------------
-# Engines of models that several processes of a server share: one of them has it, and the others ask that one
-# ----------------------------------------------------------------------
+# Shared text-model engines
 
 
 class PartedAnswer(ABC):
-    """An answer to another process that comes in parts, plain data each."""
+    """Streamed RPC response of plain data."""
 
     def __aiter__(self) -> PartedAnswer:
-        """Give the parts."""
         return self
 
     @abstractmethod
     async def __anext__(self) -> Any:
-        """Wait for the next part.
-
-        Raises:
-            ServerError: there will be none, because of that.
-
-        Cancellation: at once.
-        """
+        """Return the next part; raises ServerError if the stream failed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Note that nobody takes parts any more; called once."""
+        """Release the stream; called once."""
 
 
 class ShownToOthers(Protocol):
-    """An engine, as the process has it that others ask."""
+    """Engine that other workers call."""
 
     async def call(self, row: int, value: Any) -> Any:
-        """Answer what another process asks of the engine, as plain data.
+        """Handle a call of another worker; the result is plain data.
 
         Raises:
             ServerError: there is no engine now.
-
-        Cancellation: at once.
         """
-        ...
 
     async def listen(self, row: int) -> PartedAnswer:
-        """Give what the engine tells of another process's requests, once it has been loaded.
+        """Return the output stream for another worker's requests, once the engine is loaded.
 
         Raises:
-            ServerError: it cannot be loaded.
-
-        Cancellation: at once.
+            ServerError: the engine cannot be loaded.
         """
-        ...
 
     async def leave(self, seconds: float) -> None:
-        """Take no more requests of others, and let those that there are end.
-
-        Cancellation: at once.
-        """
-        ...
+        """Reject new requests of other workers and wait for the running ones."""
 
 
 class EngineSharing(Protocol):
-    """The processes of a server, as one of them sees them.
-
-    Attributes:
-        row: this one's number.
-        rows: how many there are.
-    """
+    """Access to the engines of all workers."""
 
     row: int
     rows: int
 
     def owner(self, name: str) -> int | None:
-        """Tell which other process has the engine of a model; None if it is this one."""
-        ...
+        """Return the worker that owns a model's engine; None if this worker does."""
 
     def shown(self, key: str, engine: ShownToOthers) -> AbstractContextManager[None]:
-        """Let others ask an engine within the block, by a key that they have as well."""
-        ...
+        """Export an engine to other workers within the block, under a key that all workers compute."""
 
     def refuse(self, key: str, error: ServerError) -> None:
-        """Have others be told why there is no engine, until there is one of the key, or another one is refused."""
-        ...
+        """Set the error for calls of a missing engine, until it is exported or another error is set."""
 
     async def call(self, owner: int, key: str, value: Any) -> Any:
-        """Ask the engine of another process.
+        """Call the engine of another worker.
 
         Raises:
-            NotReady: that process cannot be reached, ended before it answered, or has no such engine.
-            ServerError: what it raised.
-
-        Cancellation: at once, and there, too.
+            NotReady: the worker cannot be reached, exited, or has no such engine.
+            ServerError: the call failed there.
         """
-        ...
 
     async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:
-        """Have what another process's engine tells handed over, until it has no more.
+        """Pass the output of another worker's engine to ``heard`` until it ends.
 
         Raises:
-            NotReady: that process cannot be reached, has ended, or has no such engine after a while.
+            NotReady: the worker cannot be reached, exited, or has no such engine after a while.
             ServerError: the engine cannot be loaded there.
 
-        Cancellation: at once; requests that are open there end.
+        Cancellation: ends the open requests there.
         """
-        ...
 
     async def wait_change(self) -> None:
-        """Wait until another process has begun or ended, but not for long.
-
-        Cancellation: at once.
-        """
-        ...
+        """Wait, for a bounded time, until another worker has started or exited."""

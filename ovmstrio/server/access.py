@@ -1,4 +1,4 @@
-"""Who may call one server: what the settings name, read before it listens and again whenever a file changes."""
+"""Callers of one server: credentials from the settings, reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -31,16 +31,11 @@ __all__ = ["Access", "open_access"]
 log = structlog.get_logger(__name__)
 
 _API_KEY: Final = "API_KEY"
-"""The variable of the environment, and what the caller is called that it makes."""
+"""Environment variable, and name of its caller."""
 
 
 class Access:
-    """The callers of a server.
-
-    Args:
-        settings: name the files.
-        ledger: where several processes count what callers do.
-    """
+    """Authentication of a server."""
 
     def __init__(self, settings: ServerSettings, ledger: Ledger | None = None) -> None:
         self._settings = settings
@@ -52,22 +47,22 @@ class Access:
         self._files = [
             path for path in (settings.keys_file, settings.api_key_file, settings.jwks_file) if path is not None
         ]
-        self._mark = paths_mark(self._files)
-        self._take_over(*self._read())
+        self._fingerprint = paths_mark(self._files)
+        self._replace(*self._read())
 
     def _verifier(self) -> TokenVerifier | None:
         settings = self._settings
         if settings.jwks_file is None and settings.oidc_issuer is None:
             return None
         try:
-            from ovmstrio.auth.tokens import (  # noqa: PLC0415 - likewise
+            from ovmstrio.auth.tokens import (  # noqa: PLC0415 - optional dependency
                 FileKeys,
                 IssuerKeys,
                 TokenRules,
                 Tokens,
             )
         except ImportError:
-            problem = Problem("tokens need joserfc", "--jwks_file and --oidc_issuer")
+            problem = Problem("token authentication requires joserfc", "--jwks_file and --oidc_issuer")
             raise ConfigError([Problem(problem.message, suggestion=way_to_install(Extra.TOKENS))]) from None
         issuer, audience = settings.oidc_issuer or "", settings.jwt_audience or ""
         rules = TokenRules(issuer, audience, settings.jwt_leeway_seconds)
@@ -83,43 +78,36 @@ class Access:
         keys = {secret: Caller(_API_KEY, "key", EVERYTHING)} if secret else {}
         return entries, keys, None if settings.jwks_file is None else _read_jwks(settings.jwks_file)
 
-    def _take_over(self, entries: list[CallerEntry], keys: dict[str, Caller], signing: Any) -> None:
+    def _replace(self, entries: list[CallerEntry], keys: dict[str, Caller], signing: Any) -> None:
         self._directory.replace(entries, keys)
         if signing is not None:
             self._file_keys.keys = signing
         self._authentication.forget_seen()
 
     async def look(self) -> bool:
-        """Read the files again if they have changed, and end the streams of those who are not known any more.
-
-        What cannot be used leaves all as it was.
-
-        Cancellation: while they are read.
-        """
-        await self._read_again()
+        """Reload changed files and end the streams of revoked callers; invalid files change nothing."""
+        await self._reload()
         await self.gate.end_unknown()
         return True
 
-    async def _read_again(self) -> None:
-        mark = await trio.to_thread.run_sync(paths_mark, self._files)
-        if mark == self._mark:
+    async def _reload(self) -> None:
+        fingerprint = await trio.to_thread.run_sync(paths_mark, self._files)
+        if fingerprint == self._fingerprint:
             return
-        self._mark = mark
+        self._fingerprint = fingerprint
         try:
-            self._take_over(*await trio.to_thread.run_sync(self._read))
+            self._replace(*await trio.to_thread.run_sync(self._read))
         except ServerError as error:
-            log.error("callers cannot be read again; those known stay", reason=error.message)  # noqa: TRY400 - told
+            log.error("credentials not reloaded", reason=error.message)  # noqa: TRY400 - an expected error
             return
-        log.info("callers read again", count=len(self._directory))
+        log.info("credentials reloaded", count=len(self._directory))
 
 
 async def open_access(settings: ServerSettings, ledger: Ledger | None = None) -> Access | None:
-    """Read who may call; None where everybody may.
+    """Read the credentials; None without authentication.
 
     Raises:
-        ConfigError: a file cannot be used.
-
-    Cancellation: while files are read.
+        ConfigError: a file is invalid.
     """
     named = settings.keys_file, settings.api_key_file, settings.jwks_file, settings.oidc_issuer
     if not any(named) and not os.environ.get(_API_KEY):
@@ -128,20 +116,16 @@ async def open_access(settings: ServerSettings, ledger: Ledger | None = None) ->
 
 
 def _api_key(path: Path | None) -> str:
-    """Read the one key of OVMS's option, or of its variable of the environment; blocking.
-
-    Raises:
-        ConfigError: the file cannot be read, or has none.
-    """
+    """Return the API key of OVMS's option or environment variable; blocking."""
     if path is None:
         return os.environ.get(_API_KEY, "").strip()
     try:
         key = read_regular_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError([Problem(f"the file of the API key cannot be read: {reason}", str(path))]) from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError([Problem(f"API key file not readable: {reason}", str(path))]) from None
     if not key or len(key.splitlines()) > 1:
-        raise ConfigError([Problem("no API key", str(path), expected="one line, which is the key")])
+        raise ConfigError([Problem("no API key", str(path), expected="one line with the key")])
     return key
 
 
@@ -151,6 +135,6 @@ def _read_jwks(path: Path) -> Any:
     try:
         document = orjson.loads(read_regular_bytes(path))
     except (OSError, ValueError) as error:
-        problem = Problem(f"the key set cannot be read: {getattr(error, 'strerror', None) or error}", str(path))
+        problem = Problem(f"key set not readable: {getattr(error, 'strerror', None) or error}", str(path))
         raise ConfigError([problem]) from None
     return read_key_set(document, str(path))

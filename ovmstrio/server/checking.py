@@ -1,8 +1,8 @@
-"""Whether a configuration would serve: it is read and loaded as a server does, and closed again without a call.
+"""Configuration check: loads everything as a server does, and unloads it without a call.
 
 ::
 
-    config.json ─> ServerSpec ─> Registry.apply ─> every problem, by file and line
+    config.json ─> ServerSpec ─> Registry.apply ─> all problems with file and line
                         └─> Kind.examine ─────────────^
 """
 
@@ -40,7 +40,7 @@ _CONFIG_NAME: Final = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version of something that was loaded, and closed again."""
+    """A version that could be loaded."""
 
     model: str
     version: int
@@ -48,37 +48,34 @@ class LoadedVersion:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What would happen: the versions that load, ordered by name, and the problems, ordered by file and line."""
+    """Result of a check: loadable versions by name, and problems by file and line."""
 
     loaded: tuple[LoadedVersion, ...]
     problems: tuple[Problem, ...]
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems because of which something would not be served."""
+        """Problems that keep a service from being served."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """The problems in spite of which everything would be served that can be."""
+        """Other problems."""
         return tuple(problem for problem in self.problems if problem.severity != "error")
 
 
 async def check_config(
     path: Path, *, imports: bool = True, kinds: Kinds = KINDS, keys_file: Path | None = None
 ) -> CheckReport:
-    """Check a configuration file, a model's directory with all its versions, a graph's, or a handler's project.
+    """Check a configuration file, a model directory with all its versions, a graph directory or a handler project.
+
+    Problems of the files are reported, not raised; everything is unloaded again.
 
     Args:
-        path: the file or directory.
-        imports: whether programs of the user's are loaded, in processes of their own.
-        kinds: what may be configured.
-        keys_file: of callers, to be checked as well.
-
-    Owns what it loads: each is unloaded before this returns.  Raises nothing for what is wrong with the
-    files; that is the report.
-
-    Cancellation: at any checkpoint; a load that has begun is dropped.
+        path: file or directory.
+        imports: whether user code is imported, in subprocesses.
+        kinds: the service kinds.
+        keys_file: callers file to check too.
     """
     check = _Check(kinds, imports)
     if keys_file is not None:
@@ -92,24 +89,22 @@ async def check_config(
 
 
 async def check_pipelines(path: Path, names: Collection[str] = (), *, load: bool = True) -> CheckReport:
-    """Check the pipelines of a configuration file, or those named, and what they call; nothing else.
+    """Check pipelines of a configuration file, all or the named ones, and the services that they call.
 
-    Without ``load`` nothing is opened besides the file: what can be said then is told.  Owns what it loads: each is
-    unloaded before this returns.  Raises nothing for what is wrong with the files; that is the report.
-
-    Cancellation: at any checkpoint; a load that has begun is dropped.
+    Problems of the files are reported, not raised; everything is unloaded again.  Without ``load`` only the file is
+    checked.
     """
     check = _Check(KINDS, imports=False)
     spec = await check.file(path)
     if load:
-        await check.all(spec.model_copy(update={"services": _with_what_they_call(spec, names)}))
+        await check.all(spec.model_copy(update={"services": _with_dependencies(spec, names)}))
     else:
         check.add(*examine_pipelines(spec, names))
     return check.report()
 
 
 def examine_pipelines(spec: ServerSpec, names: Collection[str] = ()) -> list[Problem]:
-    """Tell what is wrong with pipelines, or those named, as far as it can be said without loading anything."""
+    """Return the problems of pipelines that can be found without loading."""
     from ovmstrio.pipelines.kind import examine_pipeline  # noqa: PLC0415 - as in the kinds
 
     configured = [service.name for service in spec.services]
@@ -127,7 +122,7 @@ def _calls(services: Collection[ServableSpec]) -> dict[str, list[str]]:
     return {spec.name: [call.name for call in KINDS[spec.kind].depends_on(spec)] for spec in services}
 
 
-def _with_what_they_call(spec: ServerSpec, names: Collection[str]) -> tuple[ServableSpec, ...]:
+def _with_dependencies(spec: ServerSpec, names: Collection[str]) -> tuple[ServableSpec, ...]:
     calls = _calls(spec.services)
     wanted = {pipeline.name for pipeline in spec.of(PipelineSpec) if not names or pipeline.name in names}
     while more := {called for name in wanted for called in calls.get(name, ())} - wanted:
@@ -147,19 +142,18 @@ class _Check:
 
     def report(self) -> CheckReport:
         loaded = sorted(self.loaded, key=lambda version: (version.model, version.version))
-        # What is told before loading is told again by it, and models that share a directory share its problems.
+        # Loading repeats earlier problems, and models in one directory share theirs.
         problems = sorted(dict.fromkeys(self._problems), key=lambda problem: (problem.file, problem.line or 0))
         return CheckReport(tuple(loaded), tuple(problems))
 
     async def callers(self, path: Path) -> None:
-        """Read a file of callers."""
         try:
             await trio.to_thread.run_sync(read_key_file, path)
         except ConfigError as error:
             self.add(*error.problems)
 
     async def directory(self, path: Path) -> ServerSpec:
-        """Read a graph, or every version of a model, without a configuration; one of many is read by its own."""
+        """Return the specification of a graph, of all versions of a model, or of the directory's configuration."""
         base_path = Path(await trio.Path(path).resolve())
         configured = await trio.Path(path / _CONFIG_NAME).is_file()
         if await trio.to_thread.run_sync(is_graph, {"base_path": str(base_path)}, base_path):
@@ -174,16 +168,16 @@ class _Check:
             return await self.file(path / _CONFIG_NAME)
         expected = f"a version's directory such as {path / '1'}, or a graph.pbtxt"
         hint = f"did you mean {base_path.parent}?" if base_path.name.isdecimal() else ""
-        self.add(Problem("no version of a model and no graph found", str(path), expected=expected, suggestion=hint))
+        self.add(Problem("no model version or graph found", str(path), expected=expected, suggestion=hint))
         return ServerSpec()
 
     async def file(self, path: Path) -> ServerSpec:
-        """Give what a configuration file says, as far as that can be understood."""
+        """Return the specification of a configuration file, as far as it can be parsed."""
         try:
             content = await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
             examined = examine_config(self.kinds.values(), content, path)
         except OSError as error:
-            self.add(Problem(f"the configuration cannot be read: {error.strerror or error}", str(path)))
+            self.add(Problem(f"configuration not readable: {error.strerror or error}", str(path)))
         except ConfigError as error:
             self.add(*error.problems)
         else:
@@ -192,7 +186,6 @@ class _Check:
         return ServerSpec()
 
     async def all(self, spec: ServerSpec) -> None:
-        """Load everything that is to be served, and note all that is told of it."""
         self.add(*spec.problems, *(problem for service in spec.services for problem in service.problems))
         self.add(*await trio.to_thread.run_sync(self._examine, spec.services))
         registry = Registry(self.kinds, partial(LoadContext, is_trial=True), poll_seconds=0)
@@ -212,7 +205,7 @@ class _Check:
         return [spec.placed(problem) for spec in services for problem in kinds[spec.kind].examine(spec)]
 
     async def project(self, path: Path) -> None:
-        """Check the file of a project that is served alone, and load its handler if nothing is wrong with it."""
+        """Check a handler project, and import its handler if there is no error."""
         try:
             project, warnings = await trio.to_thread.run_sync(read_project, path)
         except ConfigError as error:

@@ -1,6 +1,6 @@
-"""The command line of ``ovms serve``, read into settings and, for a single model or graph, into its spec.
+"""Command line of ``ovms serve``: settings and, for a single model or graph, its specification.
 
-Everything that is wrong with a command line is said at once.
+All problems are reported together.
 """
 
 from __future__ import annotations
@@ -48,26 +48,24 @@ __all__ = [
     "with_source_in_place",
 ]
 
-# ----------------------------------------------------------------------
-# Options of OpenVINO Model Server that mean something there and nothing here, each with what to do in its place
-# ----------------------------------------------------------------------
+# Unsupported OVMS options
 
-_FETCHING: Final = (
-    "models are fetched from no hub: put the model's folder, or its .gguf, in place and name it with --model_name and "
-    "--model_path, with --source_model and --model_repository_path for a folder of that name in this one, or in the "
-    "file of --config_path; ovms prepare makes it of files of other formats, and "
-    "ovms prepare --sample chat has a model that chats"
+_NO_DOWNLOAD: Final = (
+    "model download is not supported: place the model's folder, or its .gguf, locally and set --model_name and "
+    "--model_path, or --source_model and --model_repository_path for a folder of that name in the repository, or the "
+    "file of --config_path; ovms prepare converts other formats, and "
+    "ovms prepare --sample chat provides a chat model"
 )
-_DRAFTING: Final = "the model of --draft_models_path has the settings of the first: leave it out, answers are the same"
-_IMAGES: Final = "models that take or make images are not served: leave it out"
-_ENGINE: Final = 'it is no option here; what is one of OpenVINO goes into --plugin_config, such as {"NUM_STREAMS": "1"}'
-_CONFIGURING: Final = (
-    "no files are written for models: --task and its options serve a folder as it is, and --add_to_config puts it into "
+_NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
+_NO_IMAGES: Final = "image models are not supported: remove it"
+_NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin_config, such as {"NUM_STREAMS": "1"}'
+_NO_CONFIGURE: Final = (
+    "model files are not modified: --task and its options serve a folder as it is, and --add_to_config adds it to "
     "model_config_list or text_model_config_list of the file of --config_path"
 )
 
 CONFIGURING: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
-"""Options that stand for commands of their own."""
+"""Options that are separate commands."""
 
 WAYS_OUT: Final = {
     **dict.fromkeys(
@@ -82,16 +80,11 @@ WAYS_OUT: Final = {
             "source_loras",
             "draft_source_model",
         ),
-        _FETCHING,
+        _NO_DOWNLOAD,
     ),
     **dict.fromkeys(
-        (
-            "draft_cache_size",
-            "draft_eagle3_mode",
-            "draft_max_num_batched_tokens",
-            "draft_max_num_seqs",
-        ),
-        _DRAFTING,
+        ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
+        _NO_DRAFT_OPTIONS,
     ),
     **dict.fromkeys(
         (
@@ -106,52 +99,52 @@ WAYS_OUT: Final = {
             "num_images_per_prompt",
             "resolution",
         ),
-        _IMAGES,
+        _NO_IMAGES,
     ),
     **dict.fromkeys(
         ("cache_interval_multiplier", "max_prompt_len", "model_distribution_policy", "model_type", "num_streams"),
-        _ENGINE,
+        _NO_ENGINE_OPTION,
     ),
-    "configure": _CONFIGURING,
-    "trace_path": "times of calls are in /metrics, and those of each node of a pipeline of Ops in ovms trace",
+    "configure": _NO_CONFIGURE,
+    "trace_path": "request times are in /metrics, Op times in ovms trace",
 }
-"""What to do in place of an option; options that are accepted without effect are ``settings.IGNORED``."""
+"""Hints for unsupported options; ignored options are in ``settings.IGNORED``."""
 
 
 def refused_options(arguments: Iterable[str]) -> list[str]:
-    """Say what to do in place of the options of OVMS among arguments that are not served: a line for each way out."""
+    """Return one line with options and hint per group of unsupported OVMS options."""
     names = (_name_of(argument) for argument in arguments)
-    by_way_out: dict[str, list[str]] = {}
+    options_by_hint: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         if name in WAYS_OUT:
-            by_way_out.setdefault(WAYS_OUT[name], []).append(f"--{name}")
-    return [f"{', '.join(options)}: {way_out}" for way_out, options in by_way_out.items()]
+            options_by_hint.setdefault(WAYS_OUT[name], []).append(f"--{name}")
+    return [f"{', '.join(options)}: {hint}" for hint, options in options_by_hint.items()]
 
 
-_FETCHED: Final = ("source_model", "model_repository_path", "gguf_filename")
-_NEVER_IN_PLACE: Final = frozenset({"pull", "overwrite_models"})
+_DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filename")
+_ALWAYS_DOWNLOADED: Final = frozenset({"pull", "overwrite_models"})
 
 
 def with_source_in_place(arguments: Sequence[str]) -> list[str]:
-    """Write a model that OVMS would not fetch again, for its folder is there, as ``--model_name`` and ``--model_path``.
+    """Replace ``--source_model`` by ``--model_name`` and ``--model_path`` if the model is already downloaded.
 
-    ``--source_model Org/Model`` is the folder of that name in ``--model_repository_path``, of which ``--gguf_filename``
-    is one file.  Arguments that want anything else are given as they are.
+    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that directory.  Other
+    arguments are returned unchanged.
     """
     rest: list[str] = []
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     names = {_name_of(argument) for argument in arguments}
     ahead = iter(arguments)
     for argument in ahead:
-        if _name_of(argument) in _FETCHED:
+        if _name_of(argument) in _DOWNLOAD_OPTIONS:
             _, is_attached, value = argument.partition("=")
-            said[_name_of(argument)] = value if is_attached else next(ahead, "")
+            values[_name_of(argument)] = value if is_attached else next(ahead, "")
         else:
             rest.append(argument)
-    repository = said.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
-    source = said.get("source_model", "")
-    path = Path(repository) / source / said.get("gguf_filename", "")
-    if not (repository and source) or names & _NEVER_IN_PLACE or "model_path" in names or not path.exists():
+    repository = values.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
+    source = values.get("source_model", "")
+    path = Path(repository) / source / values.get("gguf_filename", "")
+    if not (repository and source) or names & _ALWAYS_DOWNLOADED or "model_path" in names or not path.exists():
         return list(arguments)
     named = [] if "model_name" in names else ["--model_name", source]
     return [*rest, *named, "--model_path", str(path)]
@@ -161,45 +154,39 @@ def _name_of(argument: str) -> str:
     return argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
 
 
-# ----------------------------------------------------------------------
-# A model of text that the command line describes: ``ovms serve --model_name NAME --model_path PATH --task TASK``
-# ----------------------------------------------------------------------
+# Single text model
 
 _GGUF: Final = ".gguf"
-_FILES_OF_GENERATION: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
-"""What a folder holds that makes text, and no folder of another kind."""
+_TEXT_GENERATION_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+"""Files that only text-generation models have."""
 
 
 def is_text_model(settings: ServerSettings) -> bool:
-    """Tell whether one model is served, and whether that is a model of text: by its task, else by its files."""
+    """Return whether a single text model is configured, by its task or its files."""
     if settings.model_name is None or settings.model_path is None:
         return False
     path = settings.model_path
     if settings.task is not None or path.suffix == _GGUF:
         return True
-    whole = path.absolute()
-    return makes_text(whole) and not is_graph({"base_path": str(whole)}, whole)
+    absolute = path.absolute()
+    return makes_text(absolute) and not is_graph({"base_path": str(absolute)}, absolute)
 
 
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
-    """Tell everything that is wrong with the options; ``others`` are those of models of tensors."""
+    """Return all problems of the options; ``others`` are options of tensor models."""
     problems = [
-        Problem(
-            "is an option of models of tensors, and this is a model of text",
-            path=f"--{name}",
-            suggestion="leave it out",
-        )
+        Problem("not an option of text models", path=f"--{name}", suggestion="remove it")
         for name in sorted(set(others) & settings.model_fields_set - TEXT_OPTIONS)
     ]
     return problems + _read(settings)[2]
 
 
 def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) -> TextModelSpec:
-    """Give the model."""
+    """Return the specification of the single text model."""
     path = (settings.model_path or Path()).absolute()
     task, fields, problems = _read(settings)
     if "max_queue" in settings.model_fields_set:
-        # There is one queue then, of those that wait for room in this model's cache.
+        # The only queue is that of requests waiting for this model's KV cache.
         fields["max_queue"] = settings.max_queue
     return TextModelSpec(
         name=settings.model_name or "",
@@ -214,8 +201,8 @@ def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) ->
 
 
 def makes_text(folder: Path) -> bool:
-    """Tell whether a folder holds what openvino-genai makes text of."""
-    return all((folder / name).is_file() for name in _FILES_OF_GENERATION)
+    """Return whether a directory has a model that openvino-genai can generate text with."""
+    return all((folder / name).is_file() for name in _TEXT_GENERATION_FILES)
 
 
 def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]]:
@@ -233,9 +220,7 @@ def _option(problem: Problem) -> Problem:
     return replace(problem, path=f"--{problem.path}")
 
 
-# ----------------------------------------------------------------------
-# The command line of ``ovms serve``, read into settings and, for a single model or graph, into its spec
-# ----------------------------------------------------------------------
+# Settings
 
 _ORIGIN: Final = "the command line"
 _OVMS_CACHE: Final = Path("/opt/cache")
@@ -243,7 +228,7 @@ _UNIX: Final = "unix:"
 
 
 class UsageProblems(Exception):
-    """A command line that cannot be used; ``problems`` have the options as their paths."""
+    """Invalid command line; the paths of ``problems`` are options."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -251,18 +236,19 @@ class UsageProblems(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The problems in words, a line each."""
+        """The problems, one line each."""
         return [str(problem) for problem in self.problems]
 
 
 def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSettings:
-    """Make settings of the options that were given; texts are converted.
+    """Validate options and convert them to settings.
 
-    With ``foreign`` something else than models is served, whose own file says what it is and where it listens; it is
-    what is said of options that are for models.
+    Args:
+        options: values by name; None for options that were not given.
+        foreign: error for model options, if a project or service with its own configuration is served.
 
     Raises:
-        UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
+        UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
     given = {name: value for name, value in options.items() if value is not None}
     problems: list[Problem] = []
@@ -270,12 +256,14 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
         settings = ServerSettings.model_validate(given)
     except ValidationError as error:
         bad = {str(fault["loc"][0]): fault for fault in error.errors(include_url=False)}
-        problems += [_refused(option, fault) for option, fault in bad.items()]
-        # The rest is judged with the defaults in place of what was refused.
+        problems += [_invalid_option(option, fault) for option, fault in bad.items()]
+        # Check the rest with defaults in place of invalid values.
         settings = ServerSettings.model_validate({name: value for name, value in given.items() if name not in bad})
     problems += [*_security(settings), *_metric_lists(settings), *_log_levels(settings)]
     if foreign:
-        problems += [Problem(foreign, path=f"--{name}") for name in sorted(_OF_MODELS & settings.model_fields_set)]
+        problems += [
+            Problem(foreign, path=f"--{name}") for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
+        ]
     else:
         problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
     if _is_single_model(settings) and not foreign:
@@ -286,7 +274,7 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
 
 
 def single_servable(settings: ServerSettings) -> ServerSpec:
-    """Give what the command line describes: a model, a graph with the models of its subconfig, or nothing."""
+    """Return the model or graph of the command line, with the models of the graph's subconfig; may be empty."""
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
     if is_text_model(settings):
@@ -312,7 +300,7 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
     models = [model.spec for model in subconfigs.known.values() if model.spec.name != name]
     if len(models) < len(subconfigs.known):
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
-        problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
+        problems = (*problems, Problem(message, path="--model_name", suggestion="rename one of them"))
     cache = cache_directory(settings)
     graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, cache_dir=cache, **files._asdict())
     text = text_graph_of(graph, cache)
@@ -321,7 +309,7 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
 
 
 def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Tell which of the options that were given have no effect, and why."""
+    """Return the given options without effect, with the reason."""
     reasons = {name: IGNORED[name] for name, value in options.items() if name in IGNORED and value is not None}
     given = {name: value for name, value in options.items() if name in _MODEL_OPTIONS and value is not None}
     for problem in read_model_options(given)[1]:
@@ -331,22 +319,22 @@ def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def contradictions(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
-    """Tell where the command line and a configuration file exclude each other; the server must not start then."""
+    """Return fatal conflicts between command line and configuration file."""
     if spec.metrics is None:
         return []
     problem = Problem("", file=str(settings.config_path or ""), path="monitoring.metrics")
     given = sorted({"metrics_enable", *_METRIC_LISTS} & settings.model_fields_set)
     if given:
-        message = f"metrics are set here and by --{given[0]}"
-        return [replace(problem, message=message, suggestion="leave one of them out")]
+        message = f"metrics are configured here and by --{given[0]}"
+        return [replace(problem, message=message, suggestion="remove one of them")]
     if spec.metrics.enable and not settings.rest_port:
-        message = "metrics are served on the REST port, and --rest_port is 0"
+        message = "metrics require the REST port, and --rest_port is 0"
         return [replace(problem, message=message, suggestion="set --rest_port, or enable to false")]
     return []
 
 
 def metric_families(settings: ServerSettings) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Give the families that the command line asks for: OVMS's, and the server's own; None for the default set."""
+    """Return the enabled OVMS families and ``ovmstrio_*`` families; None for the default."""
     if settings.metrics_families is not None:
         chosen = families_like(_parts(settings.metrics_families))
         return chosen, chosen
@@ -354,14 +342,14 @@ def metric_families(settings: ServerSettings) -> tuple[tuple[str, ...] | None, t
 
 
 def cache_directory(settings: ServerSettings) -> Path | None:
-    """Give where compiled models are kept: what was asked for, else OVMS's own place if it exists."""
+    """Return the directory for compiled models: the configured one, or OVMS's default if it exists."""
     return settings.cache_dir or (_OVMS_CACHE if _OVMS_CACHE.is_dir() else None)
 
 
 def listen_addresses(addresses: str, port: int, *, zero_is_any: bool = False) -> list[str]:
-    """Spell out where to listen: each comma-separated address with the port.
+    """Return the listen addresses for comma-separated hosts and a port.
 
-    Port 0 leaves socket files only, unless it stands for any that is free.
+    Port 0 keeps Unix sockets only, unless ``zero_is_any`` makes it a free port.
     """
     parts = _parts(addresses)
     return [_with_port(part, port) for part in parts if port or zero_is_any or part.startswith(_UNIX)]
@@ -377,10 +365,10 @@ def _with_port(address: str, port: int) -> str:
     return f"[{address.strip('[]')}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _refused(option: str, fault: Any) -> Problem:
+def _invalid_option(option: str, fault: Any) -> Problem:
     if fault["type"] == "extra_forbidden":
         suggestion = did_you_mean(option, ServerSettings.model_fields)
-        return Problem("there is no such option", path=f"--{option}", suggestion=suggestion)
+        return Problem("unknown option", path=f"--{option}", suggestion=suggestion)
     return Problem(
         "the value cannot be used", path=f"--{option}", expected=expected_by(fault), found=shown(fault["input"])
     )
@@ -391,14 +379,14 @@ def _addresses(settings: ServerSettings) -> list[Problem]:
     grpc = listen_addresses(settings.grpc_bind_address, settings.port)
     rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
     if not grpc and not rest:
-        return [replace(both, message="both are off", suggestion="give one of them a port")]
+        return [replace(both, message="both are disabled", suggestion="set one of the ports")]
     if settings.port and settings.port == settings.rest_port:
-        return [replace(both, message=f"both are {settings.port}", suggestion="give them different ports")]
+        return [replace(both, message=f"both are {settings.port}", suggestion="use different ports")]
     return []
 
 
 def probe_addresses(settings: ServerSettings) -> list[str]:
-    """Give the addresses for probes: those of REST that have ports, and all of the machine's where none has."""
+    """Return the addresses of the probe port: the REST hosts, or all interfaces without any."""
     addresses = listen_addresses(settings.rest_bind_address, settings.probe_port)
     return [each for each in addresses if not each.startswith("unix:")] or listen_addresses(
         EVERYWHERE, settings.probe_port
@@ -412,10 +400,10 @@ def _options_of(group: str) -> tuple[str, ...]:
 
 _MODEL_OPTIONS: Final = _options_of(MODEL)
 _TEXT_OPTIONS: Final = _options_of(TEXT)
-_OF_MODELS: Final = {*_MODEL_OPTIONS, *_TEXT_OPTIONS, "config_path", "allow_empty", "cache_dir", "workers"}
-"""Options that say nothing where no models are served."""
+_MODEL_ONLY_OPTIONS: Final = {*_MODEL_OPTIONS, *_TEXT_OPTIONS, "config_path", "allow_empty", "cache_dir", "workers"}
+"""Options that apply to models only."""
 _MODEL_KEYS: Final = {"name": "model_name", "base_path": "model_path"}
-"""Options that a configuration file calls otherwise."""
+"""Options with another name in the configuration file."""
 
 
 def _is_single_model(settings: ServerSettings) -> bool:
@@ -423,25 +411,24 @@ def _is_single_model(settings: ServerSettings) -> bool:
 
 
 def _groups(settings: ServerSettings) -> list[Problem]:
-    """Check that what belongs to one model comes with a model, and not with a configuration file."""
     given = [name for name in (*_MODEL_OPTIONS, *_TEXT_OPTIONS) if name in settings.model_fields_set]
     options = ", ".join(f"--{name}" for name in given)
     if settings.config_path is not None and given:
-        message = "cannot be used together with --config_path, which configures every model"
-        return [Problem(message, path=options, suggestion="leave one of them out")]
+        message = "cannot be combined with --config_path"
+        return [Problem(message, path=options, suggestion="remove one of them")]
     if given and not _is_single_model(settings):
         missing = " and ".join(f"--{name}" for name in _MODEL_KEYS.values() if getattr(settings, name) is None)
-        return [Problem("needs a model", path=options, suggestion=f"give {missing} as well")]
+        return [Problem("needs a model", path=options, suggestion=f"set {missing}")]
     return []
 
 
 def _security(settings: ServerSettings) -> list[Problem]:
     problems = []
     if settings.probe_port and settings.probe_port in {settings.port, settings.rest_port}:
-        message = f"{settings.probe_port} is the port of a protocol"
-        problems.append(Problem(message, path="--probe_port", suggestion="give probes a port of their own"))
+        message = f"port {settings.probe_port} is in use by gRPC or REST"
+        problems.append(Problem(message, path="--probe_port", suggestion="use a separate port"))
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        problems.append(Problem("each needs the other", path="--tls_cert and --tls_key"))
+        problems.append(Problem("both are required", path="--tls_cert and --tls_key"))
     if settings.client_ca is not None and settings.tls_cert is None:
         problems.append(Problem("needs --tls_cert and --tls_key", path="--client_ca"))
     try:
@@ -452,19 +439,19 @@ def _security(settings: ServerSettings) -> list[Problem]:
 
 
 def _token_problems(settings: ServerSettings) -> list[Problem]:
-    """Check what says which tokens are taken; keys that came unprotected could be anybody's."""
+    """Check the token settings; signing keys fetched without TLS could be forged."""
     problems = []
     if settings.jwt_audience is not None and settings.jwks_file is None and settings.oidc_issuer is None:
         problems.append(Problem("needs --jwks_file or --oidc_issuer", path="--jwt_audience"))
     issuer = urlsplit(settings.oidc_issuer or "")
     is_safe = issuer.scheme == "https" or settings.jwks_file is not None
-    if settings.oidc_issuer is not None and not (is_safe or issuer.hostname in _THIS_MACHINE):
-        expected = "an address that begins with https://"
-        problems.append(Problem("keys cannot be had from there", "", None, "--oidc_issuer", expected, issuer.geturl()))
+    if settings.oidc_issuer is not None and not (is_safe or issuer.hostname in _LOCAL_HOSTS):
+        expected = "an https:// URL"
+        problems.append(Problem("unsafe URL for signing keys", "", None, "--oidc_issuer", expected, issuer.geturl()))
     return problems
 
 
-_THIS_MACHINE: Final = {"localhost", "127.0.0.1", "::1"}
+_LOCAL_HOSTS: Final = {"localhost", "127.0.0.1", "::1"}
 
 
 def _log_levels(settings: ServerSettings) -> list[Problem]:
@@ -482,7 +469,7 @@ def _metric_lists(settings: ServerSettings) -> list[Problem]:
     given = {name: getattr(settings, name) for name in _METRIC_LISTS if getattr(settings, name) is not None}
     if len(given) > 1:
         path = " and ".join(f"--{name}" for name in given)
-        return [Problem("each says which families are served", path=path, suggestion="leave one of them out")]
+        return [Problem("mutually exclusive", path=path, suggestion="remove one of them")]
     return [
         Problem(message, path=f"--{name}", suggestion=suggestion)
         for name, names in given.items()
@@ -491,15 +478,15 @@ def _metric_lists(settings: ServerSettings) -> list[Problem]:
 
 
 def _metrics(settings: ServerSettings) -> list[Problem]:
-    asked = [name for name in ("metrics_enable", *_METRIC_LISTS) if name in settings.model_fields_set]
-    if not asked:
+    metrics_options = [name for name in ("metrics_enable", *_METRIC_LISTS) if name in settings.model_fields_set]
+    if not metrics_options:
         return []
     problems: list[Problem] = []
     if settings.metrics_enable and not listen_addresses(settings.rest_bind_address, settings.rest_port):
-        message = "metrics are served on the REST port, and --rest_port is 0"
-        problems.append(Problem(message, path=f"--{asked[0]}", suggestion="set --rest_port"))
+        message = "metrics require the REST port, and --rest_port is 0"
+        problems.append(Problem(message, path=f"--{metrics_options[0]}", suggestion="set --rest_port"))
     problems += [
-        Problem("metrics are turned off", path=f"--{name}", suggestion="leave one of them out")
+        Problem("metrics are disabled", path=f"--{name}", suggestion="remove one of them")
         for name in _METRIC_LISTS
         if getattr(settings, name) is not None and not settings.metrics_enable
     ]
@@ -511,18 +498,18 @@ def _single_problems(settings: ServerSettings) -> list[Problem]:
     if is_text_model(settings):
         return [*text_problems(settings, others=set(_MODEL_OPTIONS) - own), *_own_problems(settings)]
     if not _is_graph(settings):
-        way_out = "leave it out, or say with --task what the model does"
-        texts = _misplaced(settings, _TEXT_OPTIONS, "is an option of models of text", way_out)
+        hint = "remove it, or set --task"
+        texts = _misplaced(settings, _TEXT_OPTIONS, "is an option of text models", hint)
         return [*texts, *_read_model(settings)[1]]
-    texts = _misplaced(settings, _TEXT_OPTIONS, "is an option of models, and this is a graph", "set it in its file")
+    texts = _misplaced(settings, _TEXT_OPTIONS, "is an option of models, not of graphs", "set it in the graph file")
     models = [name for name in _MODEL_OPTIONS if name not in own]
-    of_models = _misplaced(settings, models, "is an option of models, and this is a graph", "leave it out")
+    of_models = _misplaced(settings, models, "is an option of models, not of graphs", "remove it")
     return [*texts, *of_models, *_own_problems(settings)]
 
 
-def _misplaced(settings: ServerSettings, names: Iterable[str], message: str, way_out: str) -> list[Problem]:
+def _misplaced(settings: ServerSettings, names: Iterable[str], message: str, hint: str) -> list[Problem]:
     given = [name for name in names if name in settings.model_fields_set]
-    return [Problem(message, path=f"--{name}", suggestion=way_out) for name in given]
+    return [Problem(message, path=f"--{name}", suggestion=hint) for name in given]
 
 
 def _is_graph(settings: ServerSettings) -> bool:

@@ -1,4 +1,4 @@
-"""The front ends of a server: the protocols that it speaks, over gRPC and HTTP, and what scrapers have alone."""
+"""Factories of the front ends: gRPC, REST, metrics and probes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front
 def grpc_front_end(
     plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None, observer: RequestObserver | None
 ) -> GrpcFrontEnd:
-    """Make what speaks gRPC."""
+    """Create the gRPC front end."""
     size = plan.settings.max_message_size
     limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
     remote = plan.settings.allow_remote_admin
@@ -55,7 +55,7 @@ def rest_front_end(
     past: RecentPast | None,
     observer: RequestObserver | None,
 ) -> RestFrontEnd:
-    """Make what speaks HTTP."""
+    """Create the REST front end."""
     settings = plan.settings
     return RestFrontEnd(
         plane,
@@ -76,14 +76,14 @@ def rest_front_end(
 
 
 def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
-    """Make what answers scrapers at a port of their own."""
+    """Create the front end of the metrics port."""
     from ovmstrio.ops.http_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
 
     return HttpFrontEnd((), metrics_router(plane, metrics_rules(plane), gate))
 
 
 def probe_front_end(plane: DataPlane) -> HttpFrontEnd:
-    """Make what answers probes at a port of their own: whether the server is live and ready, and nothing else."""
+    """Create the front end of the probe port: liveness and readiness only."""
     return HttpFrontEnd((), Router(health_rules(plane), OvmsRefusals()))
 
 

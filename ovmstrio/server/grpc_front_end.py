@@ -1,4 +1,4 @@
-"""The gRPC front end as a whole: services, codec and transport put together."""
+"""gRPC front end: services, codec and transport."""
 
 from __future__ import annotations
 
@@ -36,19 +36,14 @@ __all__ = ["GrpcFrontEnd"]
 
 
 class GrpcFrontEnd(AtAddresses):
-    """Serves a data plane over gRPC: KServe v2, TensorFlow Serving, health checks, reflection, and what services bring.
+    """gRPC server of a data plane: KServe v2, TensorFlow Serving, health, reflection, and services of users.
 
     Args:
-        plane: what is served.
-        addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
-        tls: the server's TLS settings, None for plain connections.
-        limits: what peers may do.
-        pending: counts what waits for clients; of no bound for the server unless given.
-        root: the entry that answers where no name is given; empty for none.
-        allows_remote_admin: whether those whom nobody knows may change the server from other machines.
-        gate: asks who calls; None where nobody has to be known.
-        observer: is told of every request; None for nobody.
-        trusted_proxies: whose metadata names clients.
+        addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 is a free port.
+        pending: send budgets; unlimited by default.
+        root: service for calls without a name, or empty.
+        allows_remote_admin: whether unauthenticated clients on other machines may change the server.
+        trusted_proxies: proxies whose forwarding metadata is used.
     """
 
     def __init__(
@@ -92,24 +87,22 @@ class GrpcFrontEnd(AtAddresses):
 
     @property
     def open_connections(self) -> int:
-        """Count the connections that are open."""
+        """Number of open connections."""
         return len(self._server.connections)
 
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Do as :meth:`serve` with listeners that are the caller's."""
+        """Serve as :meth:`serve` with listeners of the caller."""
         await self._server.serve(listeners, task_status=task_status)
 
     def begin_drain(self) -> None:
-        """Do nothing: the protocol's only way to say so ends the connection, and there may be no other server yet."""
+        """Do nothing: GOAWAY would end the connections, and there may be no other server yet."""
 
     async def drain(self, grace_seconds: float) -> int:
-        """Stop gently: listeners close, calls in flight get the grace, the rest is cancelled and counted.
+        """Close the listeners, wait for running calls, cancel the rest and return their number.
 
-        Watches and reflection streams, which would last as long as their clients, end at once.
-
-        Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
+        Health watches and reflection streams end at once, as they last as long as their clients.
         """
         self._endless.end()
         return await self._server.drain(grace_seconds)

@@ -1,4 +1,4 @@
-"""The kinds of services that there are; those of the first lines get the names that several want."""
+"""Service kinds; on name conflicts, earlier kinds have precedence."""
 
 from __future__ import annotations
 
@@ -16,21 +16,15 @@ from ovmstrio.text.kind import TextModelKind
 __all__ = ["KINDS", "Kinds", "table_of"]
 
 Kinds = dict[str, Kind[Any]]
-"""Kinds by their names, which are those of their specs."""
+"""Kinds by name."""
 
 
 def table_of(*kinds: Kind[Any]) -> Kinds:
-    """Make a table."""
+    """Return kinds by name."""
     return {kind.name: kind for kind in kinds}
 
 
 KINDS: Final = table_of(
-    ModelKind(),
-    PipelineKind(),
-    GraphKind(),
-    HandlerKind(),
-    OpPipelineKind(),
-    TextModelKind(),
-    RemoteKind(),
+    ModelKind(), PipelineKind(), GraphKind(), HandlerKind(), OpPipelineKind(), TextModelKind(), RemoteKind()
 )
-"""The kinds that the server brings with it."""
+"""Built-in kinds."""

@@ -1,4 +1,4 @@
-"""Where a server listens, with TLS or without, and what to do if it cannot."""
+"""Listeners and TLS certificates of a server."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificates", "open_noted_listeners"]
 
-# ----------------------------------------------------------------------
-# Where a server listens, with TLS or without, and what to do if it cannot
-# ----------------------------------------------------------------------
+# Listeners
 
 HTTP: Final = "http/1.1"
 HTTP2: Final = "h2"
@@ -36,19 +34,16 @@ HTTP2: Final = "h2"
 async def open_noted_listeners(
     addresses: Sequence[str], tls: ReloadedTls | None, options: str
 ) -> AsyncIterator[list[Listener]]:
-    """Listen while the block lasts.
+    """Open listeners for the block.
 
     Args:
-        addresses: where: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
-        tls: what connections are wrapped in; None for nothing.
-        options: by which another port is chosen.
+        addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 is a free port.
+        tls: TLS settings, or None.
+        options: port options, for hints.
 
     Raises:
-        ConfigError: an address is not understood.
-        OSError: an address cannot be bound; its notes name it, and the way out.
-
-    Ownership: the listeners.
-    Cancellation: at any checkpoint.
+        ConfigError: an address is malformed.
+        OSError: an address cannot be bound; notes have the address and a hint.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -58,14 +53,12 @@ async def open_noted_listeners(
         except OSError as error:
             error.add_note(f"cannot listen at {', '.join(addresses)}")
             if error.errno == errno.EADDRINUSE:
-                error.add_note(f"choose another port with {options}, or end the program that has this one")
+                error.add_note(f"choose another port with {options}, or stop the program that uses it")
             raise
         yield listeners
 
 
-# ----------------------------------------------------------------------
-# The TLS settings of a server's protocols, made of the files that its settings name, and again when they change
-# ----------------------------------------------------------------------
+# TLS certificates
 
 log = structlog.get_logger(__name__)
 
@@ -73,23 +66,19 @@ _OPTIONS = ("tls_cert", "tls_key", "client_ca")
 
 
 class Certificates:
-    """The certificates of one server.
-
-    Args:
-        settings: name the files.
-    """
+    """TLS certificates of one server, reloaded when their files change."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._files = [path for option in _OPTIONS if (path := getattr(settings, option)) is not None]
-        self._mark = paths_mark(self._files)
+        self._fingerprint = paths_mark(self._files)
         self._tls: dict[str, ReloadedTls] = {}
 
     def tls(self, protocol: str) -> ReloadedTls | None:
-        """Make the TLS settings of one protocol, as ALPN calls it; None for plain connections; blocking.
+        """Return the TLS settings for an ALPN protocol, or None; blocking.
 
         Raises:
-            ConfigError: the files cannot be used.
+            ConfigError: the files are invalid.
         """
         if self._settings.tls_cert is None or self._settings.tls_key is None:
             return None
@@ -100,33 +89,31 @@ class Certificates:
     def _make(self, protocol: str) -> ssl.SSLContext:
         settings = self._settings
         if settings.tls_cert is None or settings.tls_key is None:
-            raise ConfigError([Problem("no certificate is given")])
+            raise ConfigError([Problem("no certificate configured")])
         try:
             return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
         except OSError as error:
-            # The ssl module does not say which file it means.
+            # The ssl module does not name the file.
             files = ", ".join(f"--{name} {path}" for name in _OPTIONS if (path := getattr(settings, name)) is not None)
-            raise ConfigError([Problem(f"TLS cannot be set up from {files}: {error.strerror or error}")]) from error
+            raise ConfigError([Problem(f"invalid TLS files {files}: {error.strerror or error}")]) from error
 
     async def look(self) -> bool:
-        """Read the files again if they have changed; connections that are open keep what they have.
+        """Reload changed certificates; open connections keep theirs.
 
-        Files that do not fit together, as while they are being replaced, leave all as it was, and are looked at again.
-
-        Cancellation: while they are read.
+        Files that do not match, as during their replacement, change nothing and are read again later.
         """
-        mark = await trio.to_thread.run_sync(paths_mark, self._files)
-        if mark == self._mark or not self._tls:
+        fingerprint = await trio.to_thread.run_sync(paths_mark, self._files)
+        if fingerprint == self._fingerprint or not self._tls:
             return True
-        self._mark = mark
+        self._fingerprint = fingerprint
         try:
-            await trio.to_thread.run_sync(self._read_again)
+            await trio.to_thread.run_sync(self._reload)
         except ConfigError as error:
-            log.error("certificates cannot be read again; those known stay", reason=error.message)  # noqa: TRY400 - the user's
+            log.error("TLS certificates not reloaded", reason=error.message)  # noqa: TRY400 - an expected error
         else:
-            log.info("certificates read again")
+            log.info("TLS certificates reloaded")
         return True
 
-    def _read_again(self) -> None:
+    def _reload(self) -> None:
         for tls in self._tls.values():
             tls.read_again()

@@ -1,4 +1,4 @@
-"""What becomes of the memory that requests leave behind: kept for the next ones, and given back once none come."""
+"""Memory of finished requests: kept by malloc for the next requests, and returned to the system when idle."""
 
 from __future__ import annotations
 
@@ -21,48 +21,45 @@ __all__ = ["KEPT_BYTES", "Growth", "give_back_freed_memory", "keep_freed_memory"
 log = structlog.get_logger(__name__)
 
 KEPT_BYTES: Final = 128 * 2**20
-_LARGEST_FROM_HEAP: Final = 32 * 2**20
+_MMAP_THRESHOLD_BYTES: Final = 32 * 2**20
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 
-_LOOK_SECONDS: Final = 2.0
-_BUSY_SECONDS: Final = _LOOK_SECONDS / 10
-_LONGEST_PAUSE_SECONDS: Final = 600.0
-_WORTH_BYTES: Final = 8 * 2**20
-_STILL_BYTES: Final = 2**20
+_POLL_SECONDS: Final = 2.0
+_BUSY_SECONDS: Final = _POLL_SECONDS / 10
+_MAX_PAUSE_SECONDS: Final = 600.0
+_MIN_TRIM_BYTES: Final = 8 * 2**20
+_STABLE_BYTES: Final = 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what this process lets go, up to ``KEPT_BYTES``; False where it knows no such thing.
+    """Configure malloc to keep up to ``KEPT_BYTES`` of freed memory; return False if unsupported.
 
-    By itself, glibc gives the end of its heap back to the system whenever some megabytes are free, so that the tensors
-    of each request are put into pages that the kernel has to find and clear anew.  It also has a heap for each few
-    threads, each of which would keep as much, and never gives back the ends of those; hence there is one heap only.
+    By default glibc returns the top of its heap after a few free megabytes, so that every request's tensors need new
+    zeroed
+    pages.  One arena only, as each arena would keep as much and never returns inner pages.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     done = [
         mallopt(_M_ARENA_MAX, 1),
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP),
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES),
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES),
     ]
     return all(done)
 
 
 class Growth:
-    """Tells when memory is worth giving back: it has grown, or more of it lies unused, and it does not grow any more.
+    """Decides when to trim: memory has grown, or more of it is unused, and it does not grow any more.
 
-    What was in use when memory was given back last may be free by now, however large the process was then.
-
-    A process with little to do gives back at once.  One that is busy may need it again: pauses between two times double
-    as long as memory grows back within a few of them.
+    A process with little to do trims at once.  A busy process may need the memory again: the pause between trims
+    doubles
+    while memory grows back within a few pauses.
 
     Args:
-        size: bytes that the process has now.
-        now: the time, in seconds.
-        unused: how many of them the C library has not lent to anybody.
+        unused: free bytes within malloc.
     """
 
     __slots__ = ("_before", "_floor", "_last_at", "_pause", "_unused_floor")
@@ -70,25 +67,25 @@ class Growth:
     def __init__(self, size: int, now: float, unused: int = 0) -> None:
         self._floor = self._before = size
         self._unused_floor = unused
-        self._last_at = now - _LONGEST_PAUSE_SECONDS
-        self._pause = _LOOK_SECONDS
+        self._last_at = now - _MAX_PAUSE_SECONDS
+        self._pause = _POLL_SECONDS
 
     def is_over(self, size: int, now: float, unused: int = 0, *, is_busy: bool) -> bool:
-        """Look at the size, which is to be done at a steady pace; whether now is a time to give back."""
-        rests = size <= self._before + _STILL_BYTES
+        """Record the size, at regular intervals, and return whether to trim now."""
+        rests = size <= self._before + _STABLE_BYTES
         self._before = size
         self._floor, self._unused_floor = min(self._floor, size), min(self._unused_floor, unused)
-        is_worth = size >= self._floor + _WORTH_BYTES or unused >= self._unused_floor + _WORTH_BYTES
+        is_worth = size >= self._floor + _MIN_TRIM_BYTES or unused >= self._unused_floor + _MIN_TRIM_BYTES
         return rests and is_worth and not (is_busy and now < self._last_at + self._pause)
 
     def expect(self) -> None:
-        """Give back at the next time that memory rests, whether it has grown or not: something large may be gone."""
+        """Trim when memory stops growing, regardless of its size: something large may have been freed."""
         self._floor = 0
 
     def given_back(self, size: int, now: float, unused: int = 0, *, is_busy: bool) -> None:
-        """Note that memory was given back, and how much there is now."""
+        """Record a trim and the size after it."""
         soon = is_busy and now < self._last_at + 4 * self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if soon else _LOOK_SECONDS
+        self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if soon else _POLL_SECONDS
         self._last_at = now
         self._floor = self._before = size
         self._unused_floor = unused
@@ -101,46 +98,42 @@ async def give_back_freed_memory(
     worked: Callable[[], float] = time.process_time,
     lent: Callable[[], int] | None = None,
 ) -> None:
-    """Give memory back to the system when requests have left much of it and come no more, for ever.
-
-    Returns at once where that is not possible.
+    """Trim freed memory when requests stop; runs until cancelled, or returns at once if unsupported.
 
     Args:
-        wait_change: returns when what is served has changed, so that something may have been unloaded.
-        resident: tells the bytes that the process has; by default those that the system says.
-        trim: gives back what is free; runs in a thread, by default the C library's.
-        worked: tells the seconds for which the process has worked.
-        lent: tells the bytes that the C library has lent to the process, 0 if it does not say.
-
-    Cancellation: at any time; a thread that is giving back is waited for, which takes milliseconds.
+        wait_change: returns after services were changed, as models may have been unloaded.
+        resident: returns the resident bytes.
+        trim: trims, in a thread; by default glibc's ``malloc_trim``.
+        worked: returns the CPU seconds of the process.
+        lent: returns the bytes allocated from malloc, 0 if unknown.
     """
     resident, trim = resident or resident_bytes, trim or _malloc_trim()
     if trim is None or not resident():
         return
-    lent = lent or _lent_bytes()
+    lent = lent or _allocated_bytes()
     size = resident()
     growth, before = Growth(size, trio.current_time(), _unused(size, lent)), worked()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_expect_after, wait_change, growth)
+        nursery.start_soon(_expect_on_change, wait_change, growth)
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(_POLL_SECONDS)
             now, size, work = trio.current_time(), resident(), worked()
             is_busy, before = work - before > _BUSY_SECONDS, work
             if growth.is_over(size, now, _unused(size, lent), is_busy=is_busy):
-                await trio.to_thread.run_sync(_give_back, trim)
+                await trio.to_thread.run_sync(_collect_and_trim, trim)
                 left = resident()
                 growth.given_back(left, now, _unused(left, lent), is_busy=is_busy)
-                log.debug("gave memory back", before=size, after=left)
+                log.debug("freed memory trimmed", before=size, after=left)
 
 
-async def _expect_after(wait_change: Callable[[], Awaitable[object]], growth: Growth) -> None:
+async def _expect_on_change(wait_change: Callable[[], Awaitable[object]], growth: Growth) -> None:
     while True:
         await wait_change()
         growth.expect()
 
 
-def _give_back(trim: Callable[[], object]) -> None:
-    # Errors keep the frames that they went through, and those keep the requests, until cycles are looked for.
+def _collect_and_trim(trim: Callable[[], object]) -> None:
+    # Exceptions keep their frames and thereby requests alive until the cyclic collector runs.
     gc.collect()
     trim()
 
@@ -150,7 +143,7 @@ def _malloc_trim() -> Callable[[], object] | None:
     return None if trim is None else partial(trim, 0)
 
 
-_COUNTS: Final = (
+_MALLINFO_FIELDS: Final = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
 )
@@ -159,10 +152,10 @@ _COUNTS: Final = (
 class _Mallinfo(ctypes.Structure):
     """``struct mallinfo2`` of glibc's ``malloc.h``."""
 
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _COUNTS)
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO_FIELDS)
 
 
-def _lent_bytes() -> Callable[[], int]:
+def _allocated_bytes() -> Callable[[], int]:
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return lambda: 0
@@ -176,5 +169,5 @@ def _lent_bytes() -> Callable[[], int]:
 
 
 def _unused(size: int, lent: Callable[[], int]) -> int:
-    """Tell how much of what the process has was not lent: free memory, and what never was the C library's."""
+    """Return the resident bytes that are not allocated, including those outside of malloc."""
     return max(0, size - in_use) if (in_use := lent()) else 0

@@ -1,7 +1,4 @@
-"""How much memory this process may have: what its control groups allow, or else what the machine has.
-
-A part of it is for answers that wait for clients.
-"""
+"""Memory limit of the process (cgroups or machine), and the send budget derived from it."""
 
 from __future__ import annotations
 
@@ -19,21 +16,21 @@ if TYPE_CHECKING:
 
 __all__ = ["memory_limit", "pending_answers"]
 
-_FILES: Final = ("memory.max", "memory.limit_in_bytes")
-"""The files that hold the limit, of version 2 of control groups and of version 1."""
+_LIMIT_FILES: Final = ("memory.max", "memory.limit_in_bytes")
+"""Limit files of cgroups v2 and v1."""
 
-_PART_FOR_ANSWERS: Final = 4
+_SEND_BUDGET_DIVISOR: Final = 4
 
 
 def memory_limit(groups: Path = ROOT, own: Path = OWN_GROUPS) -> int:
-    """Tell in bytes what this process may have; 0 if the system does not say.
+    """Return the memory limit in bytes; 0 if unknown.
 
     Args:
-        groups: where control groups are mounted.
-        own: tells the groups of this process.
+        groups: mount point of cgroups.
+        own: file with the cgroups of this process.
     """
-    limits = (_read(folder / name) for folder in group_folders("memory", groups, own) for name in _FILES)
-    return min((limit for limit in (*limits, _machine()) if limit), default=0)
+    limits = (_read(folder / name) for folder in group_folders("memory", groups, own) for name in _LIMIT_FILES)
+    return min((limit for limit in (*limits, _physical_memory()) if limit), default=0)
 
 
 def _read(path: Path) -> int:
@@ -44,7 +41,7 @@ def _read(path: Path) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _machine() -> int:
+def _physical_memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -52,10 +49,8 @@ def _machine() -> int:
 
 
 def pending_answers(settings: ServerSettings, processes: int = 1) -> PendingAnswers:
-    """Make what counts the answers that wait for clients, for one of several processes that share the memory."""
-    quota = settings.grpc_memory_quota or memory_limit() // _PART_FOR_ANSWERS
+    """Create the send budgets of one of several processes that share the memory."""
+    quota = settings.grpc_memory_quota or memory_limit() // _SEND_BUDGET_DIVISOR
     return PendingAnswers(
-        quota / processes if quota else math.inf,
-        settings.max_pending_response_bytes,
-        settings.stalled_client_seconds,
+        quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.stalled_client_seconds
     )

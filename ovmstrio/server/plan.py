@@ -1,4 +1,4 @@
-"""What one server is to serve, and where: what every way to start a server comes down to.
+"""Plan of a server: services, addresses and processes, whatever way it is started.
 
 ::
 
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "own_port", "plan_project", "plan_service", "read_plan", "service_settings"]
 
-# ----------------------------------------------------------------------
-# What one server is to serve, and where: what every way to start a server comes down to
-# ----------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -67,20 +64,13 @@ class Plan:
     """One server before it starts.
 
     Attributes:
-        settings: what holds for all that it serves.
-        spec: what it serves.
-        grpc: addresses for gRPC, as ``ovmstrio.transport.listeners`` takes them; none for no gRPC.
-        rest: those for HTTP.
-        metrics: those for scrapers alone.
-        port_options: by which other ports are chosen, for messages.
-        root: the name of the service that has its paths at the root of the ports, if one has.  It is loaded before
-            anything listens, and the server does not start without it.
-        readiness_file: what exists while the server is ready; None for nothing.
-        processes: how many processes serve it.
-        workers_reason: why there are so many, where that was not said but chosen.
-        kinds: the kinds of services that there are.
-        notifier: tells a service manager how the server does.
-        while_serving: is entered once connections are accepted, and left when they are not any more.
+        grpc: gRPC addresses, as in ``ovmstrio.transport.listeners``; empty for none.
+        metrics: addresses of a separate metrics port.
+        port_options: option names for hints in error messages.
+        root: service mounted at the root of the ports, or empty; loaded before the server listens, failure is fatal.
+        readiness_file: file that exists while the server is ready, or None.
+        workers_reason: reason of an automatic number of workers.
+        while_serving: context manager entered while connections are accepted.
     """
 
     settings: ServerSettings
@@ -99,12 +89,10 @@ class Plan:
 
 
 async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS) -> Plan:
-    """Read what the settings name, of these kinds.
+    """Create the plan of the settings.
 
     Raises:
-        ConfigError: the configuration file cannot be used at all, or not by as many processes.
-
-    Cancellation: while the file is read.
+        ConfigError: the configuration file is unusable, or does not allow that number of workers.
     """
     spec = await _read_spec(settings, kinds)
     return Plan(
@@ -134,28 +122,26 @@ async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     return spec
 
 
-# ----------------------------------------------------------------------
-# A handler project alone, as a server's plan: the project at the root of its port
-# ----------------------------------------------------------------------
+# Handler projects
 
-_PROJECT_REASON: Final = "cannot be used with a project; its nucleus.yaml has the settings of the handler"
+_PROJECT_REASON: Final = "cannot be used with a project; set it in nucleus.yaml"
 _DEFAULTS: Final = {"max_message_size": 2**31 - 1, "file_system_poll_wait_seconds": 0}
-"""Messages have any size that protobuf can read and write, and what a handler writes in its folder is no new code."""
+"""Handlers accept messages of any size that protobuf supports, and files written by a handler are no new code."""
 
 
 def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
-    """Plan to serve a project; ``options`` are the command line's.
+    """Plan a server of one handler project; ``options`` are command-line options.
 
-    A project has one port, ``serve_port`` unless ``--port`` says otherwise.  With ``--rest_port`` as well, a project
-    over HTTP has gRPC beside it, and one over gRPC has HTTP.
+    A project has one port: ``serve_port`` or ``--port``.  With ``--rest_port`` in addition, an HTTP project also has
+    gRPC and a gRPC project also has HTTP.
 
     Raises:
-        UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
+        UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
     settings = read_settings({**_DEFAULTS, **options}, foreign=_PROJECT_REASON)
     if settings.probe_port and project.processes > 1:
-        message = f"a project of {project.processes} processes has no port for probes"
-        fix = "give it one process, or look for the readiness file"
+        message = f"a project with {project.processes} processes has no probe port"
+        fix = "use one process, or the readiness file"
         raise UsageProblems([Problem(message, path="--probe_port", suggestion=fix)])
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
@@ -176,48 +162,47 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
 
 
 def own_port(project: ProjectSpec, settings: ServerSettings) -> int:
-    """Give the port that a project is called at."""
+    """Return the port of a project."""
     given = settings.model_fields_set
     if project.protobuf_path is None and "rest_port" in given:
         return settings.rest_port
     return settings.port if "port" in given else project.serve_port
 
 
-# ----------------------------------------------------------------------
-# A pipeline of Ops alone, as a server's plan: a script's service at the root of the ports of its configuration
-# ----------------------------------------------------------------------
+# Op pipelines
 
-_SERVICE_REASON: Final = "cannot be used with --service; the service's config.yml has its settings"
+_SERVICE_REASON: Final = "cannot be used with --service; set it in config.yml"
 _MAX_MESSAGE_BYTES: Final = 256 * 2**20
-"""How large messages of pipelines may be unless something else is said."""
+"""Default message size of Op pipelines."""
 
 
 def service_settings(options: Mapping[str, Any]) -> ServerSettings:
-    """Make settings of the command line's options for a service alone.
+    """Create the settings of an Op pipeline service.
 
     Raises:
-        UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
+        UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
     defaults = {"max_message_size": _MAX_MESSAGE_BYTES, "file_system_poll_wait_seconds": 0}
     return read_settings({**defaults, **options}, foreign=_SERVICE_REASON)
 
 
 def plan_service(service: WebService, settings: ServerSettings, config: str | None = None) -> Plan:
-    """Plan to serve a prepared service; blocking.
+    """Plan a server of one Op pipeline service; blocking.
 
-    The ports are those of its configuration unless ``--port`` (of gRPC) and ``--rest_port`` (of HTTP) say otherwise,
-    and it listens at every address of the machine unless it is told where.
+    Ports are those of its configuration unless overridden by ``--port`` (gRPC) and ``--rest_port`` (HTTP).  It listens
+    on
+    all interfaces by default.
 
     Args:
-        service: of a script that runs.
-        settings: of the server.
-        config: a file that takes the place of the one that the script names.
+        service: service of a user script.
+        settings: the settings.
+        config: replaces the configuration file named by the script.
 
     Raises:
-        ConfigError: the configuration, the Ops or the ports cannot be used.
+        ConfigError: invalid configuration, Ops or ports.
     """
     prepared = PreparedService(service, config)
-    service.graph()  # what is wrong with the Ops is told before what is wrong with their settings
+    service.graph()  # errors of the Ops precede errors of their settings
     configured = prepared.settings()
     ports = _ports(prepared, configured, settings)
     name = service.name or NAMELESS
@@ -240,7 +225,6 @@ def plan_service(service: WebService, settings: ServerSettings, config: str | No
 
 
 def _record(running: Running) -> AbstractContextManager[object]:
-    """Have the process in the file by which ``ovms stop`` finds it."""
     return record_process([_port_of(running.grpc), _port_of(running.rest)])
 
 
@@ -257,7 +241,7 @@ def _ports(prepared: PreparedService, configured: PipelineSettings, settings: Se
     except ConfigError as error:
         options = {"rpc_port": "port", "http_port": "rest_port"}
         if any(options.get(problem.path) in given for problem in error.problems):
-            # The configuration's lines do not say what the command line does.
+            # The command line caused the error, so lines of the configuration would mislead.
             raise
         raise prepared.placed(error.problems) from None
 
@@ -265,7 +249,7 @@ def _ports(prepared: PreparedService, configured: PipelineSettings, settings: Se
 def _addresses(settings: ServerSettings, option: str, port: int) -> tuple[str, ...]:
     if option in settings.model_fields_set:
         return tuple(listen_addresses(getattr(settings, option), port, zero_is_any=True))
-    hosts = ("0.0.0.0", "[::]") if _has_ipv6() else ("0.0.0.0",)  # noqa: S104 - a service is for others
+    hosts = ("0.0.0.0", "[::]") if _has_ipv6() else ("0.0.0.0",)  # noqa: S104 - a service is public
     return tuple(f"{host}:{port}" for host in hosts)
 
 
@@ -279,6 +263,6 @@ def _has_ipv6() -> bool:
 
 
 def _metrics_port(configured: PipelineSettings) -> int | None:
-    """Give the port that scrapers have for themselves; HTTP's own serves them anyway."""
+    """Return the separate metrics port, or None if it is the HTTP port."""
     port = configured.dag.prometheus_port if configured.dag.enable_prometheus else None
     return None if port == configured.http_port else port

@@ -1,4 +1,4 @@
-"""A server that does not share its process with other code."""
+"""Entry point of a server that has its process to itself: garbage collector, malloc and watchdog settings."""
 
 from __future__ import annotations
 
@@ -30,41 +30,39 @@ __all__ = [
     "spare_the_collector",
 ]
 
-# ----------------------------------------------------------------------
-# What Python's cyclic collector is spared while a server starts, and once everything is loaded
-# ----------------------------------------------------------------------
+# Garbage collector
 
-_OBJECTS_A_COLLECTION: Final = 20_000
-"""How many objects may come before the youngest are looked at; a call makes a few dozen, few of them in cycles."""
-_OBJECTS_OF_IMPORTS: Final = 200_000
-"""How many may come before a process that begins looks at them: those that imports make, of which nearly all stay."""
+_SERVING_GC_THRESHOLD: Final = 20_000
+"""Threshold of the youngest generation; a call creates a few dozen objects, few of them in cycles."""
+_IMPORT_GC_THRESHOLD: Final = 200_000
+"""Threshold while importing: nearly all imported objects stay."""
 
 
 def spare_imports() -> None:
-    """Keep the collector from what imports make, until :func:`collect_rarely`."""
-    gc.set_threshold(_OBJECTS_OF_IMPORTS, 20, 20)
+    """Raise the collector threshold during imports, until :func:`collect_rarely`."""
+    gc.set_threshold(_IMPORT_GC_THRESHOLD, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Have the collector look at new objects less often than by default."""
-    gc.set_threshold(_OBJECTS_A_COLLECTION, 20, 20)
+    """Raise the collector threshold for serving."""
+    gc.set_threshold(_SERVING_GC_THRESHOLD, 20, 20)
 
 
 def keep_imports() -> None:
-    """Keep the collector for ever from what there is, in a process that has imported things and done nothing else.
+    """Freeze the collector's objects in a process that has only imported modules.
 
-    About a megabyte of it is garbage, which would take nearly a tenth of a second to find.
+    About 1 MB of them is garbage, which would take nearly 100 ms to find.
     """
     gc.freeze()
 
 
 async def spare_the_collector(registry: Registry) -> None:
-    """Keep the collector from what was made at the start, and from looking at every few calls.
+    """Freeze the objects of the start and raise the threshold after the first load.
 
-    By default it takes a tenth to a fifth of the time of a small call.  What is there while models load is looked
-    through by then, as nobody waits for the event loop and OpenVINO goes on.
+    The default thresholds cost 10 to 20 % of a small call.  Collection happens during the load, while the event loop is
+    idle.
 
-    Cancellation: until the first load has ended; what is there by now is spared all the same.
+    Cancellation: objects up to now are frozen all the same.
     """
     if not registry.has_loaded:
         _freeze()
@@ -78,33 +76,28 @@ def _freeze() -> None:
     gc.freeze()
 
 
-# ----------------------------------------------------------------------
-# A server that does not share its process with other code
-# ----------------------------------------------------------------------
+# Process
 
 _SWITCH_SECONDS: Final = 0.001
-"""How long a thread that runs Python keeps the event loop waiting for the interpreter's lock; 0.005 by default."""
+"""GIL switch interval; the default of 5 ms delays the event loop while a thread runs Python."""
 
 Show = Callable[["Running"], Awaitable[None]]
 """Runs next to a server that accepts connections."""
 
 
-class _Report:
-    """Task status of a server that may end before it has started."""
-
+class _StartReport:
     def __init__(self, started: Callable[[Running], None]) -> None:
         self._started = started
 
     def started(self, value: Any = None) -> None:
-        """Report the start."""
         self._started(value)
 
 
 @contextmanager
 def own_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
-    """Tune the process for a server that does not share it, for the time of the block.
+    """Tune a process that belongs to the server, within the block.
 
-    A signal bounds the life of the process to the drain and 30 seconds more, even if a thread is stuck.
+    A signal bounds the life of the process to the drain plus 30 s, even if a thread is stuck.
     """
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -121,23 +114,19 @@ def own_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
 async def serve_in_own_process(
     plan: Plan, hosting: Hosting | None = None, *, show: Show | None = None, handle_signals: bool = True
 ) -> bool:
-    """Serve a plan in this process until a signal or the hosting ends it.
+    """Serve a plan in this process until a signal or the worker context ends it.
 
     Args:
-        plan: what to serve.
-        hosting: how this process takes part in a server of several.
-        show: runs next to the server once the server accepts connections.
-        handle_signals: whether SIGINT and SIGTERM drain the server, and stop it at once the second time.
+        plan: the plan.
+        hosting: context of a worker process, or None.
+        show: runs next to the server once it accepts connections.
+        handle_signals: whether SIGINT and SIGTERM drain the server, and stop it the second time.
 
     Returns:
         Whether all calls ended within the drain.
 
     Raises:
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
-
-    Ownership: the server and its worker processes, which have ended when this returns.
-
-    Cancellation: ends everything at once, without drain.
     """
     with own_process(plan, handle_signals=handle_signals):
         async with trio.open_nursery() as nursery:
@@ -148,6 +137,6 @@ async def serve_in_own_process(
                 if show is not None:
                     nursery.start_soon(show, running)
 
-            is_gentle = await serve_plan(plan, hosting, handle_signals=handle_signals, task_status=_Report(begin))
+            is_gentle = await serve_plan(plan, hosting, handle_signals=handle_signals, task_status=_StartReport(begin))
             nursery.cancel_scope.cancel()
     return is_gentle

@@ -1,4 +1,4 @@
-"""The log of a project's server: JSON lines on standard output, as those of handlers, or what the settings say."""
+"""Logs and process environment of a handler project's server."""
 
 from __future__ import annotations
 
@@ -23,42 +23,40 @@ if TYPE_CHECKING:
 
 __all__ = ["configure_project_logs", "enter_project"]
 
-# ----------------------------------------------------------------------
-# The log of a project's server: JSON lines on standard output, as those of handlers, or what the settings say
-# ----------------------------------------------------------------------
+# Logs
 
 _SETTINGS: Final = frozenset({"log_level", "log_format", "log_path"})
 _LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
-_TAKEN: Final = frozenset({"name", "module", "args", "process", "thread", "filename", "message"})
-"""Keys that a record of the standard library's has, and no extra may have."""
-_TALKATIVE: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urllib3", "s3transfer", "PIL")
-# Of one project that is served alone, its loading is told by the server's own lines.
+_RECORD_ATTRIBUTES: Final = frozenset({"name", "module", "args", "process", "thread", "filename", "message"})
+"""Record attributes that must not be used as extra keys."""
+_NOISY_LOGGERS: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urllib3", "s3transfer", "PIL")
+# Loading of a single project is logged by the server itself.
 _FLOORS: Final = {
     **dict.fromkeys(_LOGGERS, logging.NOTSET),
-    **dict.fromkeys((*_TALKATIVE, *LOADING_LOGGERS), logging.WARNING),
+    **dict.fromkeys((*_NOISY_LOGGERS, *LOADING_LOGGERS), logging.WARNING),
 }
 
 
 def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
-    """Log as the settings say if they say anything of logs, else lines of at least this level as handlers write them.
+    """Configure logs by the settings if they have log options, else JSON lines as handlers write them.
 
     Raises:
-        OSError: the log's file cannot be opened.
+        OSError: the log file cannot be opened.
     """
     if _SETTINGS.isdisjoint(settings.model_fields_set):
-        _log_lines(level)
+        _configure_json_lines(level)
     else:
         configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
     LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
 
 
-def _log_lines(level: LogLevel) -> None:
-    """Send every record of at least this level to standard output, the server's own and those of the handler."""
+def _configure_json_lines(level: LogLevel) -> None:
+    """Send all records of at least this level to standard output."""
     number = logging.getLevelNamesMapping()[level.upper()]
     StdoutHandler.outlet = LogOutlet(StandardSink("stdout"))
     StdoutHandler.outlet.setFormatter(JsonFormatter())
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What handlers print stands where it belongs between their lines.
+        # Line buffering keeps printed lines of handlers in order with log lines.
         sys.stdout.reconfigure(line_buffering=True)
     logging.basicConfig(handlers=[StdoutHandler()], force=True)
     for name in _LOGGERS:
@@ -73,7 +71,7 @@ def _log_lines(level: LogLevel) -> None:
             structlog.contextvars.merge_contextvars,
             add_call_ids,
             add_worker_number,
-            _rename_taken,
+            _rename_reserved,
             structlog.stdlib.render_to_log_kwargs,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
@@ -82,24 +80,21 @@ def _log_lines(level: LogLevel) -> None:
     )
 
 
-def _rename_taken(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Give keys that records have themselves another name."""
-    for key in _TAKEN & event.keys():
+def _rename_reserved(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key in _RECORD_ATTRIBUTES & event.keys():
         event[f"{key}_"] = event.pop(key)
     return event
 
 
-# ----------------------------------------------------------------------
-# What a process is made to look like before a project's handler is imported
-# ----------------------------------------------------------------------
+# Process environment
 
 
 def enter_project(project: ProjectSpec, port: int) -> None:
-    """Export the project's environment, and make its folder the working directory; for the whole process.
+    """Set the project's environment variables and working directory for the process.
 
-    What ``.env`` says counts more than ``env:``, and both more than what describes the server itself.
+    ``.env`` has precedence over ``env:``, and both over the variables that describe the server.
     """
-    described = {
+    variables = {
         "CORTEX_LOG_LEVEL": project.log_level.upper(),
         "CORTEX_SERVING_PORT": port,
         "CORTEX_SERVING_PROTOCOL": project.protocol,
@@ -111,6 +106,6 @@ def enter_project(project: ProjectSpec, port: int) -> None:
         "CORTEX_MODEL_SERVER_CONFIG": project.file,
         "CORTEX_PROTOBUF_FILE": project.protobuf_path or "",
     }
-    os.environ.update({name: str(value) for name, value in described.items()})
+    os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update(project.environment)
     os.chdir(project.directory)

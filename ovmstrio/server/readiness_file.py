@@ -1,4 +1,4 @@
-"""The file whose being there says that what is served can be called."""
+"""Readiness file: exists while the server is ready."""
 
 from __future__ import annotations
 
@@ -19,31 +19,24 @@ __all__ = ["USUAL_FILE", "ReadinessFile", "usual_file"]
 log = structlog.get_logger(__name__)
 
 USUAL_FILE: Final = Path("/run/workspace/api_readiness.txt")
-"""Where those who run handler projects look for it."""
+"""Default readiness file of handler projects."""
 
 
 def usual_file() -> Path | None:
-    """Give the usual file, if its folder is there and can be written to."""
+    """Return the default readiness file if its directory is writable, else None."""
     return USUAL_FILE if os.access(USUAL_FILE.parent, os.W_OK | os.X_OK) else None
 
 
 class ReadinessFile:
-    """Exists while the server is ready.
-
-    Args:
-        path: of the file; None for none.
-    """
+    """Readiness file at a path; does nothing with None."""
 
     def __init__(self, path: Path | None) -> None:
-        # The working directory may change.
+        # Absolute, as the working directory may change.
         self._path = None if path is None else path.absolute()
         self._remove()
 
     async def follow(self, plane: DataPlane) -> None:
-        """Have the file say what the data plane says, until cancelled; it does not exist afterwards.
-
-        Cancellation: at any checkpoint.
-        """
+        """Update the file until cancelled, then remove it."""
         try:
             while True:
                 self.show(ready=plane.readiness().ready)
@@ -52,7 +45,7 @@ class ReadinessFile:
             self._remove()
 
     def show(self, *, ready: bool) -> None:
-        """Say whether the server is ready."""
+        """Create or remove the file."""
         if ready:
             self._create()
         else:
@@ -65,11 +58,11 @@ class ReadinessFile:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             open_regular(self._path, os.O_WRONLY | os.O_CREAT).close()
         except OSError as error:
-            log.warning("the readiness file cannot be written", path=str(self._path), reason=error.strerror)
+            log.warning("readiness file not written", path=str(self._path), reason=error.strerror)
 
     def _remove(self) -> None:
         if self._path is not None:
-            # A device such as /dev/null, or a FIFO, is not the server's to remove.
+            # Devices such as /dev/null and FIFOs must not be removed.
             with suppress(OSError):
                 check_regular(self._path)
                 self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Reloads of a server, which take over what has changed in its files: by all of its processes, or by none."""
+"""Configuration reloads, by all workers or none."""
 
 from __future__ import annotations
 
@@ -24,18 +24,11 @@ log = structlog.get_logger(__name__)
 
 RELOAD: Final = "reload"
 RESTORE: Final = "restore"
-"""What processes of one server ask each other."""
+"""RPC names."""
 
 
 class Reloading:
-    """Reloads of one server.
-
-    Args:
-        source: its configuration; None where it is no file.
-        registry: what is served.
-        notifier: tells of reloads under way.
-        siblings: the other processes, where there are any.
-    """
+    """Reloads of one server."""
 
     def __init__(
         self, source: ConfigSource | None, registry: Registry, notifier: Notifier, siblings: Siblings | None
@@ -46,24 +39,19 @@ class Reloading:
         self._siblings = siblings
 
     async def reload(self) -> bool:
-        """Take over what has changed, for a client who asks for it; True if anything has.
+        """Reload for a client, in all workers; return whether anything changed.
 
-        Others do it at the same time.  Where it fails in one process, all go back to what they had.
+        If one worker fails, all workers restore their previous state.
 
         Raises:
-            ServerError: it has failed; the message tells where.
-
-        Cancellation: leaves it where it is.
+            ServerError: the reload failed; the message names the worker.
         """
         if self._siblings is None:
             return await self.reload_here()
         return await self._siblings.in_turn(partial(self._reload_all, self._siblings))
 
     async def poll(self) -> None:
-        """Take the configuration over if it has changed; what is wrong with it is logged.
-
-        Cancellation: as :meth:`reload`.
-        """
+        """Reload if the configuration file has changed; errors are logged."""
         if self._source is None:
             return
         if self._siblings is None:
@@ -75,21 +63,21 @@ class Reloading:
                 self._source.note(error)
 
     async def reload_here(self) -> bool:
-        """Take over what has changed in this process; as :meth:`reload`."""
+        """Reload in this process; as :meth:`reload`."""
         with self._notifier.reloading():
             return await (reload_versions(self._registry) if self._source is None else self._source.reload())
 
     async def restore_here(self) -> None:
-        """Go back to what was served before the last reload, as far as that was configured.
+        """Restore the configuration before the last reload in this process.
 
         Raises:
-            ServerError: some of that cannot be loaded any more.
+            ServerError: a service cannot be loaded any more.
         """
         if self._source is not None:
             await self._source.restore()
 
     async def _reload_stale(self, siblings: Siblings) -> None:
-        # Another process may have had all do it meanwhile.
+        # Another worker may have reloaded meanwhile.
         if self._source is not None and await self._source.is_stale():
             await self._reload_all(siblings)
 
@@ -98,22 +86,20 @@ class Reloading:
         try:
             changed, changed_there = await make_side_by_side(self.reload_here, others)
         except ServerError:
-            # All have begun, and so none goes back to what was before an earlier reload.
+            # All workers have started this reload, so none restores the state before an earlier one.
             await self._restore_all(siblings)
             raise
         return any([changed, *changed_there])
 
-    async def _go_back(self) -> None:
-        """Have this process go back; what goes wrong with that is logged."""
+    async def _try_restore(self) -> None:
         try:
             await self.restore_here()
         except ServerError as error:
-            log.error("what was served before cannot be served again", reason=error.message)  # noqa: TRY400 - told
+            log.error("rollback failed", reason=error.message)  # noqa: TRY400 - an expected error
 
     async def _restore_all(self, siblings: Siblings) -> None:
-        """Have all processes go back; what goes wrong with that is logged."""
         others = partial(siblings.ask_all, RESTORE, limit_seconds=math.inf)
         try:
-            await make_side_by_side(self._go_back, others)
+            await make_side_by_side(self._try_restore, others)
         except ServerError as error:
-            log.error("what was served before cannot be served again by all", reason=error.message)  # noqa: TRY400 - told
+            log.error("rollback failed on workers", reason=error.message)  # noqa: TRY400 - an expected error

@@ -1,4 +1,4 @@
-"""The HTTP front end of a data plane: every protocol's rules, and the services that have paths of their own."""
+"""REST front end: routes of all protocols and of services with their own paths."""
 
 from __future__ import annotations
 
@@ -45,25 +45,17 @@ _MAX_BODY_BYTES: Final = 64 * 2**20
 
 
 class RestFrontEnd(HttpFrontEnd):
-    """Serves a data plane over HTTP/1.1.
+    """HTTP/1.1 server of a data plane.
 
     Args:
-        plane: what is served.
-        addresses: where to listen.
-        tls: the server's TLS settings, None for plain connections.
-        max_body_bytes: larger bodies are refused.
-        receive_seconds: what a request may take from its first byte to its last.
-        cors: what browsers of other origins may do, None for nothing.
-        shows_details: whether callers of handlers may see what their code raised.
-        allows_remote_admin: whether those whom nobody knows may change the server from other machines.
-        gate: asks who calls; None where nobody has to be known.
-        observer: is told of every request; None for nobody.
-        pending: counts what waits for clients; of no bound for the server unless given.
-        trusted_proxies: whose headers name clients.
-        root: the name of the service whose paths are at the root of the port, too; empty for none.
-        openai_errors: the form of errors of OpenAI's API, ``openai`` or ``ovms``.
-        console: who may look at the console: ``off`` for nobody, ``local`` for this machine, ``on`` for all.
-        past: what the server remembers for the console; without it there is none.
+        shows_details: whether handler exceptions are included in responses.
+        allows_remote_admin: whether unauthenticated clients on other machines may change the server.
+        pending: send budgets; unlimited by default.
+        trusted_proxies: proxies whose forwarding headers are used.
+        root: service mounted at the root of the port, or empty.
+        openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
+        console: console access: ``off``, ``local`` or ``on``.
+        past: recent history for the console, or None.
     """
 
     def __init__(
@@ -124,11 +116,11 @@ def make_router(
     console: ConsoleMode = "local",
     past: RecentPast | None = None,
 ) -> Router:
-    """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
+    """Create the router, with arguments as for :class:`RestFrontEnd`."""
     changes = Changes(allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins)
     rules = [
         *kserve_rules(plane, max_body_bytes),
-        # Of the paths that both have, OpenAI's come first; a service at the root has no such API beside it.
+        # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.
         *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
         *tensorflow_rules(plane, max_body_bytes, partial(told_with_state, plane)),
         *generate_rules(plane, max_body_bytes),
@@ -141,7 +133,7 @@ def make_router(
         *(() if past is None else console_rules(plane, changes, past, console, gate)),
     ]
     if not root or plane.render_metrics() is not None:
-        # Without metrics of the server the path is that of the service at the root, which may have its own.
+        # Without server metrics the path belongs to the root service.
         rules += metrics_rules(plane)
     kinds: dict[str, Callable[[], MountKind]] = {
         **{name: ServiceItself for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
@@ -162,7 +154,7 @@ def make_router(
 
 
 def _handlers(*, shows_details: bool) -> MountKind:
-    # What only handlers need is left alone by those who have none.
+    # Separate functions: their imports are only needed by these kinds.
     from ovmstrio.handlers.routes import HandlerMountKind  # noqa: PLC0415 - for who has some
 
     return HandlerMountKind(shows_details=shows_details)

@@ -1,21 +1,21 @@
-"""One server from its start to its end, whatever it serves.
+"""The server: start, life cycle and drain, whatever it serves.
 
 ::
 
-    serve ── log writer          a thread that writes lines, flushed at the end
-          ├─ traces              threads that export them, where there are any, flushed likewise
-          ├─ signals             the first drains, the second stops at once
-          └─ server
-             ├─ watcher          of the files of callers and certificates
-          ├─ trials           a process each, of models that were never seen to run
-             ├─ registry         loads, retirements, the watcher
-             │  └─ services      what each runs besides its calls; outlives them
-             ├─ pending answers  clients that take none are looked for
-             ├─ gRPC             a nursery a connection, a task an RPC that waits
-             ├─ HTTP             a nursery a connection
-             ├─ first load       of what is configured, behind the sequences of an earlier run; begins before the others
-             ├─ sequence cleaner removes what nobody goes on with
-             └─ readiness file, and news for a service manager
+ serve ── log writer          a thread, flushed at the end
+      ├─ traces              exporter threads, if any, flushed at the end
+      ├─ signals             the first drains, the second stops at once
+      └─ server
+          ├─ file watcher     credentials and certificates
+          ├─ crash probes     a process each
+          ├─ registry         loads, unloads, file watcher
+          │  └─ services      background work of services; outlives their calls
+          ├─ send budgets     stalled clients are disconnected
+          ├─ gRPC             a nursery per connection, a task per RPC that waits
+          ├─ HTTP             a nursery per connection
+          ├─ first load       after the sequences of an earlier run; starts before the front ends
+          ├─ sequence cleaner
+          └─ readiness file and service manager notifications
 """
 
 from __future__ import annotations
@@ -109,22 +109,14 @@ __all__ = [
     "share_cores",
 ]
 
-# ----------------------------------------------------------------------
-# A server that runs, as whoever started it sees it
-# ----------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that accepts connections, as it is reported to whoever started it.
+    """A server that accepts connections.
 
     Attributes:
-        plane: through which every call goes.
-        grpc: the addresses that gRPC is at, as ``host:port`` or ``unix:/path``.
-        rest: those of HTTP.
-        metrics: those for scrapers alone.
-        started: when the server was, on the clock of ``time.perf_counter``.
-        probes: the addresses for probes of its health alone.
+        grpc: gRPC addresses, ``host:port`` or ``unix:/path``.
+        started: ``time.perf_counter`` time of the start.
     """
 
     plane: DataPlane
@@ -136,36 +128,31 @@ class Running:
 
     @property
     def seconds(self) -> float:
-        """How long the server has been running."""
+        """Uptime."""
         return perf_counter() - self.started
 
     async def wait_loaded(self) -> None:
-        """Return once everything that is configured was loaded or has failed to.
-
-        Cancellation: at once; nothing is held.
-        """
+        """Wait until every configured service was loaded or has failed to load."""
         await self.plane.registry.wait_loaded()
 
 
-# ----------------------------------------------------------------------
-# Which models have their threads bound to cores, chosen again as models come and go
-# ----------------------------------------------------------------------
+# CPU pinning
 
 log = structlog.get_logger(__name__)
 
 Sharing = Literal["auto", "off"]
 
-_LOOK_SECONDS: Final = 5.0
-_SHARED_SECONDS: Final = 10.0
-"""How long several have to be there before one that had the cores for itself is compiled again."""
-_ALONE_SECONDS: Final = 120.0
-"""How long one has to be alone before it has them for itself again: others may come back, and it loses little."""
+_POLL_PINNING_SECONDS: Final = 5.0
+_UNPIN_AFTER_SECONDS: Final = 10.0
+"""Time with several busy models before a pinned model is recompiled without pinning."""
+_PIN_AFTER_SECONDS: Final = 120.0
+"""Time with one busy model before it is pinned again: other models may return, and the gain is small."""
 _COPIES: Final = 2
-"""As how many times its weights a model is taken to need beside what it has while it is compiled again."""
+"""Free memory required for a recompilation, in multiples of the weights."""
 
 
-def _room() -> float:
-    """Tell how many bytes of memory this process may have beside what it has."""
+def _free_memory() -> float:
+    """Return the memory in bytes that this process may still allocate."""
     return (memory_limit() or math.inf) - resident_bytes()
 
 
@@ -173,70 +160,62 @@ async def share_cores(
     sharing: Sharing,
     cores: CoreShare = CORES,
     *,
-    room: Callable[[], float] = _room,
+    room: Callable[[], float] = _free_memory,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Have models choose their cores again when others have come or gone for good, or their calls want them shared out.
+    """Recompile models with or without CPU pinning as other models come and go; runs until cancelled.
 
-    This takes as long as the server lives.  One is compiled at a time, and for others that come or go each once for a
-    change; one for which there is no ``room``, in bytes, stays as it is.  With ``off`` nothing is chosen, now or later.
+    One model is compiled at a time, each once per change.  A model without enough free memory (``room``, in bytes)
+    keeps its pinning.  ``off`` disables all changes.
 
-    Cancellation: at once; the model that is being compiled stays as it is.
+    Cancellation: the model being compiled keeps its pinning.
     """
     cores.chooses = sharing == "auto"
     task_status.started()
     is_shared, since = cores.is_shared, trio.current_time()
-    asked: WeakSet[CoreUser] = WeakSet()
-    cramped: WeakSet[CoreUser] = WeakSet()
+    updated: WeakSet[CoreUser] = WeakSet()
+    without_memory: WeakSet[CoreUser] = WeakSet()
     while cores.chooses:
-        await trio.sleep(_LOOK_SECONDS)
+        await trio.sleep(_POLL_PINNING_SECONDS)
         if cores.is_shared != is_shared:
             is_shared, since = cores.is_shared, trio.current_time()
-            asked.clear()
-        # Models that are retired meanwhile must neither stay in memory nor count as ones that compute.
-        wanting = WeakSet([each for each in cores.users if each.wants_others()])
-        wanting -= cramped
-        while wanting:
-            await _choose_cores(wanting.pop(), room, cramped)
-        if trio.current_time() - since >= (_SHARED_SECONDS if is_shared else _ALONE_SECONDS):
-            while (user := _next_user(cores, asked)) is not None and cores.is_shared is is_shared:
-                asked.add(user)
-                await _choose_cores(user, room, cramped)
+            updated.clear()
+        # Weak, so that unloaded models neither stay in memory nor count as busy.
+        candidates = WeakSet([each for each in cores.users if each.wants_others()])
+        candidates -= without_memory
+        while candidates:
+            await _choose_cores(candidates.pop(), room, without_memory)
+        if trio.current_time() - since >= (_UNPIN_AFTER_SECONDS if is_shared else _PIN_AFTER_SECONDS):
+            while (user := _next_user(cores, updated)) is not None and cores.is_shared is is_shared:
+                updated.add(user)
+                await _choose_cores(user, room, without_memory)
             del user
 
 
-async def _choose_cores(user: CoreUser, room: Callable[[], float], cramped: WeakSet[CoreUser]) -> None:
+async def _choose_cores(user: CoreUser, room: Callable[[], float], without_memory: WeakSet[CoreUser]) -> None:
     if _COPIES * user.weight_bytes <= room():
         await user.choose_cores()
     else:
-        cramped.add(user)
-        log.info("a model keeps its cores: there is no memory for it twice", weights=user.weight_bytes)
+        without_memory.add(user)
+        log.info("CPU pinning unchanged: not enough memory to recompile", weights=user.weight_bytes)
 
 
-def _next_user(cores: CoreShare, asked: WeakSet[CoreUser]) -> CoreUser | None:
-    """Find somebody whose threads are bound and should not be, or the other way round, and who was not asked."""
+def _next_user(cores: CoreShare, updated: WeakSet[CoreUser]) -> CoreUser | None:
+    """Return a user with the wrong pinning that was not changed yet."""
     is_shared = cores.is_shared
-    return next((each for each in cores.users if each.is_pinned is is_shared and each not in asked), None)
+    return next((each for each in cores.users if each.is_pinned is is_shared and each not in updated), None)
 
 
-# ----------------------------------------------------------------------
-# The traces of one server: recorded while it runs, exported where the environment says so, and flushed at its end
-# ----------------------------------------------------------------------
+# Traces
 
 _OTEL: Final = "ovmstrio.telemetry.otel"
 _FLUSH_SECONDS: Final = 5.0
-_SERVERS_FAULT: Final = 500
+_SERVER_ERROR: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTraces:
-    """What a server has of traces.
-
-    Attributes:
-        recent: the last ones; None where none are kept.
-        calls: is told of calls.
-        requests: is told of requests.
-    """
+    """Tracing of one server."""
 
     recent: RecentTraces | None = None
     calls: tuple[CallObserver, ...] = ()
@@ -245,13 +224,12 @@ class ServerTraces:
 
 @asynccontextmanager
 async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces]:
-    """Have calls be traced within the block, if the environment asks for it by OpenTelemetry's variables.
+    """Trace calls within the block if OpenTelemetry's environment variables request it.
 
     Args:
-        is_watched: whether somebody may look at recent traces, so that some calls are recorded meanwhile in any case.
+        is_watched: whether the console may watch recent traces, which records some calls while watched.
 
-    Ownership: exporters and their threads, until the block is left.
-    Cancellation: what has been recorded is exported all the same, with a bound of some seconds.
+    Cancellation: recorded spans are flushed, for a bounded time.
     """
     otel = await _opentelemetry() if asks_for_traces(os.environ) else None
     recent = RecentTraces()
@@ -259,7 +237,7 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         if not is_watched:
             yield ServerTraces()
             return
-        # Nobody is told of requests meanwhile, as that would cost something of each.
+        # Requests are not observed here, as that has a cost per request.
         tracing = CallTracing(ALWAYS, [recent], is_failure=_is_failure, is_told_of_requests=False)
         yield ServerTraces(recent, (WatchedCalls(tracing, recent),))
         return
@@ -282,7 +260,7 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
-            log.warning("traces could not be exported in time", seconds=_FLUSH_SECONDS)
+            log.warning("trace export timed out", seconds=_FLUSH_SECONDS)
 
 
 async def _opentelemetry() -> Any:
@@ -290,18 +268,16 @@ async def _opentelemetry() -> Any:
         return await import_aside(_OTEL)
     except ImportError as error:
         log.warning(
-            "OTEL_ variables ask for traces, and OpenTelemetry is not installed: there are none",
-            reason=str(error),
-            install=way_to_install(Extra.OTEL),
+            "tracing disabled: OpenTelemetry not installed", reason=str(error), install=way_to_install(Extra.OTEL)
         )
         return None
 
 
 def _is_failure(error: BaseException) -> bool:
-    # What speaks gRPC is imported beside the first loads, and not before them.
+    # Imported late, so that gRPC is imported during the first loads and not before.
     from ovmstrio.transport.statuses import status_of  # noqa: PLC0415 - as said
 
-    return not isinstance(error, ServerError) or status_of(error).http >= _SERVERS_FAULT
+    return not isinstance(error, ServerError) or status_of(error).http >= _SERVER_ERROR
 
 
 def _has_user_code(kind: str) -> bool:
@@ -309,35 +285,29 @@ def _has_user_code(kind: str) -> bool:
     return known is None or known.runs_user_code
 
 
-# ----------------------------------------------------------------------
-# One server from its start to its end, whatever it serves
-# ----------------------------------------------------------------------
+# Server
 
 _POLL_SECONDS: Final = 1.0
-"""How often the files of callers and certificates are looked at where no others are."""
+"""Poll interval for credentials and certificates if file polling is disabled."""
 
 
 class FrontEnd(Protocol):
-    """The connections of one protocol."""
+    """Connections of one protocol."""
 
     @property
     def open_connections(self) -> int:
-        """Count the connections that are open."""
-        ...
+        """Number of open connections."""
 
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = ...
     ) -> None:
         """Serve until drained or cancelled; reports the bound addresses once connections are accepted."""
-        ...
 
     def begin_drain(self) -> None:
-        """Let clients know by answers that they had better come to another server; everything is still served."""
-        ...
+        """Ask clients in responses to use another server; everything is still served."""
 
     async def drain(self, grace_seconds: float) -> int:
-        """Close listeners, let calls in flight finish within the grace, end the rest and tell how many those were."""
-        ...
+        """Close the listeners, wait for running calls, cancel the rest and return their number."""
 
 
 async def serve(
@@ -347,29 +317,27 @@ async def serve(
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
-    """Run one server until a signal or its caller ends it; True if it ended gently.
+    """Run one server until a signal or cancellation; return whether it drained cleanly.
 
-    Reports a :class:`Running` once connections are accepted, which is before models are loaded.
+    Reports a :class:`Running` once connections are accepted, before models are loaded.
 
     Args:
-        settings: what is served, and where.
-        kinds: the kinds of services that ``config.json`` may list; ``{**KINDS, **table_of(Own())}`` adds one.
-        handle_signals: the first SIGINT or SIGTERM drains, the second stops at once; only in the main thread.
+        settings: the settings.
+        kinds: service kinds that ``config.json`` may list; ``{**KINDS, **table_of(Own())}`` adds one.
+        handle_signals: whether the first SIGINT or SIGTERM drains and the second stops at once; main thread only.
         task_status: for ``nursery.start``.
 
     Raises:
-        ConfigError: the configuration file cannot be used at all, or the settings ask for several processes.
+        ConfigError: the configuration file is unusable, or the settings request several workers.
         OSError: an address cannot be bound, or a certificate cannot be read.
 
-    Those that come once the server's nursery is open are in an exception group.
+    Errors after the start are in an exception group.
 
-    Ownership: everything that the server opens is closed when this returns.
-
-    Cancellation: ends everything at once, without drain; models are still unloaded, with a bound.
+    Cancellation: no drain; models are unloaded, for a bounded time.
     """
     if settings.workers > 1:
-        text = "a server in a program of yours is one process"
-        raise ConfigError([Problem(text, path="--workers", suggestion="run `ovms serve` for several")])
+        text = "an embedded server cannot have several workers"
+        raise ConfigError([Problem(text, path="--workers", suggestion="use `ovms serve`")])
     plan = await read_plan(settings, kinds)
     return await serve_plan(plan, handle_signals=handle_signals, task_status=task_status)
 
@@ -381,10 +349,10 @@ async def serve_plan(
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
-    """Run the server of a plan; as :func:`serve`.  What has its paths at the root is loaded before this reports.
+    """Run the server of a plan, as :func:`serve`; a service at the root is loaded before the start is reported.
 
     Raises:
-        ConfigError: what has its paths at the root cannot be loaded, or as :func:`serve`.
+        ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
     ledger = None if hosting is None else hosting.ledger
     access = await open_access(plan.settings, ledger)
@@ -396,11 +364,11 @@ async def serve_plan(
 
 
 class _Server:
-    """The parts of one server, wired to each other.
+    """Parts of one server.
 
     Attributes:
-        ended_gently: whether it was told to end, cut nothing off and lost no sequence; one that was told before it
-            served did.
+        ended_gently: whether the server drained without cancelled calls or lost sequences, or was stopped before it
+            served.
     """
 
     def __init__(self, plan: Plan, hosting: Hosting, access: Access | None, traces: ServerTraces) -> None:
@@ -413,7 +381,7 @@ class _Server:
         self._access = access
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
-        self._past = RecentPast(plan.settings.console_bodies) if _has_console(plan) else None
+        self._history = RecentPast(plan.settings.console_bodies) if _has_console(plan) else None
         self._registry = self._make_registry()
         self._admission = self._make_admission()
         self._control = self._make_control()
@@ -423,8 +391,8 @@ class _Server:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
         if self._metrics is not None:
-            self._metrics.watch(current_census(), _turns_of(current_loop_load()))
-            self._registry.subscribe(partial(_show_no_more, self._metrics))
+            self._metrics.watch(current_census(), _turns_reader(current_loop_load()))
+            self._registry.subscribe(partial(_remove_metrics, self._metrics))
             if gate is not None:
                 gate.refused = self._metrics.refused
         guards_calls = gate is not None and gate.guards_everything
@@ -435,8 +403,8 @@ class _Server:
                 *((CallerNames(),) if gate is not None else ()),
                 *hosting.observers,
                 RequestLog(),
-                *(() if self._past is None else (self._past.failures,)),
-                # The others still see the span of a call that has ended.
+                *(() if self._history is None else (self._history.failures,)),
+                # Last, as earlier observers need the span of the finished call.
                 *traces.calls,
             ),
             metrics=self._metrics,
@@ -448,7 +416,7 @@ class _Server:
             server_name=plan.settings.server_name,
             traces=traces.recent,
         )
-        self._told = all_of((*traces.requests, *(() if self._past is None else self._past.requests)))
+        self._request_observer = all_of((*traces.requests, *(() if self._history is None else self._history.requests)))
         self._plane.siblings = hosting.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
@@ -466,8 +434,8 @@ class _Server:
 
     def _make_registry(self) -> Registry:
         settings = self._settings
-        lend = partial(
-            self._lend,
+        make_context = partial(
+            self._make_load_context,
             meters=NULL_METERS if self._metrics is None else self._metrics,
             hide_errors=settings.hide_errors,
             isolates_python=settings.python_isolation == "process",
@@ -479,8 +447,8 @@ class _Server:
         )
         return Registry(
             self._plan.kinds,
-            lend,
-            # Where names are loaded when somebody asks for them, nothing happens by itself.
+            make_context,
+            # Explicit model control never loads by itself.
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
             ready_when_empty=settings.allow_empty or self._is_explicit,
         )
@@ -490,7 +458,6 @@ class _Server:
         return self._settings.model_control == "explicit"
 
     def _make_control(self) -> ModelControl | None:
-        """Make what loads by name, where that is how things are loaded."""
         if not self._is_explicit:
             return None
         first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
@@ -498,8 +465,8 @@ class _Server:
             self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
         )
 
-    def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
-        return self._hosting.lend(self._admission.around(lease), tasks, **lent)
+    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
+        return self._hosting.lend(self._admission.around(lease), tasks, **dependencies)
 
     def _make_source(self) -> ConfigSource | None:
         path = self._settings.config_path
@@ -508,38 +475,32 @@ class _Server:
         return ConfigSource(path, self._registry, self._parse, self._apply)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
-        """Read a configuration.
-
-        Raises:
-            ConfigError: it cannot be used.
-        """
         return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
 
     @property
     def _apply(self) -> ApplySpecs:
-        """What takes over a configuration."""
         return self._registry.apply if self._control is None else self._control.apply
 
     async def _import_for_loads(self) -> None:
-        """Import what loading needs before anything else, so that OpenVINO compiles while the rest is imported.
+        """Import what loading needs first, so that OpenVINO compiles while the rest is imported.
 
-        What cannot be imported is told by the load that needs it.
+        Import errors are reported by the load that needs the module.
         """
         for module in {self._plan.kinds[spec.kind].loads_with for spec in self._plan.spec.services} - {""}:
             with suppress(Exception):
                 await import_aside(module)
 
     async def _make_front_ends(self) -> dict[str, FrontEnd]:
-        """Make the front end of each protocol that has an address, which needs much that loading does without."""
+        """Create the front ends; their imports follow those of :meth:`_import_for_loads`."""
         await self._import_for_loads()
         made = await import_aside("ovmstrio.server.front_ends")
         plan, plane, gate = self._plan, self._plane, None if self._access is None else self._access.gate
         front_ends: dict[str, FrontEnd] = {}
         if plan.grpc:
-            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._told)
+            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._request_observer)
         if plan.rest:
             front_ends["REST"] = made.rest_front_end(
-                plane, plan, self._pending, gate, past=self._past, observer=self._told
+                plane, plan, self._pending, gate, past=self._history, observer=self._request_observer
             )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
@@ -548,21 +509,14 @@ class _Server:
         return front_ends
 
     def _count_connections(self) -> None:
-        """Have the metrics tell how many connections there are; those of probes and of scrapers' own port are not."""
         for name, front_end in self._front_ends.items():
             if self._metrics is not None and name in ("gRPC", "REST"):
                 gauge = self._metrics.child("ovmstrio_connections", name)
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
-    # Life
-
     async def live(
         self, hosting: Hosting | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
     ) -> None:
-        """Serve as :meth:`run`, and obey signals and what hosts the server.
-
-        Raises, Ownership and Cancellation: as :meth:`run`.
-        """
         async with trio.open_nursery() as nursery:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
@@ -576,17 +530,8 @@ class _Server:
             nursery.cancel_scope.cancel()
 
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
-        """Serve until drained.
-
-        Raises:
-            ConfigError: what is at the root cannot be loaded, TLS cannot be set up, or another server keeps its
-                sequences in the same folder.
-            OSError: an address cannot be bound.
-
-        Ownership: everything that the server opens.
-        Cancellation: ends everything at once.
-        """
-        log_tail = nullcontext() if self._past is None else self._past.remembering()
+        """Serve until drained."""
+        log_tail = nullcontext() if self._history is None else self._history.remembering()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
         keeping = keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9))
         if self._access is not None:
@@ -595,11 +540,7 @@ class _Server:
             await self._serve(refusals, task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
-        """Keep the folder of the sequences, where there are any; what has the root of the ports has none.
-
-        Raises:
-            ConfigError: another server has it, or what is kept there is for another number of processes.
-        """
+        """Lock the sequence store; a server with a service at the root has none."""
         folder = self._settings.sequence_store
         if folder is None or self._plan.root:
             return nullcontext()
@@ -622,7 +563,7 @@ class _Server:
                 await nursery.start(self._hosting.serve_peers, self._plane, self._reloading)
             pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
             if self._access is not None or self._settings.tls_cert is not None:
-                nursery.start_soon(partial(FileWatcher(self._look_at_files, pause).run, pauses_first=True))
+                nursery.start_soon(partial(FileWatcher(self._reload_changed_files, pause).run, pauses_first=True))
             async with AsyncExitStack() as opened:
                 listeners = await self._listen(opened)
                 if not self._plan.root:
@@ -642,8 +583,7 @@ class _Server:
                     await self._drained.wait()
             nursery.cancel_scope.cancel()
 
-    async def _look_at_files(self) -> bool:
-        """Look at the files of callers and certificates."""
+    async def _reload_changed_files(self) -> bool:
         for look in (self._certificates.look, *self._hosting.watches):
             await look()
         return self._access is None or await self._access.look()
@@ -655,7 +595,6 @@ class _Server:
             raise ConfigError(errors)
 
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
-        """Open the listeners of each protocol that has an address, or take those that are given."""
         listeners: dict[str, list[Listener]] = {}
         plan, given = self._plan, self._hosting.listeners
         for name, where, protocol in (
@@ -676,7 +615,7 @@ class _Server:
         return listeners
 
     def _begin_loading(self, nursery: trio.Nursery) -> None:
-        """Begin the first load, which goes on while the front ends are made."""
+        """Start the first load, which runs while the front ends are created."""
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)
             self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_store_seconds)
@@ -684,7 +623,6 @@ class _Server:
         nursery.start_soon(self._first_load)
 
     def _begin(self, nursery: trio.Nursery, addresses: dict[str, list[str]]) -> Running:
-        """Turn ready as soon as everything is loaded, and start what runs beside the calls."""
         plane = self._plane
         plane.begin_serving()
         self._readiness.show(ready=plane.readiness().ready)
@@ -702,7 +640,7 @@ class _Server:
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:
-        """Load what is configured; what fails is a state of the registry and leaves the server up."""
+        """Load the configuration; failures are states of the registry and do not stop the server."""
         if self._store is not None:
             await self._store.restore()
         self._registry.context.shared(SequenceManagers).settle()
@@ -714,16 +652,14 @@ class _Server:
             else:
                 await self._apply(self._plan.spec.services)
         except ServerError as error:
-            log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+            log.error("initial load failed", reason=error.message)  # noqa: TRY400 - an expected error
         if self._control is not None:
             await self._control.load_adopted()
 
     async def end(self, everything: trio.CancelScope) -> None:
-        """Drain the server, once; what has not begun to serve is cancelled with ``everything``.
+        """Drain the server once; before it serves, cancel ``everything``.
 
-        Returns only in the latter case: for as long as services are closed, another signal is to stop at once.
-
-        Cancellation: leaves the drain where it is.
+        Does not return after a drain: a second signal must still stop the server while services are closed.
         """
         if not self._is_serving:
             self.ended_gently = True
@@ -736,12 +672,10 @@ class _Server:
         await trio.sleep_forever()
 
     async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
-        """Drain the server, as :meth:`end`, when ``until`` returns."""
         await until()
         await self.end(everything)
 
     async def begin_drain_when(self, warned: Callable[[], Awaitable[None]]) -> None:
-        """Begin to drain when ``warned`` returns."""
         await warned()
         self._begin_drain()
 
@@ -753,7 +687,7 @@ class _Server:
             front_end.begin_drain()
 
     async def _drain(self) -> None:
-        """Turn not ready, answer what comes, close listeners, let calls end, keep sequences."""
+        """Drain: not ready, delay, close listeners, wait for calls, save sequences."""
         self._begin_drain()
         await trio.sleep(self._settings.drain_delay)
         cut = 0
@@ -775,14 +709,12 @@ class _Server:
         self.ended_gently = saved and not cut
 
 
-def _show_no_more(metrics: Metrics, status: VersionStatus) -> None:
-    """Take a version that has ended off the gauges."""
+def _remove_metrics(metrics: Metrics, status: VersionStatus) -> None:
     if status.state is VersionState.END:
         metrics.retired(status.name, str(status.version))
 
 
-def _turns_of(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:
-    """Give what reads how long the loop's turns take; from any thread."""
+def _turns_reader(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:
     return lambda: (tuple(load.turns), load.turn_seconds)
 
 
@@ -800,7 +732,7 @@ def _metrics_of(plan: Plan) -> Metrics | None:
 
 
 def _text_api() -> TextApi:
-    """Make what reads and writes texts for nodes of graphs, which few servers have."""
+    """Create the adapter for text nodes of graphs; imported only if needed."""
     from ovmstrio.protocols.openai.text_documents import OpenAITexts  # noqa: PLC0415 - imports take long while servers start
 
     return OpenAITexts()

@@ -1,7 +1,7 @@
-"""Every setting of ``ovms serve``: its name, type, bounds, default and meaning, in one place.
+"""Settings of ``ovms serve``: names, types, bounds, defaults and help texts.
 
-The command line is made from these fields.  Names and defaults are those of OVMS's model server parameters where
-OVMS has the option; those that mean nothing on trio are accepted and named in :data:`IGNORED`.
+The command line is generated from these fields.  Names and defaults are OVMS's where OVMS has the option; options
+without effect are listed in :data:`IGNORED`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ __all__ = ["GROUPS", "IGNORED", "MODEL", "TEXT", "ServerSettings"]
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
-MODEL: Final = "One model"
-TEXT: Final = "One model of text"
+MODEL: Final = "Single model"
+TEXT: Final = "Text models (LLM, embeddings, rerank, speech)"
 LIMITS: Final = "Limits and draining"
 SECURITY: Final = "Security"
 OBSERVABILITY: Final = "Logs and metrics"
 PROJECT: Final = "Handler projects"
-IGNORED_GROUP: Final = "Accepted for compatibility"
+IGNORED_GROUP: Final = "Ignored, for OVMS compatibility"
 GROUPS: Final = (SERVER, MODEL, TEXT, PROJECT, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
 
 IGNORED: Final = {
-    "grpc_workers": "one event loop serves every connection",
-    "rest_workers": "one event loop serves every connection",
+    "grpc_workers": "one event loop serves all connections",
+    "rest_workers": "one event loop serves all connections",
     "grpc_max_threads": "calls are tasks, not threads",
-    "grpc_channel_arguments": "they are settings of another implementation of gRPC",
-    "cpu_extension": "custom operations are not loaded by this version",
-    "custom_node_resources_cleaner_interval_seconds": "a custom node is given back as soon as nothing holds it",
+    "grpc_channel_arguments": "the gRPC implementation has no channel arguments",
+    "cpu_extension": "custom operations are not supported",
+    "custom_node_resources_cleaner_interval_seconds": "custom nodes are released as soon as they are unused",
 }
-"""OVMS's options that have no meaning here, with the reason; giving one is warned about."""
+"""OVMS options without effect, with the reason; using one logs a warning."""
 
 
 def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
@@ -47,327 +47,323 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
 class ServerSettings(BaseModel):
-    """The settings of one server, as given on the command line; times are seconds, sizes bytes.
+    """Settings of one server; times in seconds, sizes in bytes.
 
-    Settings of one model are texts here; ``ovmstrio.server.command_line`` makes a ``ServerSpec`` of them.
+    Options of a single model are texts; ``ovmstrio.server.command_line`` converts them to a ``ServerSpec``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    port: Port = _setting(9000, SERVER, "Port of gRPC; 0 turns it off.")
-    rest_port: Port = _setting(8000, SERVER, "Port of REST; 0 turns it off.")
+    port: Port = _setting(9000, SERVER, "gRPC port; 0 disables gRPC.")
+    rest_port: Port = _setting(8000, SERVER, "REST port; 0 disables REST.")
     grpc_bind_address: str = _setting(
-        EVERYWHERE, SERVER, "Addresses for gRPC, comma separated; unix:/path for a socket file."
+        EVERYWHERE, SERVER, "gRPC listen addresses, comma separated; unix:/path for a Unix socket."
     )
     rest_bind_address: str = _setting(
-        EVERYWHERE, SERVER, "Addresses for REST, comma separated; unix:/path for a socket file."
+        EVERYWHERE, SERVER, "REST listen addresses, comma separated; unix:/path for a Unix socket."
     )
-    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json) of all models.")
+    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json).")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
-        1, SERVER, "How often the configuration and version directories are looked at; 0 never."
+        1, SERVER, "Poll interval in seconds for configuration and model versions; 0 disables polling."
     )
     model_control: Literal["none", "explicit"] = _setting(
         "none",
         SERVER,
-        "explicit: nothing of what is configured is loaded before a client asks for it by name (KServe's repository "
-        "extension), and nothing changes unless it is asked for.",
+        "Model control mode: none loads all configured models and watches for changes; explicit loads and "
+        "unloads only on request (KServe repository extension).",
     )
     load_model: str | None = _setting(
-        None, SERVER, "Names that --model_control explicit loads at the start, comma separated; * for all."
+        None, SERVER, "Models loaded at start with --model_control explicit, comma separated; * for all."
     )
     console: Literal["off", "local", "on"] = _setting(
         "local",
         SERVER,
-        "Page at /console that shows what the server does: to callers of this machine, to all (on), or to nobody; "
-        "where callers have to be known it takes read, and admin for what changes the server.",
+        "Web console at /console: off, local (this machine only) or on. With authentication, viewing requires "
+        "the read scope and changes require the admin scope.",
     )
     console_bodies: Annotated[int, Field(ge=0, le=2**16)] = _setting(
         0,
         SERVER,
-        "Bytes of what each failed request has sent that the console shows, without what looks like a secret; 0 none. "
-        "Seen by who has admin, or where nobody has to be known by who may change the server.",
+        "How many bytes of a failed request's body the console shows (secrets redacted; 0 = none). Requires "
+        "the admin scope, or without authentication the right to change the server.",
     )
     server_name: str = _setting(
-        "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."
+        "OpenVINO Model Server", SERVER, "Server name in metadata responses; some Triton clients require triton."
     )
-    cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
+    cache_dir: Path | None = _setting(None, SERVER, "Cache directory for compiled models.")
     compiled_gb: Annotated[float, Field(ge=0)] = _setting(
-        2,
-        SERVER,
-        "GB of compiled models that are kept in the user's folder for caches, for servers without --cache_dir; 0 none.",
+        2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache_dir; 0 disables it."
     )
     core_sharing: Literal["auto", "off"] = _setting(
         "auto",
         SERVER,
-        "Bind threads of a model to cores only while it has the machine for itself, unless its plugin_config says; "
-        "off leaves it to OpenVINO, which binds those of each model as if there were no other.",
+        "CPU pinning: auto pins a model's threads only while it is the only busy model (plugin_config has "
+        "precedence); off leaves pinning to OpenVINO.",
     )
     trial_load: Literal["auto", "off", "again"] = _setting(
         "auto",
         SERVER,
-        "Run models that were never seen to run on this machine in a process of their own first, so that a crash is "
-        "theirs; again also tries those that crashed.",
+        "Crash probe: auto loads models that never ran on this machine in a subprocess first; off never does; "
+        "again also retries models that crashed.",
     )
     sequence_cleaner_poll_wait_minutes: Annotated[int, Field(ge=0, le=2**32 - 1)] = _setting(
-        5, SERVER, "How often sequences are looked at; one that is idle twice in a row is removed. 0 never."
+        5,
+        SERVER,
+        "Cleanup interval in minutes for sequences; a sequence idle for two intervals is removed. 0 disables cleanup.",
     )
-    sequence_store: Path | None = _setting(
-        None, SERVER, "Folder where sequences are kept from the end of the server to its next start."
-    )
+    sequence_store: Path | None = _setting(None, SERVER, "Directory where sequences are saved across restarts.")
     sequence_store_seconds: Annotated[float, Field(ge=0, le=86_400)] = _setting(
-        5, SERVER, "Time of which steps may be missing there when the server is killed; 0 writes only at its end."
+        5,
+        SERVER,
+        "Flush interval in seconds of --sequence_store: at most this much is lost if the server is killed. 0 "
+        "writes only on shutdown.",
     )
-    allow_empty: bool = _setting(False, SERVER, "Be ready with no model configured.")
+    allow_empty: bool = _setting(False, SERVER, "Report ready without any configured model.")
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
-        1, SERVER, "Processes that serve everything together; auto (0) decides by what is served."
+        1, SERVER, "Number of worker processes; auto (0) measures the models and decides."
     )
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
     model_path: Path | None = _setting(
         None,
         MODEL,
-        "Its folder of version folders, or its file; of a graph the folder with graph.pbtxt, or that file; of a model "
-        "of text its folder, or its .gguf.",
+        "Model directory with version directories, or model file; for a graph its directory or graph.pbtxt; "
+        "for a text model its directory or .gguf file.",
     )
     batch_size: str | None = _setting(None, MODEL, "Batch size: 8, auto, -1 or 2:8.")
     batching: str | None = _setting(
-        None, MODEL, 'Join requests: {"max_batch_size":16,"batch_timeout_ms":5}; also "max_queue_size", "eager".'
+        None, MODEL, 'Dynamic batching: {"max_batch_size":16,"batch_timeout_ms":5}; also "max_queue_size", "eager".'
     )
-    shape: str | None = _setting(None, MODEL, 'Shape: "(1,3,224,224)", auto, or {"input":"(1,10)"}.')
+    shape: str | None = _setting(None, MODEL, 'Input shape: "(1,3,224,224)", auto, or {"input":"(1,10)"}.')
     shape_buckets: str | None = _setting(
-        None, MODEL, 'Pad requests up to sizes: {"batch":[1,4,16],"words":{"sizes":[32,64],"inputs":{"ids":1}}}.'
+        None, MODEL, 'Padding buckets: {"batch":[1,4,16],"words":{"sizes":[32,64],"inputs":{"ids":1}}}.'
     )
     layout: str | None = _setting(None, MODEL, 'Layout: NHWC, NHWC:NCHW, or {"input":"NHWC"}.')
     model_version_policy: str | None = _setting(
-        None, MODEL, 'Versions: {"latest":{"num_versions":2}}, {"all":{}} or {"specific":{"versions":[1,3]}}.'
+        None, MODEL, 'Served versions: {"latest":{"num_versions":2}}, {"all":{}} or {"specific":{"versions":[1,3]}}.'
     )
     nireq: Annotated[int, Field(ge=0, le=100_000)] = _setting(
-        0, MODEL, "Infer requests in the pool; 0 lets OpenVINO choose."
+        0, MODEL, "Size of the infer-request pool; 0 lets OpenVINO choose."
     )
-    target_device: str = _setting("CPU", MODEL, "Device.")
-    plugin_config: str | None = _setting(None, MODEL, 'Device settings: {"NUM_STREAMS":"2"}.')
+    target_device: str = _setting("CPU", MODEL, "OpenVINO device.")
+    plugin_config: str | None = _setting(None, MODEL, 'OpenVINO device properties: {"NUM_STREAMS":"2"}.')
     mean: str | None = _setting(
-        None, MODEL, "Subtracted from the input: 127.5, or a list with one a channel; needs --layout."
+        None, MODEL, "Mean subtracted from the input: 127.5, or a list with one value per channel; requires --layout."
     )
-    scale: str | None = _setting(None, MODEL, "Divides the input: 127.5, or a list with one a channel; needs --layout.")
-    color_format: str | None = _setting(None, MODEL, "Colour format of the input: BGR or BGR:RGB; needs --layout.")
+    scale: str | None = _setting(
+        None, MODEL, "Divisor of the input: 127.5, or a list with one value per channel; requires --layout."
+    )
+    color_format: str | None = _setting(None, MODEL, "Color format of the input: BGR or BGR:RGB; requires --layout.")
     precision: str | None = _setting(
-        None, MODEL, "Element type of the input: FP32, input:FP32 or UINT8:FP32; needs --layout."
+        None, MODEL, "Element type of the input: FP32, input:FP32 or UINT8:FP32; requires --layout."
     )
-    stateful: bool = _setting(False, MODEL, "Serve sequences.")
-    idle_sequence_cleanup: bool | None = _setting(None, MODEL, "Remove idle sequences; needs --stateful.")
-    low_latency_transformation: bool | None = _setting(None, MODEL, "Apply LowLatency2; needs --stateful.")
-    max_sequence_number: int | None = _setting(None, MODEL, "Sequences at once; needs --stateful.")
+    stateful: bool = _setting(False, MODEL, "Serve a stateful model with sequences.")
+    idle_sequence_cleanup: bool | None = _setting(None, MODEL, "Remove idle sequences; requires --stateful.")
+    low_latency_transformation: bool | None = _setting(
+        None, MODEL, "Apply the LowLatency2 transformation; requires --stateful."
+    )
+    max_sequence_number: int | None = _setting(
+        None, MODEL, "Maximum number of concurrent sequences; requires --stateful."
+    )
     sequence_migration: bool | None = _setting(
-        None, MODEL, "Let sequences go on when the model is loaded again; needs --stateful."
+        None, MODEL, "Keep sequences when the model is reloaded; requires --stateful."
     )
 
     task: str | None = _setting(
         None,
         TEXT,
-        "What the model does: text_generation, embeddings, rerank, speech2text, text2speech; by default what its files "
-        "tell.",
+        "Task: text_generation, embeddings, rerank, speech2text or text2speech; by default detected from the "
+        "model files.",
     )
-    cache_size: float | None = _setting(
-        None, TEXT, "GB of the cache of keys and values; 0 is a quarter of the free memory."
+    cache_size: float | None = _setting(None, TEXT, "KV-cache size in GB; 0 uses a quarter of the free memory.")
+    max_num_seqs: int | None = _setting(None, TEXT, "Maximum sequences per engine step; default 256.")
+    max_num_batched_tokens: int | None = _setting(None, TEXT, "Maximum tokens per engine step; default 256.")
+    dynamic_split_fuse: bool | None = _setting(
+        None, TEXT, "Split the prefill of long prompts over several steps; default on."
     )
-    max_num_seqs: int | None = _setting(None, TEXT, "Texts made in one step at most; 256 by default.")
-    max_num_batched_tokens: int | None = _setting(None, TEXT, "Tokens of one step at most; 256 by default.")
-    dynamic_split_fuse: bool | None = _setting(None, TEXT, "Cut long prompts into several steps; on by default.")
     enable_prefix_caching: bool | None = _setting(
-        None, TEXT, "Compute what prompts have in common once; on by default."
+        None, TEXT, "Reuse the KV cache of common prompt prefixes; default on."
     )
-    kv_cache_precision: str | None = _setting(None, TEXT, "Element type of that cache: u8, f16, bf16.")
+    kv_cache_precision: str | None = _setting(None, TEXT, "KV-cache element type: u8, f16 or bf16.")
     kv_overcommit: float | None = _setting(
-        None, TEXT, "How often that cache is promised to requests; 1.0 by default, so that each finds its room."
+        None, TEXT, "KV-cache overcommit factor. 1.0 (default) admits a request only if its worst case fits."
     )
-    best_of_limit: int | None = _setting(None, TEXT, "Beams and texts that a request may ask for; 20 by default.")
+    best_of_limit: int | None = _setting(None, TEXT, "Maximum best_of and n of a request; default 20.")
     max_tokens_limit: int | None = _setting(
-        None, TEXT, "Tokens that an answer may have; by default what the model's context leaves."
+        None, TEXT, "Maximum completion tokens of a request; by default limited by the context length."
     )
     tool_parser: str | None = _setting(
-        None, TEXT, "Form of tool calls in the text, such as hermes3; by default what the chat template tells; none."
+        None, TEXT, "Tool-call parser, such as hermes3, or none; by default detected from the chat template."
     )
     reasoning_parser: str | None = _setting(
-        None, TEXT, "Form of reasoning in the text, such as qwen3; by default what the chat template tells; none."
+        None, TEXT, "Reasoning parser, such as qwen3, or none; by default detected from the chat template."
     )
     enable_tool_guided_generation: bool | None = _setting(
-        None, TEXT, "Make tool calls fit the schemas of their parameters."
+        None, TEXT, "Constrain tool calls to the JSON schemas of their parameters."
     )
     chat_template_mode: str | None = _setting(
-        None, TEXT, "What renders chat templates: JINJA (default), or MINJA, which is the library's own."
+        None, TEXT, "Chat-template renderer: JINJA (default) or MINJA (openvino-genai's own)."
     )
-    pipeline_type: str | None = _setting(None, TEXT, "AUTO, LM_CB or LM, which are the same here.")
+    pipeline_type: str | None = _setting(None, TEXT, "Pipeline type: AUTO, LM_CB or LM; no effect.")
     idle_unload_seconds: float | None = _setting(
-        None,
-        TEXT,
-        "Give the model's memory back after so long without a request; the next one loads it again. 0 never.",
+        None, TEXT, "Idle time in seconds after which the model is unloaded until the next request; 0 never unloads."
     )
     reload: str | None = _setting(
         None,
         TEXT,
-        "Load a new version beside the old one (swap), or after that has given its memory back (retire_first); auto "
-        "decides by the memory that is free.",
+        "Reload strategy: swap loads the new version next to the old one, retire_first unloads the old one "
+        "first, auto decides by free memory.",
     )
     draft_models_path: str | None = _setting(
-        None, TEXT, "A smaller model of the same vocabulary, which proposes tokens for the first one to check."
+        None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
-    draft_device: str | None = _setting(None, TEXT, "Where that model runs; by default where the first one does.")
-    pooling: str | None = _setting(None, TEXT, "What makes one vector of a text's: CLS (default), LAST, MEAN.")
-    normalize: bool | None = _setting(None, TEXT, "Give embeddings the length 1; on by default.")
-    truncate: bool | None = _setting(None, TEXT, "Cut texts that are too long for embeddings, rather than refuse them.")
-    max_allowed_chunks: int | None = _setting(
-        None, TEXT, "Pieces of documents that a call of rerank may have; 10000 by default."
-    )
-    enable_word_timestamps: bool | None = _setting(
-        None, TEXT, "Tell when each word of a recording was spoken, which takes longer."
-    )
-    speed_min: float | None = _setting(None, TEXT, "How slow a request may have a text spoken; 0.25 by default.")
-    speed_max: float | None = _setting(None, TEXT, "How fast a request may have a text spoken; 4 by default.")
+    draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
+    pooling: str | None = _setting(None, TEXT, "Embedding pooling: CLS (default), LAST or MEAN.")
+    normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
+    truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
+    max_allowed_chunks: int | None = _setting(None, TEXT, "Maximum document chunks of a rerank request; default 10000.")
+    enable_word_timestamps: bool | None = _setting(None, TEXT, "Compute word timestamps of transcripts; slower.")
+    speed_min: float | None = _setting(None, TEXT, "Minimum speech speed of a request; default 0.25.")
+    speed_max: float | None = _setting(None, TEXT, "Maximum speech speed of a request; default 4.")
 
     readiness_file: Path | None = _setting(
-        None, PROJECT, "File that exists while the project can be called; /run/workspace/api_readiness.txt by default."
+        None, PROJECT, "File that exists while the project is ready; default /run/workspace/api_readiness.txt."
     )
-    debug: bool = _setting(False, PROJECT, "Tell callers what a handler's code raised.")
+    debug: bool = _setting(False, PROJECT, "Include handler exceptions in error responses.")
 
     max_message_size: Annotated[int, Field(ge=1024, le=2**31 - 1)] = _setting(
-        64 * 2**20, LIMITS, "Largest message, both ways and for both protocols."
+        64 * 2**20, LIMITS, "Maximum message size in bytes, both directions and both protocols."
     )
     max_pending_response_bytes: Annotated[int, Field(ge=1024)] = _setting(
-        64 * 2**20,
-        LIMITS,
-        "Bytes of answers that may wait for one client, over both protocols; beyond it its calls wait before they run.",
+        64 * 2**20, LIMITS, "Send buffer limit in bytes per client; further calls of the client wait."
     )
     grpc_memory_quota: Annotated[int, Field(ge=1024)] | None = _setting(
-        None,
-        LIMITS,
-        "The same for all clients together; by default a quarter of the memory that the process may have.",
+        None, LIMITS, "Send buffer limit in bytes of all clients together; default a quarter of the memory limit."
     )
     stalled_client_seconds: Annotated[float, Field(ge=0)] = _setting(
-        60, LIMITS, "A client that takes nothing for so long of what waits for it is cut off; 0 never."
+        60,
+        LIMITS,
+        "Send stall timeout in seconds: clients that read no data for this long are disconnected. 0 disables it.",
     )
     request_receive_seconds: Annotated[float, Field(gt=0)] = _setting(
-        120, LIMITS, "Time that a request over HTTP may take to come, from its first byte to its last."
+        120, LIMITS, "HTTP request read timeout in seconds, from first to last byte."
     )
     max_concurrency: Annotated[int, Field(ge=0)] = _setting(
-        0, LIMITS, "Calls under way at once, of all services together; 0 for any number. Those beyond wait."
+        0, LIMITS, "Maximum concurrent calls of all services together; further calls are queued. 0 is unlimited."
     )
     max_queue: Annotated[int, Field(ge=0)] = _setting(
-        1000, LIMITS, "Calls that may wait for --max_concurrency, or for room in the cache of one model of text (256)."
+        1000, LIMITS, "Queue length of --max_concurrency, and of each text model waiting for KV cache (default 256)."
     )
     queue_timeout: Annotated[float, Field(ge=0)] = _setting(
-        0, LIMITS, "Seconds that a call of a handler may wait for a thread before it is refused; 0 for any time."
+        0, LIMITS, "Queue timeout in seconds of handler calls waiting for a thread; 0 waits without limit."
     )
     drain_delay: Annotated[float, Field(ge=0)] = _setting(
-        0, LIMITS, "Time between turning not ready and closing the listeners."
+        0, LIMITS, "Delay in seconds between not ready and closing the listeners on shutdown."
     )
     drain_seconds: Annotated[float, Field(ge=0)] = _setting(
-        30, LIMITS, "Time that calls in flight get when the server stops."
+        30, LIMITS, "Drain timeout in seconds: calls still running after it are cancelled."
     )
-    tls_cert: Path | None = _setting(None, SECURITY, "Certificate chain (PEM) of both protocols.")
-    tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
-    client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
+    tls_cert: Path | None = _setting(None, SECURITY, "TLS certificate chain (PEM) of both protocols.")
+    tls_key: Path | None = _setting(None, SECURITY, "TLS private key (PEM).")
+    client_ca: Path | None = _setting(
+        None, SECURITY, "CA certificate (PEM); clients must present a certificate of this CA (mutual TLS)."
+    )
     api_key_file: Path | None = _setting(
         None,
         SECURITY,
-        "File with the one key that endpoints of text generation ask for, also the variable API_KEY; other endpoints "
-        "ask for none unless --keys_file or tokens guard them.",
+        "File with the API key of the text-generation endpoints (also: environment variable API_KEY). Other "
+        "endpoints stay open unless --keys_file or tokens are configured.",
     )
     keys_file: Path | None = _setting(
         None,
         SECURITY,
-        "File of callers (ovms keys): everything but health then needs a key, a client certificate or a token.",
+        "Callers file (ovms keys): all endpoints except health require a key, client certificate or token.",
     )
     jwks_file: Path | None = _setting(
-        None, SECURITY, "Public keys (JWKS) whose JSON Web Tokens name callers; everything but health needs one then."
+        None, SECURITY, "JSON Web Key Set file for JWT authentication: all endpoints except health require a token."
     )
     oidc_issuer: str | None = _setting(
-        None, SECURITY, "Issuer that tokens must be of; without --jwks_file its keys are fetched from there."
+        None, SECURITY, "Required token issuer; without --jwks_file its keys are fetched from there."
     )
-    jwt_audience: str | None = _setting(None, SECURITY, "Audience that tokens must be for.")
+    jwt_audience: str | None = _setting(None, SECURITY, "Required token audience.")
     jwt_leeway_seconds: Annotated[int, Field(ge=0, le=3600)] = _setting(
-        60, SECURITY, "By how much the clocks of token issuers may differ."
+        60, SECURITY, "Clock skew tolerance in seconds for tokens."
     )
     probe_port: Port = _setting(
         0,
         SECURITY,
-        "Port of /v2/health/live and /v2/health/ready alone, without TLS, for probes that have no certificate; 0 none.",
+        "Port for /v2/health/live and /v2/health/ready only, without TLS, for probes without certificates; 0 "
+        "disables it.",
     )
     allow_remote_admin: bool = _setting(
         False,
         SECURITY,
-        "Let other machines change the server (reloads, loads and unloads, regions of shared memory, what is logged); "
-        "otherwise only this one may. Where callers have to be known, those with the scope admin may, and nobody else.",
+        "Allow admin changes (load, unload, reload, shared memory, log settings) from other machines; default "
+        "this machine only. With authentication, the admin scope decides instead.",
     )
     trusted_proxies: str = _setting(
         "",
         SECURITY,
-        "Proxies whose X-Forwarded-For or Forwarded names the client: addresses and networks such as 10.0.0.0/8, "
-        "comma separated; unix for proxies at Unix sockets. No client behind these is local.",
+        "Trusted proxies (X-Forwarded-For, Forwarded): addresses and networks such as 10.0.0.0/8, comma "
+        "separated; unix for peers at Unix sockets. Clients of trusted proxies are never local.",
     )
     allow_shared_memory: bool = _setting(
-        False,
-        SECURITY,
-        "Let clients on this machine register shared memory that tensors are taken from and written to; "
-        "for clients that are trusted.",
+        False, SECURITY, "Allow local clients to register shared memory for tensors; trusted clients only."
     )
     hide_errors: bool = _setting(
-        False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
+        False, SECURITY, "Hide the text of exceptions in graph Python code; clients get the type only."
     )
     python_isolation: Literal["none", "process"] = _setting(
-        "none",
-        SECURITY,
-        "Run the Python code of graphs and handlers in processes of its own, where an entry does not say.",
+        "none", SECURITY, "Default isolation of Python code of graphs and handlers: none or process."
     )
     python_memory_limit: Annotated[int, Field(ge=0)] = _setting(
-        0,
-        LIMITS,
-        "Bytes of memory that each process of Python code may have, where an entry does not say; 0 any number.",
+        0, LIMITS, "Default memory limit in bytes of each Python worker process; 0 is unlimited."
     )
     custom_node_isolation: Literal["none", "process"] = _setting(
-        "none", SECURITY, "Run each custom node that is a shared library in a process of its own."
+        "none", SECURITY, "Isolation of custom nodes (shared libraries): none or process."
     )
     openai_errors: Literal["openai", "ovms"] = _setting(
-        "openai",
-        SERVER,
-        "Form of errors of OpenAI's API: as OpenAI's clients read them, or OVMS's texts and statuses.",
+        "openai", SERVER, "Error format of the OpenAI API: openai, or the texts and statuses of ovms."
     )
-    allowed_origins: str | None = _setting(None, SECURITY, "CORS: origins, comma separated, or *; off unless given.")
-    allowed_methods: str = _setting("*", SECURITY, "CORS: methods.")
-    allowed_headers: str = _setting("*", SECURITY, "CORS: headers.")
-    allow_credentials: bool = _setting(False, SECURITY, "CORS: allow credentials.")
+    allowed_origins: str | None = _setting(
+        None, SECURITY, "CORS allowed origins, comma separated, or *; CORS is disabled by default."
+    )
+    allowed_methods: str = _setting("*", SECURITY, "CORS allowed methods.")
+    allowed_headers: str = _setting("*", SECURITY, "CORS allowed headers.")
+    allow_credentials: bool = _setting(False, SECURITY, "CORS allow credentials.")
 
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
-        "INFO", OBSERVABILITY, "Least level that is logged."
+        "INFO", OBSERVABILITY, "Minimum log level."
     )
     log_levels: str | None = _setting(
         None,
         OBSERVABILITY,
-        "Levels of parts of the log, such as ovmstrio.ops=debug,ovmstrio.serving=error; a name includes all below.",
+        "Log levels by logger, such as ovmstrio.ops=debug,ovmstrio.serving=error; a name includes all loggers "
+        "below it.",
     )
     access_log: Literal["off", "combined", "json"] = _setting(
-        "off", OBSERVABILITY, "Line for each request on standard output, as web servers write it or with more as JSON."
+        "off", OBSERVABILITY, "Access log on standard output: off, combined (Apache format) or json."
     )
-    log_path: Path | None = _setting(None, OBSERVABILITY, "File that gets the log as well.")
-    log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Form of log lines.")
+    log_path: Path | None = _setting(None, OBSERVABILITY, "Log file, in addition to standard error.")
+    log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Log format: pretty or json.")
     metrics_enable: bool = _setting(True, OBSERVABILITY, "Serve /metrics on the REST port.")
     metrics_list: str | None = _setting(
-        None, OBSERVABILITY, "Metric families to serve in place of the default set, comma separated."
+        None, OBSERVABILITY, "Metric families that replace the default OVMS families, comma separated."
     )
     metrics_families: str | None = _setting(
         None,
         OBSERVABILITY,
-        "The same with the server's own families among them, and with * for anything: ovms_requests_*,ovmstrio_ready.",
+        "Metric families, ovmstrio_* included, comma separated with * wildcards: ovms_requests_*,ovmstrio_ready.",
     )
     llm_metrics: Literal["own", "vllm"] = _setting(
         "own",
         OBSERVABILITY,
-        "Tell figures of models of text under vLLM's names (vllm:num_requests_running), too: vllm.",
+        "Names of text-model metrics: own, or vllm for vLLM aliases (vllm:num_requests_running) in addition.",
     )
 
-    grpc_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
-    rest_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
-    grpc_max_threads: int | None = _setting(None, IGNORED_GROUP, "Accepted; calls are tasks.")
-    grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
-    cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
-    custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Accepted.")
+    grpc_workers: int | None = _setting(None, IGNORED_GROUP, "Ignored; one event loop serves all connections.")
+    rest_workers: int | None = _setting(None, IGNORED_GROUP, "Ignored; one event loop serves all connections.")
+    grpc_max_threads: int | None = _setting(None, IGNORED_GROUP, "Ignored; calls are tasks.")
+    grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Ignored.")
+    cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Ignored.")
+    custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Ignored.")

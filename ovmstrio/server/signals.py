@@ -1,4 +1,4 @@
-"""The signals that end a server, at the first gently, and the one that renews its processes."""
+"""Signal handling: drain, immediate stop and rolling restart, with a bounded shutdown time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ import trio
 
 __all__ = ["END_WATCHDOG", "EndWatchdog", "obey_renewals", "obey_signals"]
 
-# ----------------------------------------------------------------------
-# Upper bound on the time between a signal and the end of the process
-# ----------------------------------------------------------------------
+# Shutdown watchdog
 
 MARGIN_SECONDS: Final = 30.0
-"""Time for unloading after the drain; more than a parent process gives its workers."""
-_AT_ONCE_SECONDS: Final = 15.0
+"""Time for unloading after the drain; longer than a parent process gives its workers."""
+_STOP_SECONDS: Final = 15.0
 _MAX_SECONDS: Final = 10_000_000.0
-"""Limit of the timer; a drain may have no bound."""
+"""Limit of the timer; a drain may be unbounded."""
 
 
 class EndWatchdog:
-    """Ends the process with exit code 1 when its shutdown exceeds a bound.
+    """Watchdog that ends the process with exit code 1 when shutdown takes too long.
 
-    The timer is that of :mod:`faulthandler`: it needs neither the event loop nor the interpreter's lock.
+    Uses the timer of :mod:`faulthandler`, which needs neither the event loop nor the GIL.
     """
 
     def __init__(self) -> None:
@@ -41,39 +39,34 @@ class EndWatchdog:
         self._is_running = False
 
     def enable(self, drain_seconds: float, margin_seconds: float = MARGIN_SECONDS) -> None:
-        """Bound the shutdown of this process; without this call :meth:`start` does nothing.
-
-        Args:
-            drain_seconds: longest time of a drain.
-            margin_seconds: what the process gets in addition.
-        """
+        """Enable the watchdog of this process; :meth:`start` does nothing otherwise."""
         self._drain_seconds, self._margin_seconds = drain_seconds, margin_seconds
         self._was_enabled = True
 
     def disable(self) -> None:
-        """Stop the timer; the process goes on."""
+        """Stop the timer."""
         self._drain_seconds = None
         self._is_running = False
         faulthandler.cancel_dump_traceback_later()
 
     def start(self) -> None:
-        """Start the timer of a drain, unless a timer runs already."""
+        """Start the timer of a drain, unless a timer is running."""
         if self._drain_seconds is not None and not self._is_running:
             self._start(self._drain_seconds + self._margin_seconds)
 
     def start_at_once(self) -> None:
-        """Start the timer of a stop without a drain; a timer that runs is replaced."""
+        """Start or replace the timer for a stop without drain."""
         if self._drain_seconds is not None:
-            self._start(min(_AT_ONCE_SECONDS, self._margin_seconds))
+            self._start(min(_STOP_SECONDS, self._margin_seconds))
 
     def bound_exit(self) -> None:
-        """Start the timer of the interpreter's shutdown, which waits for threads, if a server has run."""
+        """Start the timer for the interpreter's exit, which waits for threads, if a server has run."""
         if self._was_enabled:
-            self._start(min(_AT_ONCE_SECONDS, self._margin_seconds))
+            self._start(min(_STOP_SECONDS, self._margin_seconds))
 
     def _start(self, seconds: float) -> None:
         self._is_running = True
-        # This runs in signal handlers, whose errors would end the event loop.
+        # Runs in signal handlers, whose errors would end the event loop.
         with suppress(OSError):
             if self._output is None:
                 self._output = _open_output()
@@ -81,7 +74,7 @@ class EndWatchdog:
 
 
 def _open_output() -> int:
-    """Open standard error for writes that do not block, for a full pipe would keep the process from its end."""
+    """Open standard error non-blocking, as a full pipe would block the exit."""
     with suppress(OSError):
         mode = os.fstat(2).st_mode
         if stat.S_ISREG(mode) or stat.S_ISSOCK(mode):
@@ -91,12 +84,10 @@ def _open_output() -> int:
 
 
 END_WATCHDOG: Final = EndWatchdog()
-"""The watchdog of this process."""
+"""Watchdog of this process."""
 
 
-# ----------------------------------------------------------------------
-# The signals that end a server, at the first gently, and the one that renews its processes
-# ----------------------------------------------------------------------
+# Signals
 
 log = structlog.get_logger(__name__)
 
@@ -109,15 +100,12 @@ async def obey_signals(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Drain at the first signal, stop at once at the second.
+    """Drain at the first signal and stop at the second.
 
     Args:
-        drain: ends the server gently.
-        everything: what is cancelled to stop at once.
-        task_status: is told once signals are heard.
-
-    Ownership: the task that drains.
-    Cancellation: at any checkpoint, the drain's too; signals have their usual effect again.
+        drain: drains the server.
+        everything: is cancelled to stop at once.
+        task_status: reports that signals are handled.
     """
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         _start_watchdog_at_signals()
@@ -134,7 +122,7 @@ async def obey_signals(
 
 
 def _start_watchdog_at_signals() -> None:
-    """Start the watchdog in the signal handlers, because a stuck event loop does not receive the signals."""
+    """Start the watchdog in the signal handlers, as a stuck event loop does not receive signals."""
     for number in _SIGNALS:
         receive = signal.getsignal(number)
 
@@ -148,16 +136,9 @@ def _start_watchdog_at_signals() -> None:
 async def obey_renewals(
     renew: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Renew at each SIGHUP, one time after the other.
-
-    Args:
-        renew: starts the processes of a server anew.
-        task_status: is told once the signal is heard.
-
-    Cancellation: at any checkpoint, the renewal's too; the signal has its usual effect again.
-    """
+    """Run a rolling restart at each SIGHUP."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:
-            log.info("renewing processes")
+            log.info("rolling restart started")
             await renew()

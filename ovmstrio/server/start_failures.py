@@ -1,4 +1,4 @@
-"""Why a server could not start, or ended, in words."""
+"""Error messages of failed starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Give the errors of a group, and of the groups in it; an error that is none gives itself."""
+    """Yield the errors of nested groups."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
@@ -27,9 +27,9 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def reason_of(error: BaseException, *, with_traceback: bool = False) -> str | None:
-    """Say in words what the server or the system means to tell; None for what nobody foresaw.
+    """Return the message of an expected error, or None for an unexpected one.
 
-    With ``with_traceback`` what user code raised comes first, with where it did.
+    ``with_traceback`` prepends the traceback of user code.
     """
     if isinstance(error, ConfigError):
         text = "\n       ".join(str(problem).rstrip() for problem in error.problems)
@@ -46,7 +46,7 @@ def reason_of(error: BaseException, *, with_traceback: bool = False) -> str | No
 
 
 def log_failures(group: BaseExceptionGroup[Any]) -> None:
-    """Log a line for each of the errors; those that are meant to be told need no traceback."""
+    """Log one line per error; expected errors have no traceback."""
     for error in leaves(group):
         reason = error.message if isinstance(error, ServerError) else reason_of(error)
         if reason is None:

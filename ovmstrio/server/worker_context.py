@@ -1,4 +1,4 @@
-"""How a process takes part in a server of several processes."""
+"""Context that a worker process passes to its server."""
 
 from __future__ import annotations
 
@@ -21,29 +21,25 @@ __all__ = ["Hosting", "ServePeers"]
 
 
 class ServePeers(Protocol):
-    """Answers requests of other worker processes until cancelled."""
+    """RPC server of a worker; runs until cancelled."""
 
     async def __call__(self, plane: DataPlane, reloading: Reloading, *, task_status: trio.TaskStatus[None]) -> None:
-        """Report the start once other processes can connect."""
-        ...
+        """Report the start once other workers can connect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """How a process takes part in a server of several processes; by default it is the only one.
+    """Context of a worker process; the default is a single-process server.
 
     Attributes:
-        listeners: where its connections come from, by protocol, in place of the plan's addresses.
-        lend: makes what those that load are lent.
-        obstacle: tells why the server as a whole cannot answer, or an empty text.
-        until: returns when the server is to drain.
-        warned: returns when that is near.
-        observers: are told of every call before the server's own are.
-        watches: look at files of its own, again and again.
-        serve_peers: answers requests of other worker processes; started with the data plane and the reloads.
-        leave: is called when all connections have ended, before sequences are kept.
-        ledger: is where all processes count together.
-        siblings: are the other processes, as those see them who ask all of them.
+        listeners: listeners by protocol, instead of the plan's addresses.
+        obstacle: returns why the server as a whole is not ready, or an empty text.
+        until: returns when the server must drain.
+        warned: returns shortly before ``until``.
+        observers: call observers that precede the server's own.
+        watches: polls of further files.
+        serve_peers: RPC server, started with the data plane and reloads.
+        leave: runs after all connections have ended, before sequences are saved.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -60,5 +56,5 @@ class Hosting:
 
     @property
     def is_part(self) -> bool:
-        """Whether another process tells of the server as a whole."""
+        """Whether the process is one of several workers, so that the parent logs for the server."""
         return self.listeners is not None

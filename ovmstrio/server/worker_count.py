@@ -1,9 +1,9 @@
-"""How many processes serve a configuration: as many as was said, or as its event loops need.
+"""Number of worker processes: configured, or derived from the services.
 
-An event loop is one core's, and what it does for a call, Python code above all, holds up everything else in its
-process.  What OpenVINO's threads do fills the other cores from one process.  So it is the part of a call that is the
-loop's which tells how many processes fill a machine: all of it, and there is one for each core; a hundredth, and one is
-enough.
+An event loop uses one core, and Python code on it delays all calls of its process; OpenVINO's threads use the other
+cores from one process.  So the share of a call that runs on the event loop decides: a share of 100 % needs one process
+per
+core, 1 % needs one process.
 """
 
 from __future__ import annotations
@@ -24,52 +24,51 @@ if TYPE_CHECKING:
 
 __all__ = ["MeasuredCall", "WorkerChoice", "choose_count", "count_workers", "loop_bound", "worth_measuring"]
 
-_OF_PYTHON: Final = (GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec)
-"""What may run Python code of users, which is not called without a client that wants it."""
-_OWN_SECONDS: Final = 80e-6
-"""What the server itself does for a call on the event loop: it is read, checked, answered and counted."""
-_PART_OF_MEMORY: Final = 0.5
-"""How much of the memory copies of models may take."""
+_PYTHON_KINDS: Final = (GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec)
+"""Kinds that may run user Python code."""
+_SERVER_SECONDS: Final = 80e-6
+"""Time of the server itself per call on the event loop."""
+_MAX_MEMORY_SHARE: Final = 0.5
+"""Share of memory for copies of models."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCall:
-    """What one call of a model takes: processor time of the event loop, and of threads beside it, in seconds."""
+    """CPU seconds of one call on the event loop and in other threads."""
 
     loop_seconds: float
     other_seconds: float
 
     @property
     def loop_part(self) -> float:
-        """How much of all is the event loop's, with what the server does for a call: from 0 to 1."""
-        on_loop = self.loop_seconds + _OWN_SECONDS
+        """Share of the event loop, from 0 to 1, with the server's own time."""
+        on_loop = self.loop_seconds + _SERVER_SECONDS
         return on_loop / (on_loop + self.other_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """How many processes, and why."""
+    """Number of workers and the reason."""
 
     count: int
     reason: str
 
 
 def count_workers(settings: ServerSettings, spec: ServerSpec) -> int:
-    """Tell how many processes serve a configuration: as many as was said, or as is known without measuring.
+    """Return the configured number of workers, or an automatic one without measurements.
 
-    For ``auto`` that is one for models, and as many as there are cores that the process may use where there may be
-    Python code of users.
+    Automatic is one for models, and the number of usable cores if user Python code may run.
     """
     return settings.workers or choose_count(spec.services, usable_cores(), {}).count
 
 
 def loop_bound(services: Sequence[ServableSpec]) -> ServableSpec | None:
-    """Give one of the services whose calls are work of an event loop or of Python code, whatever they are."""
-    return next((each for each in services if isinstance(each, (*_OF_PYTHON, RemoteSpec))), None)
+    """Return a service whose calls always run on the event loop or in Python code, or None."""
+    return next((each for each in services if isinstance(each, (*_PYTHON_KINDS, RemoteSpec))), None)
 
 
 def worth_measuring(services: Sequence[ServableSpec], cores: int) -> list[ModelSpec]:
-    """List the models by whose times the number is decided: none where it is known already."""
+    """Return the models to measure; none if the number of workers is already known."""
     if cores == 1 or loop_bound(services) is not None:
         return []
     return [each for each in services if isinstance(each, ModelSpec) and not each.stateful]
@@ -83,35 +82,35 @@ def choose_count(
     model_bytes: int = 0,
     memory_bytes: int = 0,
 ) -> WorkerChoice:
-    """Decide how many processes serve some services.
+    """Return the number of workers for services.
 
     Args:
-        services: what is configured.
-        cores: how many the server may use.
-        measured: what calls of models take, by name; of those that are not there computing is taken to be nearly all.
-        model_bytes: how large the files of all models are, of which each process has a copy.
-        memory_bytes: what the server may have; 0 if nobody knows.
+        services: configured services.
+        cores: usable cores.
+        measured: measured calls by model name; other models count as compute only.
+        model_bytes: size of all model files, of which each worker has a copy.
+        memory_bytes: memory limit; 0 if unknown.
     """
     if cores == 1:
-        return WorkerChoice(1, "the server may use one core")
+        return WorkerChoice(1, "one usable core")
     wanted = _wanted(services, cores, measured)
-    most = int(_PART_OF_MEMORY * memory_bytes / model_bytes) if model_bytes and memory_bytes else cores
+    most = int(_MAX_MEMORY_SHARE * memory_bytes / model_bytes) if model_bytes and memory_bytes else cores
     if wanted.count <= max(1, most):
         return wanted
-    copies = f"more copies of {model_bytes / 1e9:.1f} GB of models than that do not fit into half of the memory"
+    copies = f"more copies of {model_bytes / 1e9:.1f} GB of models do not fit into half of the memory"
     return WorkerChoice(max(1, most), f"{wanted.reason}; {copies}")
 
 
 def _wanted(services: Sequence[ServableSpec], cores: int, measured: Mapping[str, MeasuredCall]) -> WorkerChoice:
     bound = loop_bound(services)
     if bound is not None:
-        what = "is asked by the event loop" if isinstance(bound, RemoteSpec) else "may run Python code"
-        return WorkerChoice(cores, f"the {bound.kind} {bound.name!r} {what}, of which one process fills one core")
+        what = "is called from the event loop" if isinstance(bound, RemoteSpec) else "may run Python code"
+        return WorkerChoice(cores, f"the {bound.kind} {bound.name!r} {what}, which uses one core per process")
     parts = {name: each.loop_part for name, each in measured.items()}
     if not parts:
-        return WorkerChoice(1, "computing is most of what is served, and fills all cores from one process")
+        return WorkerChoice(1, "mostly OpenVINO compute, which uses all cores from one process")
     name = max(parts, key=lambda each: parts[each])
     count = min(cores, math.ceil(parts[name] * cores))
-    times = f"{measured[name].other_seconds * 1e3:.2f} ms beside it"
-    reason = f"of a call of the model {name!r} {parts[name]:.0%} is work of the event loop, and {times}"
+    times = f"{measured[name].other_seconds * 1e3:.2f} ms in other threads"
+    reason = f"a call of model {name!r} spends {parts[name]:.0%} on the event loop, {times}"
     return WorkerChoice(count, reason)

@@ -1,4 +1,4 @@
-"""The access log: a line for each request, over gRPC as over HTTP, when it has been answered."""
+"""Access log and request log."""
 
 from __future__ import annotations
 
@@ -28,27 +28,25 @@ if TYPE_CHECKING:
 
 __all__ = ["AccessLog", "AccessLogForm", "RequestLog", "open_access_log"]
 
-# ----------------------------------------------------------------------
-# The access log: a line for each request, over gRPC as over HTTP, when it has been answered
-# ----------------------------------------------------------------------
+# Access log
 
 AccessLogForm = Literal["off", "json", "combined"]
 
 _LONGEST: Final = 1024
-_LEFT: Final = 499
-"""What is said of a client that has left before it was answered, as other servers do."""
+_CLIENT_CLOSED: Final = 499
+"""Status for a client that disconnected, as in nginx."""
 _UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
 _VERSIONS: Final = {"gRPC": "HTTP/2.0", "HTTP": "HTTP/1.1"}
 
 
 class AccessLog:
-    """Observes requests, and writes a line of each to standard output.
+    """Request observer that writes one line per request to standard output.
 
-    What a request asks with, in its query, its other headers and its body, is left out, for there may be secrets in it.
+    Query strings, other headers and bodies are omitted, as they may contain secrets.
 
     Args:
-        form: ``combined``, as web servers have it, or ``json``, which tells more.
-        outlet: gets the lines; standard output unless given.
+        form: ``combined`` (Apache format) or ``json`` (more fields).
+        outlet: receives the lines; standard output by default.
     """
 
     def __init__(self, form: AccessLogForm, outlet: LogOutlet | None = None) -> None:
@@ -59,7 +57,7 @@ class AccessLog:
     needs_every = True
 
     def samples(self, traceparent: str) -> bool | None:
-        """Leave that to others."""
+        """Return False: no request is sampled."""
         del traceparent
         return False
 
@@ -69,13 +67,13 @@ class AccessLog:
         self._outlet.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
 
     def close(self) -> None:
-        """Close the outlet, behind what it has got."""
+        """Close the outlet after the queued lines."""
         self._outlet.close()
 
 
 @contextmanager
 def open_access_log(form: AccessLogForm) -> Iterator[tuple[AccessLog, ...]]:
-    """Give the access log within the block, or nothing if it is off."""
+    """Open the access log within the block; yields nothing if it is off."""
     if form == "off":
         yield ()
         return
@@ -110,9 +108,9 @@ def _json_line(request: WireRequest) -> str:
     try:
         line = orjson.dumps(document).decode()
     except TypeError:
-        # Half of a surrogate pair is no UTF-8; the standard library escapes all that is not ASCII.
+        # Lone surrogates are not valid UTF-8; the standard library escapes all non-ASCII characters.
         line = json.dumps(document)
-    # JSON itself leaves DEL, C1 and bidi overrides as they are; outside of strings there are none.
+    # JSON does not escape DEL, C1 and bidi overrides.
     if line.isprintable():
         return line
     return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
@@ -121,30 +119,29 @@ def _json_line(request: WireRequest) -> str:
 def _combined_line(request: WireRequest) -> str:
     status = request.status
     if status < 0:
-        status = _LEFT
+        status = _CLIENT_CLOSED
     elif request.protocol == "gRPC":
         status = http_status_of(status)
     now = time.localtime()
-    asked = f"{_escaped(request.method)} {_escaped(_path(request))} {_VERSIONS[request.protocol]}"
+    request_line = f"{_escaped(request.method)} {_escaped(_path(request))} {_VERSIONS[request.protocol]}"
     referer = _escaped(request.header("referer").partition("?")[0]) or "-"
     agent = _escaped(request.header("user-agent")) or "-"
     return (
         f"{request.client.host or '-'} - {_escaped(_caller(request)).replace(' ', '_') or '-'} "
-        f'[{time.strftime("%d/%b/%Y:%H:%M:%S %z", now)}] "{asked}" {status} {request.sent} "{referer}" "{agent}"'
+        f'[{time.strftime("%d/%b/%Y:%H:%M:%S %z", now)}] "{request_line}" {status} {request.sent} "{referer}" "{agent}"'
     )
 
 
 def _status(request: WireRequest) -> int | str | None:
-    """Give the status as its protocol calls it; None for who left."""
     if request.status < 0:
         return None
     return GRPC_STATUSES[request.status] if request.protocol == "gRPC" else request.status
 
 
 def _caller(request: WireRequest) -> str:
-    told = request.caller or ("" if request.event is None else request.event.caller)
-    if told:
-        return told
+    name = request.caller or ("" if request.event is None else request.event.caller)
+    if name:
+        return name
     caller = current_caller.get()
     return "" if caller is None else caller.name
 
@@ -160,28 +157,26 @@ def _seconds(request: WireRequest) -> float:
 
 
 def _escaped(text: str) -> str:
-    """Keep who asks from writing anything into the log but their own field."""
+    """Escape characters with which a client could forge other log fields."""
     return _UNSAFE.sub(lambda match: f"\\x{ord(match[0]):02x}", text[:_LONGEST])
 
 
-# ----------------------------------------------------------------------
-# A log line for each request: quiet for those that succeed, loud for failures that are the server's
-# ----------------------------------------------------------------------
+# Request log
 
 log = structlog.get_logger(__name__)
-_LEVEL: Final = logging.getLogger(__name__)
-"""Tells what is logged at the time, without making a line of it."""
+_LOGGER: Final = logging.getLogger(__name__)
+"""Cheap level check."""
 
 
 class RequestLog(CallObserver):
-    """Observes calls and logs their ends."""
+    """Call observer that logs the end of each call."""
 
     def call_finished(self, event: CallEvent) -> None:
-        """Log success and the caller's mistakes at debug level, failures of services or the server at error level."""
+        """Log successes and client errors at debug level, failures of services or the server at error level."""
         error = event.error
         if event.code != OK and _is_failure(event):
             log.error("request failed", **_facts(event), exc_info=error)
-        elif not _LEVEL.isEnabledFor(logging.DEBUG):
+        elif not _LOGGER.isEnabledFor(logging.DEBUG):
             return
         elif event.code == OK:
             log.debug("request", **_facts(event))
@@ -190,7 +185,7 @@ class RequestLog(CallObserver):
 
 
 def _is_failure(event: CallEvent) -> bool:
-    """Tell whether an error is the server's; one with a code that is not its name was judged by who answered."""
+    """Return whether an error is a server error; False if the front end set another code."""
     error = event.error
     if not isinstance(error, Exception) or event.code != type(error).__name__:
         return False
@@ -198,9 +193,9 @@ def _is_failure(event: CallEvent) -> bool:
 
 
 def _facts(event: CallEvent) -> dict[str, object]:
-    whose = {"caller": event.caller} if event.caller else {}
+    caller = {"caller": event.caller} if event.caller else {}
     return {
-        **whose,
+        **caller,
         "model": event.name,
         "version": event.version,
         "kind": event.kind,

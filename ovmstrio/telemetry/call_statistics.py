@@ -1,6 +1,6 @@
-"""What was counted of the calls of each version: the numbers of KServe's and Triton's ``ModelStatistics``.
+"""Call statistics per version for KServe's and Triton's ``ModelStatistics``.
 
-Kept beside the metrics, which may be off and have other families; counting a call costs a look-up and some sums.
+Independent of metrics, which may be disabled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CallStatistics", "Total", "VersionStatistics"]
 
 @dataclass(slots=True)
 class Total:
-    """How many there were, and how long they took in all."""
+    """Number of calls and their total time."""
 
     count: int = 0
     seconds: float = 0.0
@@ -31,12 +31,10 @@ class Total:
 
 @dataclass(slots=True)
 class VersionStatistics:
-    """The calls of one version.
+    """Calls of one version.
 
-    Of those that were answered, ``queue`` is what they waited, ``compute`` what the service took, and ``rest`` what
-    is left of ``success``: reading the request and writing the answer.  ``times`` tell how many of all took at most
-    each of :data:`TIME_BOUNDS`, and more than the one before; the last one those beyond them all.  ``last_call`` is in
-    seconds since the epoch.
+    ``queue``, ``compute`` and ``rest`` (parsing and encoding) split the time of successful calls.  ``times`` is a
+    histogram of all calls with the bounds :data:`TIME_BOUNDS`.  ``last_call`` is in seconds since the epoch.
     """
 
     success: Total = field(default_factory=Total)
@@ -49,22 +47,22 @@ class VersionStatistics:
 
 
 class CallStatistics:
-    """Keeps the statistics of every version that was called."""
+    """Statistics of all called versions."""
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str], VersionStatistics] = {}
 
     def of(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str, VersionStatistics]]:
-        """Give those of versions by name and number; of a version that was never called they are zeros."""
+        """Return statistics by name and version; zeros for versions without calls."""
         return [(name, version, self._versions.get((name, version)) or VersionStatistics()) for name, version in names]
 
     @property
     def versions(self) -> Mapping[tuple[str, str], VersionStatistics]:
-        """Those of everything that was ever called, by name and number."""
+        """Statistics of all called versions by name and version."""
         return self._versions
 
     def call_finished(self, event: CallEvent) -> None:
-        """Count a call, but no question; written out, as this is done for every call."""
+        """Count a call, but no query; written out, as this runs for every call."""
         if event.method in QUESTIONS:
             return
         key = (event.name, event.version)

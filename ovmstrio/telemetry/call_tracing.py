@@ -1,4 +1,4 @@
-"""The spans of calls, from the one event that each of them is."""
+"""Spans of calls, created from call events, with OpenTelemetry attributes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CallTracing", "WatchedCalls", "describe_call", "describe_end", "is_failing_status", "span_name"]
 
-# ----------------------------------------------------------------------
-# What is told of a call's span: OpenTelemetry's conventions for RPC, HTTP and generative AI, and the server's own
-# ----------------------------------------------------------------------
+# Span names and attributes
 
-_SERVERS_FAULT: Final = frozenset(
+_GRPC_SERVER_ERRORS: Final = frozenset(
     GRPC_STATUSES.index(name)
     for name in ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
-_HTTP_SERVERS_FAULT: Final = 500
+_HTTP_SERVER_ERROR: Final = 500
 _SCHEMES: Final = ("http", "https")
 _GENERATIVE: Final = "V3"
 _OPERATIONS: Final = {
@@ -41,11 +39,11 @@ _OPERATIONS: Final = {
     "/completions": "text_completion",
     "/embeddings": "embeddings",
 }
-"""What the conventions call a request, by how its path ends."""
+"""Operation names of the conventions, by the end of the request path."""
 
 
 def span_name(event: CallEvent) -> str:
-    """Name a call: the method of an RPC, what is asked of a text model, or HTTP's method and where it went."""
+    """Return the span name of a call: RPC method, text-model operation, or HTTP method and route."""
     request = event.request
     if request is None:
         return f"{event.method} {event.name}"
@@ -57,73 +55,75 @@ def span_name(event: CallEvent) -> str:
     return f"{request.method} {_route(event, request)}"
 
 
-def describe_call(event: CallEvent, tell: Callable[[str, str | bool | float], None]) -> None:
-    """Tell what is known of a call when it starts."""
-    tell("ovmstrio.service.name", event.name)
-    tell("ovmstrio.service.version", event.version)
-    tell("ovmstrio.service.kind", event.kind)
-    tell("ovmstrio.api", event.door.api)
-    tell("ovmstrio.method", event.method)
+def describe_call(event: CallEvent, set_attribute: Callable[[str, str | bool | float], None]) -> None:
+    """Set the attributes known at the start of a call."""
+    set_attribute("ovmstrio.service.name", event.name)
+    set_attribute("ovmstrio.service.version", event.version)
+    set_attribute("ovmstrio.service.kind", event.kind)
+    set_attribute("ovmstrio.api", event.door.api)
+    set_attribute("ovmstrio.method", event.method)
     if event.request_id:
-        tell("ovmstrio.request.id", event.request_id)
+        set_attribute("ovmstrio.request.id", event.request_id)
     if (request := event.request) is not None:
-        _describe_request(event, request, tell)
+        _describe_request(event, request, set_attribute)
     if operation := _operation(event):
-        tell("gen_ai.operation.name", operation)
-        tell("gen_ai.provider.name", "ovmstrio")
-        tell("gen_ai.request.model", event.name)
-        tell("gen_ai.response.model", event.name)
+        set_attribute("gen_ai.operation.name", operation)
+        set_attribute("gen_ai.provider.name", "ovmstrio")
+        set_attribute("gen_ai.request.model", event.name)
+        set_attribute("gen_ai.response.model", event.name)
 
 
-def describe_end(event: CallEvent, tell: Callable[[str, str | bool | float], None]) -> None:
-    """Tell what came of a call that has ended."""
-    tell("ovmstrio.code", event.code)
+def describe_end(event: CallEvent, set_attribute: Callable[[str, str | bool | float], None]) -> None:
+    """Set the attributes known at the end of a call."""
+    set_attribute("ovmstrio.code", event.code)
     if event.caller:
-        tell("enduser.id", event.caller)
+        set_attribute("enduser.id", event.caller)
     if event.queue_seconds:
-        tell("ovmstrio.queue.seconds", event.queue_seconds)
+        set_attribute("ovmstrio.queue.seconds", event.queue_seconds)
     request = event.request
     sent, received = event.sent, event.received
     if request is not None and request.status >= 0:
         if request.protocol == "gRPC":
-            tell("rpc.response.status_code", GRPC_STATUSES[request.status])
+            set_attribute("rpc.response.status_code", GRPC_STATUSES[request.status])
         else:
-            tell("http.response.status_code", request.status)
+            set_attribute("http.response.status_code", request.status)
         sent, received = sent or request.sent, received or request.received
     is_http = request is not None and request.protocol == "HTTP"
-    tell("http.request.body.size" if is_http else "rpc.request.size", received)
-    tell("http.response.body.size" if is_http else "rpc.response.size", sent)
+    set_attribute("http.request.body.size" if is_http else "rpc.request.size", received)
+    set_attribute("http.response.body.size" if is_http else "rpc.response.size", sent)
 
 
 def is_failing_status(request: WireRequest) -> bool:
-    """Tell whether a request was answered with a status that the conventions call an error of the server's."""
+    """Return whether the response status is a server error by the conventions."""
     if request.protocol == "gRPC":
-        return request.status in _SERVERS_FAULT
-    return request.status >= _HTTP_SERVERS_FAULT
+        return request.status in _GRPC_SERVER_ERRORS
+    return request.status >= _HTTP_SERVER_ERROR
 
 
-def _describe_request(event: CallEvent, request: WireRequest, tell: Callable[[str, str | bool | float], None]) -> None:
+def _describe_request(
+    event: CallEvent, request: WireRequest, set_attribute: Callable[[str, str | bool | float], None]
+) -> None:
     if request.protocol == "gRPC":
-        tell("rpc.system.name", "grpc")
-        tell("rpc.method", request.target.lstrip("/"))
+        set_attribute("rpc.system.name", "grpc")
+        set_attribute("rpc.method", request.target.lstrip("/"))
     else:
-        tell("http.request.method", request.method)
-        tell("http.route", _route(event, request))
-        tell("url.path", request.target.partition("?")[0])
-        tell("url.scheme", _scheme(request))
-        tell("network.protocol.version", "1.1")
-    tell("network.protocol.name", "http")
+        set_attribute("http.request.method", request.method)
+        set_attribute("http.route", _route(event, request))
+        set_attribute("url.path", request.target.partition("?")[0])
+        set_attribute("url.scheme", _scheme(request))
+        set_attribute("network.protocol.version", "1.1")
+    set_attribute("network.protocol.name", "http")
     client = request.client
     if isinstance(client, Loopback | Remote):
-        tell("client.address", client.host)
+        set_attribute("client.address", client.host)
     if agent := request.header("user-agent"):
-        tell("user_agent.original", agent)
+        set_attribute("user_agent.original", agent)
 
 
 def _scheme(request: WireRequest) -> str:
-    """Tell what the client has asked for, which may be TLS that ends at a proxy before the server."""
-    said = request.header("x-forwarded-proto")
-    return said if said in _SCHEMES else "https" if request.is_encrypted else "http"
+    """Return the client's URL scheme; TLS may end at a proxy."""
+    forwarded_scheme = request.header("x-forwarded-proto")
+    return forwarded_scheme if forwarded_scheme in _SCHEMES else "https" if request.is_encrypted else "http"
 
 
 def _operation(event: CallEvent) -> str:
@@ -134,34 +134,29 @@ def _operation(event: CallEvent) -> str:
 
 
 def _route(event: CallEvent, request: WireRequest) -> str:
-    """Give a path of which there are few: of services with paths of their own only the first part is known."""
+    """Return the route with low cardinality: services that route themselves have only their mount point."""
     if event.door.api in ("Handlers", "PaddleServing"):
         return f"/{event.name}"
     return request.target.partition("?")[0]
 
 
-# ----------------------------------------------------------------------
-# The spans of calls, from the one event that each of them is
-# ----------------------------------------------------------------------
+# Call observer
 
-_FINE: Final = frozenset({0, 200})
-"""The statuses of gRPC and HTTP of most calls."""
+_OK_STATUSES: Final = frozenset({0, 200})
+"""Successful gRPC and HTTP statuses."""
 _SPANS: Final = (QuietSpan, RecordedSpan)
 
 
 class CallTracing(CallObserver):
-    """Observes calls and requests, and makes a span of each call.
+    """Observer that creates a span for each call.
 
-    A call that is not recorded is recorded at its end if it has failed.  It has ids all the same, which are made when
-    somebody asks for them; code of users may at any time.
+    A call that is not sampled is recorded at its end if it failed.  Its ids are created on demand.
 
     Args:
-        sampling: decides which are recorded.
-        sinks: get the spans that are.
-        is_failure: tells whether an error is the server's, rather than the caller's.
-        of_server: get those of what no call asks for.
-        user: makes spans the current ones of the code of users; None where that knows none.
-        has_user_code: tells whether services of a kind run code of users; asked once for each kind.
+        is_failure: returns whether an error is a server error.
+        of_server: receive spans of the server's own requests.
+        user: bridge to the instrumentation of user code, or None.
+        has_user_code: returns whether services of a kind run user code; called once per kind.
         is_told_of_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
     """
 
@@ -186,10 +181,10 @@ class CallTracing(CallObserver):
         self._is_told_of_requests = is_told_of_requests
 
     def call_started(self, event: CallEvent) -> None:
-        """Begin the span of a call, which is the current one from now on; most are not recorded, and have none."""
+        """Start the span of a call; calls that are not recorded have none, unless user code or a parent needs ids."""
         request = event.request
         if request is None and self._is_told_of_requests and current_request.get() is not None:
-            # Its door has asked, and was told that it is not.
+            # The front end has asked :meth:`samples` and got False.
             parent, is_recorded = None, False
         else:
             parent, is_recorded = self._decide(request)
@@ -200,16 +195,15 @@ class CallTracing(CallObserver):
         if user is None and parent is None:
             return
         trace = self._sampling.new_id(is_recorded=False) if parent is None else parent.trace_id
-        self._enter(event, QuietSpan(trace, parent, user))
+        self._set_current(event, QuietSpan(trace, parent, user))
 
     def _decide(self, request: WireRequest | None) -> tuple[TraceParent | None, bool]:
-        """Find the parent of a call, and tell whether the call is recorded."""
         if request is not None:
-            shown = request.header("traceparent") if request.traceparent is None else request.traceparent
-            parent = read_parent(shown, request.header("tracestate")) if shown else None
+            header = request.header("traceparent") if request.traceparent is None else request.traceparent
+            parent = read_parent(header, request.header("tracestate")) if header else None
             if parent is not None:
                 return parent, self._sampling.records(parent.trace_id, parent)
-            # Who is not told of requests was not asked, and what others have answered says nothing.
+            # Without request observation, ``is_sampled`` is the decision of another observer.
             if request.is_sampled is not None and self._is_told_of_requests:
                 return None, request.is_sampled
         return None, random() < self._share  # noqa: S311 - no secret
@@ -220,16 +214,16 @@ class CallTracing(CallObserver):
         event.trace_id = span.trace_id
         if event.queue_seconds:
             span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
-        self._enter(event, span)
+        self._set_current(event, span)
 
-    def _enter(self, event: CallEvent, span: RecordedSpan | QuietSpan) -> None:
+    def _set_current(self, event: CallEvent, span: RecordedSpan | QuietSpan) -> None:
         event.span = span
         current_span.set(span)
         if span.user is not None:
             span.user.enter(span)
 
     def call_finished(self, event: CallEvent) -> None:
-        """End the span of a call, unless its request has yet to be answered."""
+        """End the span of a call, unless its request is still being answered."""
         span, request = event.span, event.request
         if span is not None:
             current_span.set(None)
@@ -237,37 +231,40 @@ class CallTracing(CallObserver):
                 span.user.leave(None)
         elif event.code == OK or event.method in QUESTIONS:
             return
-        is_told_later = current_request.get() is not None if request is None else not request.is_stream
-        if not (is_told_later and self._is_told_of_requests):
+        ends_later = current_request.get() is not None if request is None else not request.is_stream
+        if not (ends_later and self._is_told_of_requests):
             self._end(event, None)
 
     @property
     def needs_every(self) -> bool:
-        """As :class:`ovmstrio.core.events.RequestObserver`: most are of no interest."""
+        """As :class:`ovmstrio.core.events.RequestObserver`: False, as most requests are not sampled."""
         return False
 
     def samples(self, traceparent: str) -> bool | None:
-        """Decide for a request without a parent; with one it depends on that."""
+        """Return the sampling decision; None if the request has a parent."""
         return None if traceparent else random() < self._share  # noqa: S311 - no secret
 
     def unrecorded_span(self) -> QuietSpan:
-        """Make the span of a call without a parent that is not recorded."""
+        """Return the span of an unrecorded call without parent."""
         return QuietSpan(self._sampling.new_id(is_recorded=False))
 
     def request_ended(self, request: WireRequest) -> None:
-        """End the span of the call that a request was."""
+        """End the span of the request's call."""
         event = request.event
-        if event is None or request.is_stream or (event.code == OK and not event.trace_id and request.status in _FINE):
-            # Most calls are not recorded, and succeed.
+        if (
+            event is None
+            or request.is_stream
+            or (event.code == OK and not event.trace_id and request.status in _OK_STATUSES)
+        ):
             return
         event.request = request
         self._end(event, request)
 
     @contextmanager
     def of_server(self, name: str, attributes: Attributes) -> Iterator[None]:
-        """Trace what the server asks others for by itself; what fails is recorded whether it is sampled or not.
+        """Trace a request of the server itself; failures are always recorded.
 
-        Such traces are exported, and take no places among the recent ones, which are of calls.
+        These spans are exported, but not kept among recent traces.
         """
         is_sampled = random() < self._share  # noqa: S311 - no secret
         span = RecordedSpan(
@@ -294,7 +291,7 @@ class CallTracing(CallObserver):
             if not has_failed or event.method in QUESTIONS:
                 return
             span = span or self.unrecorded_span()
-            # Whoever tells of the call later, such as the access log, has these ids.
+            # Later observers, such as the access log, need the same ids.
             span = event.span = self._recorded(event, span.trace, span.parent, span.number)
         if not isinstance(span, RecordedSpan):
             return
@@ -308,7 +305,6 @@ class CallTracing(CallObserver):
         span.end()
 
     def _recorded(self, event: CallEvent, trace: int, parent: TraceParent | None, number: int = 0) -> RecordedSpan:
-        """Make the span of a call, which began with its request unless that has several."""
         request, began = event.request, event.started
         if request is not None and not request.is_stream:
             began = min(began, request.started)
@@ -332,18 +328,16 @@ class CallTracing(CallObserver):
             return True
         error = event.error
         if error is None:
-            # Some protocols tell of failures in answers that have succeeded.
-            return request is not None and request.status in _FINE and event.code not in {OK, CANCELLED}
+            # Some protocols report failures with a success status.
+            return request is not None and request.status in _OK_STATUSES and event.code not in {OK, CANCELLED}
         return event.code != CANCELLED and self._is_failure(error)
 
 
 class WatchedCalls(CallObserver):
-    """Has calls be recorded only while somebody looks at recent traces, and otherwise costs a test.
+    """Observer that records calls only while recent traces are watched.
 
     Args:
-        tracing: records them.
-        recent: what is looked at.
-        most: how many calls are recorded a second.
+        most: maximum recorded calls per second.
     """
 
     def __init__(self, tracing: CallTracing, recent: RecentTraces, most: int = 20) -> None:
@@ -354,7 +348,7 @@ class WatchedCalls(CallObserver):
         self._count = 0
 
     def call_started(self, event: CallEvent) -> None:
-        """Record a call that is watched."""
+        """Start the span of a watched call."""
         if not (self._recent.was_watched and self._recent.is_watched):
             return
         second = int(perf_counter())
@@ -365,10 +359,10 @@ class WatchedCalls(CallObserver):
             self._tracing.call_started(event)
 
     def call_finished(self, event: CallEvent) -> None:
-        """End the span of a call that has one."""
+        """End the span of a call, if it has one."""
         if event.span is not None:
             self._tracing.call_finished(event)
 
 
 class _StatusError(Exception):
-    """Stands for the error of a call that said itself what it was answered with."""
+    """Error of a call that set its own response status."""

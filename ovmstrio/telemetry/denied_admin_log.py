@@ -1,7 +1,6 @@
-"""Changes of the server that were refused, in its log: each is a line, unless the same is refused again and again.
+"""Rate-limited log of denied admin changes.
 
-Who can be reached by anybody must not let anybody fill its log: of one host, caller, change and reason there is one
-line a minute, and one that says how often it was repeated; hosts beyond a number are counted together.
+At most one line per minute, client host, caller, change and reason, so that clients cannot fill the log.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ __all__ = ["bounded_refusals", "tell_refused"]
 log = structlog.get_logger(__name__)
 
 _REFUSED: Final = "change refused"
-_MOST: Final = 200
-_LONGEST: Final = 200
+_MAX_WINDOWS: Final = 200
+_MAX_CHARACTERS: Final = 200
 
-_bounds: Final[ContextVar[RepeatedFaults | None]] = ContextVar("refused changes", default=None)
+_rate_limiter: Final[ContextVar[RepeatedFaults | None]] = ContextVar("refused changes", default=None)
 
 
 @contextmanager
 def bounded_refusals() -> Iterator[RepeatedFaults]:
-    """Have what is refused in the tasks that are begun within the block be told within bounds.
+    """Rate-limit denials of tasks started within the block.
 
-    Gives what has to be run meanwhile, by its ``sum_up``, so that repetitions are told.
+    Yields the rate limiter, caller_name ``sum_up`` must run in a task.
     """
-    bounds = RepeatedFaults(log, most=_MOST)
-    before = _bounds.set(bounds)
+    bounds = RepeatedFaults(log, most=_MAX_WINDOWS)
+    before = _rate_limiter.set(bounds)
     try:
         yield bounds
     finally:
-        _bounds.reset(before)
+        _rate_limiter.reset(before)
 
 
 def tell_refused(
@@ -58,24 +57,30 @@ def tell_refused(
     about: str = "",
     facts: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Tell of a change that was refused.
+    """Log a denied change.
 
     Args:
-        change: what was asked for, in words of which there are few.
-        error: why it was refused.
-        client: the address of the client.
-        caller: who asks; empty where that is not known.
-        about: what exactly was asked for, such as a path.
-        facts: further ones of the first line.
+        change: kind of change; low cardinality.
+        error: the reason.
+        client: address of the client.
+        caller: name of the caller, or empty.
+        about: details such as a path.
+        facts: fields of the first line.
     """
-    whose = caller or (error.caller if isinstance(error, MissingScope) else "")
+    caller_name = caller or (error.caller if isinstance(error, MissingScope) else "")
     host = str(client)
-    told = {"change": change, "caller": whose, "client": host, **facts, "reason": cut(error.message, 2 * _LONGEST)}
+    fields = {
+        "change": change,
+        "caller": caller_name,
+        "client": host,
+        **facts,
+        "reason": cut(error.message, 2 * _MAX_CHARACTERS),
+    }
     if about and about != change:
-        told["about"] = cut(about, _LONGEST)
-    bounds = _bounds.get()
+        fields["about"] = cut(about, _MAX_CHARACTERS)
+    bounds = _rate_limiter.get()
     if bounds is None:
-        log.warning(_REFUSED, **told)
+        log.warning(_REFUSED, **fields)
     else:
-        kind = " ".join((type(error).__name__, change, *((f"of {whose}",) if whose else ())))
-        bounds.tell(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **told)
+        kind = " ".join((type(error).__name__, change, *((f"of {caller_name}",) if caller_name else ())))
+        bounds.tell(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **fields)

@@ -1,6 +1,6 @@
-"""Counters and histograms that cost a call next to nothing; the library's own take a lock for each number.
+"""Counters and histograms without locks; those of prometheus_client take a lock per update.
 
-They are counted by the event loop alone, and read by whichever thread answers a scraper.
+Updated on the event loop only, read by any thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Count", "Counts", "Spread", "Spreads"]
 
 
 class Count:
-    """How often something has happened."""
+    """A counter."""
 
     __slots__ = ("number",)
 
@@ -31,17 +31,17 @@ class Count:
         self.number = 0
 
     def inc(self, amount: int = 1) -> None:
-        """Count it once more, or so many times."""
+        """Increase the counter."""
         self.number += amount
 
 
 class Spread:
-    """How values are spread over buckets, whose upper bounds belong to them.
+    """A histogram.
 
     Attributes:
-        numbers: how many values are in each bucket.
-        total: all values together.
-        traced: for a bucket the last value in it that belongs to a trace, None while there is none in any.
+        numbers: number of values per bucket.
+        total: sum of the values.
+        traced: last exemplar per bucket; None while there are none.
     """
 
     __slots__ = ("_bounds", "numbers", "total", "traced")
@@ -53,7 +53,7 @@ class Spread:
         self.traced: dict[int, Exemplar] | None = None
 
     def observe(self, value: float, trace_id: str = "") -> None:
-        """Count a value in, which is of a trace or of none."""
+        """Add a value, with an exemplar if it belongs to a trace."""
         bucket = bisect_left(self._bounds, value)
         self.numbers[bucket] += 1
         self.total += value
@@ -63,31 +63,31 @@ class Spread:
             self.traced[bucket] = Exemplar({"trace_id": trace_id}, value, time())
 
     def buckets(self, names: Sequence[str]) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Give each bucket by its name, how many values there are up to its bound, and the traced one in it, if any."""
-        given: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-        given += zip(names, accumulate(map(float, self.numbers)), strict=True)
+        """Return name, cumulative count and exemplar of each bucket."""
+        entries: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        entries += zip(names, accumulate(map(float, self.numbers)), strict=True)
         for bucket, exemplar in tuple((self.traced or {}).items()):
-            given[bucket] = (given[bucket][0], given[bucket][1], exemplar)
-        return given
+            entries[bucket] = (entries[bucket][0], entries[bucket][1], exemplar)
+        return entries
 
 
 class Counts:
-    """A family of counters, as a collector."""
+    """Collector of a counter family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._children: dict[tuple[str, ...], Count] = {}
 
     def labels(self, *values: str) -> Count:
-        """Give the counter with these labels, made at zero on first sight."""
+        """Return the counter with these labels, created at zero."""
         return self._children.get(values) or self._children.setdefault(values, Count())
 
     def describe(self) -> Iterable[CounterMetricFamily]:
-        """Tell the family's name, for which it answers."""
+        """Return the family without samples."""
         return (self._empty(),)
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Give what was counted."""
+        """Return all counters."""
         collected = self._empty()
         for values, child in tuple(self._children.items()):
             collected.add_metric(values, child.number)
@@ -98,7 +98,7 @@ class Counts:
 
 
 class Spreads:
-    """A family of histograms, as a collector."""
+    """Collector of a histogram family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -106,15 +106,15 @@ class Spreads:
         self._names: Final = [*map(floatToGoString, family.buckets), "+Inf"]
 
     def labels(self, *values: str) -> Spread:
-        """Give the histogram with these labels, empty on first sight."""
+        """Return the histogram with these labels, created empty."""
         return self._children.get(values) or self._children.setdefault(values, Spread(self._family.buckets))
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Tell the family's name, for which it answers."""
+        """Return the family without samples."""
         return (self._empty(),)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Give what was counted."""
+        """Return all histograms."""
         collected = self._empty()
         for values, child in tuple(self._children.items()):
             total = child.total

@@ -1,6 +1,6 @@
-"""The least level that a process logs: chosen when it starts, changed while it serves, opened further by log files.
+"""Log levels of the process and of single loggers; set at start, changed while serving.
 
-Loggers of the standard library decide by it, and those of structlog ask them; so a change holds for whoever logs.
+The level is that of the standard library's loggers, which structlog asks too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ __all__ = [
     "written_log_levels",
 ]
 
-# ----------------------------------------------------------------------
-# Levels of parts of the log, by the names that users see: ``ovmstrio.graphs=debug,ovmstrio.remote=warning``
-# ----------------------------------------------------------------------
+# Levels by logger name
 
 LEVELS: Final = {
     "TRACE": logging.DEBUG,
@@ -35,7 +33,7 @@ LEVELS: Final = {
     "WARNING": logging.WARNING,
     "ERROR": logging.ERROR,
 }
-"""OVMS's level names; Python has nothing below DEBUG, so TRACE is the same as DEBUG."""
+"""OVMS's level names; Python has nothing below DEBUG, so TRACE is the same."""
 
 LOG_TREES: Final[Mapping[str, str]] = {
     "ovmstrio.grpc": "ovmstrio.transport.grpc",
@@ -54,13 +52,13 @@ _EARLIER_NAMES: Final[Mapping[str, str]] = {
 LOADING_LOGGERS: Final = tuple(
     f"ovmstrio.serving.{name}" for name in ("instances", "load_order", "loading", "model_control", "source")
 )
-"""Loggers of loading and retiring services."""
+"""Loggers of loading and unloading."""
 
-_OWN: Final = "ovmstrio."
-_FURTHER: Final = ("ovmstrio.printed",)
-"""What has no file of its name: what code of users prints."""
+_PREFIX: Final = "ovmstrio."
+_OTHER_NAMES: Final = ("ovmstrio.printed",)
+"""Logger names without a module: output printed by user code."""
 _PACKAGE: Final = Path(__file__).parents[1]
-_LONGEST: Final = 200
+_MAX_NAME_CHARACTERS: Final = 200
 _MAX_LEVELS_CHARACTERS: Final = 16_384
 
 _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
@@ -68,10 +66,10 @@ _FORM: Final = "such as ovmstrio.graphs=debug,ovmstrio.serving=error"
 
 
 def read_log_levels(text: str) -> dict[str, int]:
-    """Read levels by names.
+    """Parse levels such as ``ovmstrio.graphs=debug,ovmstrio.remote=warning``.
 
     Raises:
-        ValueError: it is not of the form, a level is none, or the server has no such part; the text says what is wrong.
+        ValueError: malformed text, unknown level or unknown logger.
     """
     if len(text) > _MAX_LEVELS_CHARACTERS:
         raise ValueError(f"expected at most {_MAX_LEVELS_CHARACTERS} characters, got {len(text)}")
@@ -84,57 +82,53 @@ def read_log_levels(text: str) -> dict[str, int]:
         if number is None:
             raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {level[:80]!r}")
         if not _is_known(name):
-            below = ", ".join(each.removeprefix(_OWN) for each in (*LOG_TREES, *_FURTHER))
-            raise ValueError(
-                f"nothing logs as {name[:80]!r}; below {_OWN} are {below}, and its packages by their names"
-            )
+            packages = (folder.parent.name for folder in _PACKAGE.glob("*/__init__.py"))
+            names = sorted({*packages, *(each.removeprefix(_PREFIX) for each in (*LOG_TREES, *_OTHER_NAMES))})
+            raise ValueError(f"unknown logger {name[:80]!r}; expected {_PREFIX} and one of {', '.join(names)}")
         levels[name] = number
     return levels
 
 
 def _is_known(name: str) -> bool:
-    """Tell whether anything may log under a name; of others than the server's own nobody knows."""
-    if not name.startswith(_OWN) or name in _FURTHER:
+    """Return whether a logger of the server exists; other loggers cannot be checked."""
+    if not name.startswith(_PREFIX) or name in _OTHER_NAMES:
         return True
     place = _PACKAGE.joinpath(*loggers_of(name).split(".")[1:])
-    return len(name) <= _LONGEST and (place.is_dir() or place.with_suffix(".py").is_file())
+    return len(name) <= _MAX_NAME_CHARACTERS and (place.is_dir() or place.with_suffix(".py").is_file())
 
 
 def written_log_levels(levels: Mapping[str, int]) -> str:
-    """Write levels as :func:`read_log_levels` reads them."""
+    """Format levels as :func:`read_log_levels` parses them."""
     return ",".join(f"{name}={logging.getLevelName(level).lower()}" for name, level in levels.items())
 
 
 def loggers_of(name: str) -> str:
-    """Give the logger that a name stands for, which may be a part of what a short name stands for."""
+    """Return the logger of a short name or of a name below it."""
     for short, logger in (*LOG_TREES.items(), *_EARLIER_NAMES.items()):
         if name == short or name.startswith(f"{short}."):
             return logger + name.removeprefix(short)
     return name
 
 
-# ----------------------------------------------------------------------
-# The least level that a process logs: chosen when it starts, changed while it serves, opened further by log files
-# ----------------------------------------------------------------------
+# Process log level
 
 
 class LevelCell(Protocol):
-    """Where the processes of one server tell each other of the level; 0 as long as nobody has changed it."""
+    """Log level shared by all workers; 0 until changed."""
 
     @property
     def log_level(self) -> int:
-        """What it was changed to last."""
-        ...
+        """The shared level."""
 
     @log_level.setter
     def log_level(self, level: int) -> None: ...
 
 
 class LogLevel:
-    """The level of the root logger, of which there is one in a process.
+    """Level of the root logger; one per process.
 
     Attributes:
-        path: of the file that gets the log as well; empty for none.
+        path: log file, or empty.
     """
 
     def __init__(self) -> None:
@@ -143,28 +137,29 @@ class LogLevel:
         self._own = logging.NOTSET
         self._floors: dict[str, int] = {}
         self._parts: dict[str, int] = {}
-        self._wanted: list[int] = []
+        self._file_levels: list[int] = []
         self._handlers: list[tuple[logging.Handler, int]] = []
         self._cell: LevelCell | None = None
 
     @property
     def is_begun(self) -> bool:
-        """Whether this process's log is the server's; in a program of a user's it is that program's."""
+        """Whether the server configured the log of this process, and not an embedding program."""
         return self._is_begun
 
     @property
     def value(self) -> int:
-        """The least level that is logged, of ``logging``'s numbers, log files aside."""
+        """Effective level, apart from log files with a lower level."""
         self.follow()
         return self._own
 
     def begin(self, level: int, floors: Mapping[str, int], path: str = "") -> None:
-        """Have the server's log at a level, and some loggers at none below their floors.
+        """Set the level and the minimum levels of some loggers.
 
         Args:
-            level: the least that is logged.
-            floors: by names of loggers; with ``NOTSET`` for one that has the level itself, as it asks no other.
-            path: of the log's file.
+            level: level of the root logger.
+            floors: minimum levels by logger name; ``NOTSET`` for a logger that does not propagate levels from its
+                parent.
+            path: log file.
         """
         self._is_begun, self.path, self._floors = True, path, dict(floors)
         self._change(level)
@@ -172,14 +167,14 @@ class LogLevel:
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """The levels of parts of the log that have their own, by the names that they were given by."""
+        """Levels of single loggers, by configured name."""
         return self._parts
 
     def set_parts(self, levels: Mapping[str, int]) -> None:
-        """Give parts of the log levels of their own in this process, in place of those that were given before.
+        """Replace the levels of single loggers in this process.
 
         Args:
-            levels: by names of loggers, or short ones of :data:`LOG_TREES`; what lies below has the same.
+            levels: levels by logger name or short name of :data:`LOG_TREES`; children inherit them.
         """
         for name in self._parts:
             logging.getLogger(loggers_of(name)).setLevel(logging.NOTSET)
@@ -188,7 +183,7 @@ class LogLevel:
 
     @contextmanager
     def shared(self, cell: LevelCell) -> Iterator[None]:
-        """Have a level in common with other processes for a while, from what they have agreed on so far."""
+        """Share the level with other workers within the block."""
         self._cell = cell
         self.follow()
         try:
@@ -197,30 +192,30 @@ class LogLevel:
             self._cell = None
 
     def set(self, level: int) -> None:
-        """Change the level, here and in the processes that share it."""
+        """Change the level, in all workers if shared."""
         if self._cell is not None:
             self._cell.log_level = level
         self._change(level)
 
     def follow(self) -> None:
-        """Take over what another process has changed."""
+        """Apply a change made by another worker."""
         if self._cell is not None and self._cell.log_level not in (logging.NOTSET, self._own):
             self._change(self._cell.log_level)
 
     def open_to(self, level: int) -> None:
-        """Let records of a level through for a log file; the handlers that are there before get what they got."""
-        if not self._wanted:
+        """Lower the root level for a log file; existing handlers keep their level."""
+        if not self._file_levels:
             root = logging.getLogger()
             self._own = root.level
             self._handlers = [(handler, handler.level) for handler in root.handlers]
-        self._wanted.append(level)
+        self._file_levels.append(level)
         self._apply()
 
     def close_to(self, level: int) -> None:
-        """Take it back; after the last one, handlers have the levels that they had."""
-        self._wanted.remove(level)
+        """Undo :meth:`open_to`; restores the handler levels at the end."""
+        self._file_levels.remove(level)
         self._apply()
-        if not self._wanted:
+        if not self._file_levels:
             for handler, own in self._handlers:
                 handler.setLevel(own)
             self._handlers = []
@@ -236,7 +231,7 @@ class LogLevel:
     def _apply(self) -> None:
         for handler, own in self._handlers:
             handler.setLevel(max(own, min(self._own, *self._parts.values())) if self._parts else max(own, self._own))
-        lowest = min(self._wanted, default=self._own)
+        lowest = min(self._file_levels, default=self._own)
         logging.getLogger().setLevel(min(self._own, lowest) if self._own else lowest)
 
 

@@ -1,6 +1,6 @@
-"""Faults of peers: the first of its kind is a line of its own, those that follow are a number.
+"""Rate limit for log lines caused by clients, so that clients cannot fill the log.
 
-Who can be reached by anybody must not let anybody fill its log.
+The first fault of a kind is logged; repetitions within a window are counted and logged as one line.
 """
 
 from __future__ import annotations
@@ -24,20 +24,16 @@ _OTHERS: Final = "others"
 
 @dataclass(slots=True)
 class _Window:
-    """A while in which one kind of fault of one peer is counted."""
-
     level: int
     until: float
     repeated: int = 0
 
 
 class RepeatedFaults:
-    """Tells what a peer does for the first time at once, and its repetitions as a count a window.
+    """Rate limiter by peer and kind of fault.
 
     Args:
-        log: where the lines go.
-        window_seconds: for how long repetitions are counted before they are told.
-        most: how many peers and kinds are told apart at a time; what comes beyond is counted together.
+        most: maximum number of windows; further peers are counted together.
     """
 
     def __init__(
@@ -47,17 +43,17 @@ class RepeatedFaults:
         self._window_seconds = window_seconds
         self._most = most
         self._windows: dict[tuple[str, str, str], _Window] = {}
-        self._some = trio.Event()
+        self._has_windows = trio.Event()
 
     def tell(self, event: str, *, peer: str, kind: str = "", level: int = logging.INFO, **facts: Any) -> None:
-        """Log a fault, or count it if the same peer is known for it already.
+        """Log a fault, or count it if the window of the peer is open.
 
         Args:
-            event: what happened, in words that are always the same.
-            peer: ``host:port`` or the host alone; ports of one host are one peer.
-            kind: tells faults of one event from each other; of few values.
-            level: of its lines.
-            facts: of the first line.
+            event: constant event text.
+            peer: ``host:port`` or host; ports are ignored.
+            kind: distinguishes faults with the same event; low cardinality.
+            level: level of the lines.
+            facts: fields of the first line.
         """
         host = _host_of(peer)
         window = self._windows.get((host, event, kind))
@@ -68,26 +64,26 @@ class RepeatedFaults:
             window.repeated += 1
             return
         self._windows[host, event, kind] = _Window(level, trio.current_time() + self._window_seconds)
-        self._some.set()
+        self._has_windows.set()
         self._log.log(level, event, peer=peer, **facts)
 
     async def sum_up(self) -> None:
-        """Tell of repetitions whenever a window is over, for ever.
+        """Log the repetitions at the end of each window; runs until cancelled.
 
-        Cancellation: at any time; what has been counted is told before this ends.
+        Cancellation: logs all open windows.
         """
         try:
             while True:
                 if not self._windows:
-                    self._some = trio.Event()
-                    await self._some.wait()
-                # Windows are equally long, so that the oldest is over first.
+                    self._has_windows = trio.Event()
+                    await self._has_windows.wait()
+                # Windows have equal length, so the oldest ends first.
                 await trio.sleep_until(next(iter(self._windows.values())).until)
-                self._tell_until(trio.current_time())
+                self._log_until(trio.current_time())
         finally:
-            self._tell_until(math.inf)
+            self._log_until(math.inf)
 
-    def _tell_until(self, now: float) -> None:
+    def _log_until(self, now: float) -> None:
         over = [key for key, window in self._windows.items() if window.until <= now]
         for key in over:
             host, event, kind = key
@@ -99,5 +95,5 @@ class RepeatedFaults:
 
 def _host_of(peer: str) -> str:
     host = peer.rpartition(":")[0]
-    # The colons of a bare IPv6 address are no port's.
+    # The colons of a bare IPv6 address are not a port separator.
     return host if host and (":" not in host or host.endswith("]")) else peer

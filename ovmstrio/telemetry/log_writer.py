@@ -1,8 +1,7 @@
-"""Lines on their way from whoever logs to where they are written: a thread writes them while a server runs.
+"""Log output: bounded records, a writer thread, and sinks for standard streams and files.
 
-A line is formatted where it is logged, bounded (:mod:`.bounded_records`), and waits in a queue.  What the queue has no
-room for is dropped and counted, so that an end that nobody reads costs neither time nor memory.  While no server runs
-lines are written by whoever logs.
+Lines are formatted by the logging thread and queued.  The queue is bounded: lines beyond it are dropped and counted,
+so that a blocked sink costs neither time nor memory.  Without a running server, lines are written synchronously.
 """
 
 from __future__ import annotations
@@ -45,42 +44,36 @@ __all__ = [
     "open_log_sink",
 ]
 
-# ----------------------------------------------------------------------
-# Where log lines end: standard output and standard error, and files
-# ----------------------------------------------------------------------
+# Sinks
 
 _STANDARD: Final = (1, 2)
 """Descriptors of standard output and standard error."""
-_PIECE: Final = 4096
-"""What a pipe that can be written to takes without a wait."""
-_PATIENCE_MS: Final = 100
+_PIPE_BYTES: Final = 4096
+"""Bytes that a writable pipe accepts without blocking."""
+_POLL_MS: Final = 100
 
 
 class LogSink(Protocol):
-    """An end that lines are written to, by one thread at a time."""
+    """Destination of log lines; used by one thread at a time."""
 
     def write(self, text: str) -> None:
-        """Write lines, whose last one has no line break; may block.
+        """Write lines; the last one has no line break.  May block.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the lines cannot be written.
         """
-        ...
 
     def give_up(self) -> None:
-        """Have a ``write`` that waits in another thread, and all that follow, write nothing."""
-        ...
+        """Make a blocked ``write`` of another thread, and all later ones, write nothing."""
 
     def close(self) -> None:
-        """Close what it has opened."""
-        ...
+        """Close resources that the sink opened."""
 
 
 class StandardSink:
-    """Standard output or standard error, whatever that is at the time.
+    """Current standard output or standard error.
 
-    Nobody need read it: a pipe that is full is waited for outside of Python's buffers, whose locks would keep the
-    process from its end.
+    A full pipe is polled outside of Python's buffers, as their locks would block the exit of the process.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
@@ -88,7 +81,7 @@ class StandardSink:
         self._is_given_up = False
 
     def write(self, text: str) -> None:
-        """Write lines, unless it was given up."""
+        """Write lines."""
         stream = original_stream(getattr(sys, self._name))
         if stream is None or self._is_given_up:
             return
@@ -100,29 +93,26 @@ class StandardSink:
         _write_bytes(stream.fileno(), data, lambda: self._is_given_up)
 
     def give_up(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         self._is_given_up = True
 
     def close(self) -> None:
-        """Leave it open, for it is the process's."""
+        """Do nothing: the stream belongs to the process."""
 
 
 class DescriptorSink:
-    """An open character device, pipe or socket.  A write that waits for a reader ends when the sink is given up.
-
-    Ownership: the descriptor.
-    """
+    """An open character device, pipe or socket, owned by the sink."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._is_given_up = False
 
     def write(self, text: str) -> None:
-        """Write lines, unless the sink was given up."""
+        """Write lines."""
         _write_bytes(self._descriptor, f"{text}\n".encode(errors="backslashreplace"), lambda: self._is_given_up)
 
     def give_up(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         self._is_given_up = True
 
     def close(self) -> None:
@@ -132,13 +122,13 @@ class DescriptorSink:
 
 
 def open_log_sink(path: Path) -> LogSink:
-    """Open the file that ``--log_path`` names; the call does not block.
+    """Open the file of ``--log_path`` without blocking.
 
-    Regular files are appended to and created.  A path to the process's own standard output or standard error, such as
-    ``/dev/stdout``, uses that stream, whatever its type.  Other character devices and FIFOs with a reader are written.
+    Regular files are created or appended to.  A path to the process's own standard output or standard error, such as
+    ``/dev/stdout``, uses that stream.  Other character devices and FIFOs with a reader are written.
 
     Raises:
-        OSError: the file cannot be opened, is a FIFO without a reader, or has a type that cannot be written.
+        OSError: the file cannot be opened, is a FIFO without a reader, or has an unsupported type.
     """
     try:
         found = path.stat()
@@ -162,7 +152,7 @@ def open_log_sink(path: Path) -> LogSink:
 
 
 class LogFileHandler(logging.FileHandler):
-    """A ``FileHandler`` that opens regular files only, and does not block when another file has replaced its own."""
+    """A ``FileHandler`` for regular files that does not block if another file type has replaced its file."""
 
     def _open(self) -> TextIOWrapper:
         file = open_regular(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -171,13 +161,13 @@ class LogFileHandler(logging.FileHandler):
 
 def _write_bytes(descriptor: int, data: bytes, is_given_up: Callable[[], bool]) -> None:
     left = memoryview(data)
-    piece = len(data) if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIECE
+    piece = len(data) if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIPE_BYTES
     room = select.poll()
     room.register(descriptor, select.POLLOUT)
     while left:
         if is_given_up():
             return
-        if not room.poll(_PATIENCE_MS):
+        if not room.poll(_POLL_MS):
             continue
         try:
             left = left[os.write(descriptor, left[:piece]) :]
@@ -186,66 +176,56 @@ def _write_bytes(descriptor: int, data: bytes, is_given_up: Callable[[], bool]) 
 
 
 class FileSink:
-    """A file, as a handler of the standard library writes it, which may put it away and begin another.
-
-    Ownership: the handler.
-    """
+    """A file written by a handler of the standard library, which may rotate it; owns the handler."""
 
     def __init__(self, handler: logging.FileHandler) -> None:
         self._handler = handler
-        # The standard library would print a traceback for each line that cannot be written.
-        handler.handleError = _raise_again  # type: ignore[assignment, method-assign]
+        # Otherwise the standard library prints a traceback for each failed line.
+        handler.handleError = _reraise  # type: ignore[assignment, method-assign]
         self._is_given_up = False
 
     @property
     def handler(self) -> logging.FileHandler:
-        """What writes."""
+        """The handler of the file."""
         return self._handler
 
     def write(self, text: str) -> None:
-        """Write lines, unless it was given up.
-
-        Raises:
-            OSError: the file cannot be written to.
-        """
+        """Write lines; raises OSError if the file cannot be written."""
         if not self._is_given_up:
             self._handler.emit(logging.makeLogRecord({"msg": text}))
 
     def give_up(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         self._is_given_up = True
 
     def close(self) -> None:
         """Close the file."""
         if not self._is_given_up:
-            # What its buffer still holds cannot be written either.
             with suppress(OSError):
                 self._handler.close()
 
 
-def _raise_again(_: logging.LogRecord) -> None:
+def _reraise(_: logging.LogRecord) -> None:
     raise  # noqa: PLE0704 - called where the error is handled
 
 
-# ----------------------------------------------------------------------
-# Log records small enough to be formatted on the event loop, whoever logs
-# ----------------------------------------------------------------------
+# Bounded records
 
-_OWN_TEXT: Final = 32_768
-"""Characters of a text of the server's own, which may list many problems."""
+_MAX_TEXT_CHARACTERS: Final = 32_768
+"""Maximum characters of the server's own texts, which may list many problems."""
 _STACK: Final = 16_384
 _SHORT: Final = 256
-_OF_THE_SERVER: Final = (logging.Logger, logging.LogRecord, Enum)
+_LOGGING_TYPES: Final = (logging.Logger, logging.LogRecord, Enum)
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
-_OF_RECORDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def bounded_record(record: logging.LogRecord) -> logging.LogRecord:
-    """Give a record whose texts, values and exception are bounded: itself, or a copy whose message is formatted."""
+    """Return the record with bounded texts, values and traceback; large records are copied."""
     if _is_short(record):
         return record
     made = logging.makeLogRecord(vars(record))
-    if isinstance(record.msg, dict):  # structlog hands over its event as it is
+    if isinstance(record.msg, dict):  # structlog passes its event dictionary
         made.msg = _bounded_event(record.msg)
     else:
         made.args = _bounded_arguments(record.args)
@@ -254,17 +234,17 @@ def bounded_record(record: logging.LogRecord) -> logging.LogRecord:
         made.exc_info, made.exc_text = bounded_info(made.exc_info), None
     if made.stack_info:
         made.stack_info = cut(made.stack_info, _STACK)
-    for name in vars(record).keys() - _OF_RECORDS:
+    for name in vars(record).keys() - _RECORD_FIELDS:
         setattr(made, name, _bounded(getattr(record, name)))
     return made
 
 
 def _is_short(record: logging.LogRecord) -> bool:
-    """Tell so of a record with nothing but numbers and short texts in it, as most are."""
+    """Return whether the record has only numbers and short texts, as most do."""
     if record.exc_info or record.stack_info:
         return False
     facts = vars(record)
-    values = [facts[name] for name in facts.keys() - _OF_RECORDS]
+    values = [facts[name] for name in facts.keys() - _RECORD_FIELDS]
     if type(record.msg) is dict:
         if "exc_info" in record.msg:
             return False
@@ -280,13 +260,13 @@ def _is_short(record: logging.LogRecord) -> bool:
         if kind is str:
             if len(value) > _SHORT:
                 return False
-        elif kind not in _SCALARS and not isinstance(value, _OF_THE_SERVER):
+        elif kind not in _SCALARS and not isinstance(value, _LOGGING_TYPES):
             return False
     return True
 
 
 def _bounded_event(event: dict[str, Any]) -> dict[str, Any]:
-    bounded = {key: _bounded(value, _OWN_TEXT) for key, value in event.items() if key != "exc_info"}
+    bounded = {key: _bounded(value, _MAX_TEXT_CHARACTERS) for key, value in event.items() if key != "exc_info"}
     info = event.get("exc_info")
     if info is True:
         info = sys.exc_info()
@@ -304,7 +284,6 @@ def _bounded_arguments(args: Any) -> Any:
 
 
 def _bounded(value: Any, most: int | None = None) -> Any:
-    """Give a value, or a text for one that is large."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -315,24 +294,22 @@ def _bounded(value: Any, most: int | None = None) -> Any:
     return value if is_short(value) else shown(value)
 
 
-# ----------------------------------------------------------------------
-# Lines on their way from whoever logs to where they are written: a thread writes them while a server runs
-# ----------------------------------------------------------------------
+# Writer
 
-_MOST_CHARACTERS: Final = 4 * 2**20
-"""That may wait to be written."""
-_AT_ONCE: Final = 64 * 1024
-"""Characters that are written together."""
+_MAX_QUEUED_CHARACTERS: Final = 4 * 2**20
+"""Maximum queued characters."""
+_BATCH_CHARACTERS: Final = 64 * 1024
+"""Characters written in one call."""
 _FLUSH_SECONDS: Final = 2.0
-"""What the end of a server waits for an end that takes no lines."""
+"""Time limit for writing the rest at shutdown."""
 _GIVE_UP_SECONDS: Final = 0.5
 _GATHER_SECONDS: Final = 0.005
-"""How long the first line waits for others, so that they are written together."""
-_MOST_STUCK: Final = 4
+"""Time to collect further lines after the first one."""
+_MAX_STUCK_SINKS: Final = 4
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line of text, and its traceback below, with control characters escaped."""
+    """Formatter of one line plus traceback, with control characters escaped."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as the standard library calls it
         """Return the line without the traceback."""
@@ -344,14 +321,14 @@ class LineFormatter(logging.Formatter):
 
 
 class LogOutlet(logging.Handler):
-    """Formats records and has their lines written to an end.
+    """Logging handler that formats records and queues their lines.
 
     Args:
-        sink: the end, which belongs to the outlet.
-        writer: writes.
+        sink: destination, owned by the handler.
+        writer: the writer; by default that of the process.
 
     Attributes:
-        dropped: lines since the last one that said so.
+        dropped: lines dropped since the last report.
     """
 
     def __init__(self, sink: LogSink, writer: LogWriter | None = None) -> None:
@@ -361,7 +338,7 @@ class LogOutlet(logging.Handler):
         self._writer = WRITER if writer is None else writer
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Filter and format a record, by as many threads at a time as there are: what takes long keeps nobody."""
+        """Filter and format a record without the handler lock, so that slow formatting does not block other threads."""
         passed: Any = self.filter(record)
         if not passed:
             return False
@@ -369,25 +346,25 @@ class LogOutlet(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Format a record, and give its line to the writer."""
+        """Format and queue a record."""
         try:
             line = self.format(bounded_record(record))
-        except Exception as error:  # noqa: BLE001 - whatever users give to a logger, a line comes out
-            line = self.line("a line cannot be formatted: %s: %s", record.pathname, type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - any log arguments must give a line
+            line = self.line("log record not formatted: %s: %s", record.pathname, type(error).__name__)
         self._writer.put(self, line)
 
     def line(self, message: str, *args: object, level: int = logging.ERROR) -> str:
-        """Format a line of the log's own."""
+        """Format a line of the log system itself."""
         return self.format(logging.LogRecord(__name__, level, __file__, 0, message, args, None))
 
     def close(self) -> None:
-        """Close the end once it has got every line before."""
+        """Close the sink after all queued lines."""
         super().close()
         self._writer.put_end(self)
 
 
-class _Piece(NamedTuple):
-    """Lines for one end, or its end."""
+class _Batch(NamedTuple):
+    """Lines for one sink, or its end."""
 
     outlet: LogOutlet
     lines: list[str]
@@ -395,21 +372,20 @@ class _Piece(NamedTuple):
 
 
 class LogWriter:
-    """Writes lines where they belong: in a thread while there is one, at once otherwise.
+    """Line writer: in a thread while :meth:`in_thread` is active, synchronously otherwise.
 
     Args:
-        most_characters: may wait for the thread.
-        flush_seconds: how long the end of the thread waits for an end that takes nothing.
+        flush_seconds: time limit for a blocked sink at shutdown.
 
     Attributes:
-        dropped: lines, since the process began.
+        dropped: lines dropped since the process started.
     """
 
-    def __init__(self, most_characters: int = _MOST_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
+    def __init__(self, most_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
         self.dropped = 0
         self._most_characters = most_characters
         self._flush_seconds = flush_seconds
-        # A finalizer may log while its thread is in here.
+        # Re-entrant, as a finalizer may log while its thread holds the lock.
         self._changed = threading.Condition(threading.RLock())
         self._queue: deque[tuple[LogOutlet, str | None]] = deque()
         self._waiting = 0
@@ -418,7 +394,7 @@ class LogWriter:
         self._at: LogOutlet | None = None
 
     def put(self, outlet: LogOutlet, line: str) -> None:
-        """Have a line written; it is dropped if too much waits already."""
+        """Queue or write a line; drop it if the queue is full."""
         with self._changed:
             if not self._has_thread:
                 self._write(outlet, [line])
@@ -429,7 +405,7 @@ class LogWriter:
                 self._append(outlet, line)
 
     def put_end(self, outlet: LogOutlet) -> None:
-        """Have an outlet's end closed, behind the lines that are for it."""
+        """Close the sink of an outlet after its queued lines."""
         with self._changed:
             if self._has_thread:
                 self._append(outlet, None)
@@ -443,14 +419,7 @@ class LogWriter:
 
     @asynccontextmanager
     async def in_thread(self) -> AsyncIterator[None]:
-        """Write in a thread until the block is left, and then what is left; ends that nobody reads are given up.
-
-        Does nothing where there is such a thread already.
-
-        Ownership: the thread, which ends with the block.
-
-        Cancellation: shielded at the end, for it is bounded.
-        """
+        """Run the writer thread within the block and write the rest afterwards; does nothing if it already runs."""
         with self._changed:
             is_first, self._has_thread = not self._has_thread, True
         if not is_first:
@@ -458,35 +427,30 @@ class LogWriter:
             return
         is_over, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-        def tell(_: object) -> None:
+        def notify(_: object) -> None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(is_over.set)
 
         self._ending.clear()
-        trio.lowlevel.start_thread_soon(self._write_all, tell, "log writer")
+        trio.lowlevel.start_thread_soon(self._write_all, notify, "log writer")
         try:
             yield
         finally:
             with self._changed:
                 self._ending.set()
                 self._changed.notify()
-            await self._see_end(is_over)
+            await self._wait_written(is_over)
 
-    async def _see_end(self, is_over: trio.Event) -> None:
-        """Wait until everything is written, and no longer for ends that take nothing.
-
-        Cancellation: shielded, for it is bounded.
-        """
+    async def _wait_written(self, is_over: trio.Event) -> None:
+        """Wait until everything is written; give up on blocked sinks after a timeout."""
         seconds = self._flush_seconds
-        for _ in range(_MOST_STUCK):
+        for _ in range(_MAX_STUCK_SINKS):
             with trio.move_on_after(seconds, shield=True):
                 await is_over.wait()
                 return
             seconds = _GIVE_UP_SECONDS
             if (stuck := self._at) is not None:
                 stuck.sink.give_up()
-
-    # In the thread
 
     def _write_all(self) -> None:
         size = 0
@@ -500,8 +464,8 @@ class LogWriter:
             self._write(piece.outlet, piece.lines)
             self._at = None
 
-    def _take(self, written: int) -> _Piece | None:
-        """Wait for lines, and take those that go to the same end together; None if there will be none."""
+    def _take(self, written: int) -> _Batch | None:
+        """Wait for lines and return those of one sink together; None at the end."""
         with self._changed:
             self._waiting -= written
             is_first = not self._queue
@@ -511,32 +475,29 @@ class LogWriter:
                     return None
                 self._changed.wait()
         if is_first:
-            # Every time that it wakes it takes the interpreter's lock from those who work.
+            # Batch lines: each wake-up takes the GIL from working threads.
             self._ending.wait(_GATHER_SECONDS)
         with self._changed:
             outlet, line = self._queue.popleft()
             if line is None:
-                return _Piece(outlet, [], is_end=True)
+                return _Batch(outlet, [], is_end=True)
             lines, size = [line], len(line)
-            while self._queue and size < _AT_ONCE:
+            while self._queue and size < _BATCH_CHARACTERS:
                 other, line = self._queue[0]
                 if other is not outlet or line is None:
                     break
                 self._queue.popleft()
                 lines.append(line)
                 size += len(line)
-            return _Piece(outlet, lines)
-
-    # Wherever
+            return _Batch(outlet, lines)
 
     def _write(self, outlet: LogOutlet, lines: list[str]) -> None:
-        """Write lines, and how many could not be written before; one that cannot be written is dropped."""
         try:
             outlet.sink.write("\n".join(lines))
             if outlet.dropped:
                 dropped, outlet.dropped = outlet.dropped, 0
                 outlet.sink.write(outlet.line("%d lines dropped", dropped, level=logging.WARNING))
-        except Exception:  # noqa: BLE001 - there is no place left to tell it
+        except Exception:  # noqa: BLE001 - a failing log cannot be logged
             self._drop(outlet, len(lines))
 
     def _drop(self, outlet: LogOutlet, count: int) -> None:
@@ -546,4 +507,4 @@ class LogWriter:
 
 
 WRITER: Final = LogWriter()
-"""What writes the lines of this process."""
+"""The log writer of this process."""

@@ -1,7 +1,6 @@
-"""Structured logs: one pipeline of small functions, rendered for people on a terminal or as JSON lines.
+"""Structured logs: one structlog pipeline, rendered for terminals or as JSON lines.
 
-Records of the standard library's ``logging`` (hypercorn, user code) flow through the same pipeline.  What is long in
-them is cut, and a thread writes their lines while a server runs (:mod:`.log_writer`).
+Records of the standard library's ``logging`` (hypercorn, user code) use the same pipeline.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LEVELS", "add_call_ids", "add_worker_number", "configure_logs", "set_worker_number"]
 
-# ----------------------------------------------------------------------
-# The ids of the call that runs, in every line that is logged meanwhile, in threads and tasks of the call too
-# ----------------------------------------------------------------------
+# Request ids
 
 
 def add_call_ids(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add the ids of the request and, where it is traced, of its trace and span; a processor of structlog's."""
+    """Add request id, trace id and span id (structlog processor)."""
     call = current_event.get()
     if call is not None and call.request_id:
         event.setdefault("request_id", call.request_id)
@@ -46,34 +43,30 @@ def add_call_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mutable
     return event
 
 
-# ----------------------------------------------------------------------
-# The number of a process among those that are one server, in every line that it logs
-# ----------------------------------------------------------------------
+# Worker number
 
-_number: int | None = None
+_worker_number: int | None = None
 
 
 def set_worker_number(number: int | None) -> None:
-    """Say which one this process is; None if it is the server alone, or what the others are started by."""
-    global _number  # noqa: PLW0603 - a process is one, and its log is one
-    _number = number
+    """Set the worker index of this process; None for a single-process server or the parent."""
+    global _worker_number  # noqa: PLW0603 - one log per process
+    _worker_number = number
 
 
 def add_worker_number(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add the number, if there is one; a processor of structlog's."""
-    if _number is not None:
-        event.setdefault("worker", _number)
+    """Add the worker index (structlog processor)."""
+    if _worker_number is not None:
+        event.setdefault("worker", _worker_number)
     return event
 
 
-# ----------------------------------------------------------------------
-# Structured logs: one pipeline of small functions, rendered for people on a terminal or as JSON lines
-# ----------------------------------------------------------------------
+# Configuration
 
 LogFormat = Literal["pretty", "json"]
 
-_TALKATIVE: Final = ("hypercorn.access", "httpx", "httpcore", "asyncio", "PIL")
-_SHARED: Final[tuple[Processor, ...]] = (
+_NOISY_LOGGERS: Final = ("hypercorn.access", "httpx", "httpcore", "asyncio", "PIL")
+_PROCESSORS: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
     add_call_ids,
     add_worker_number,
@@ -84,12 +77,12 @@ _SHARED: Final[tuple[Processor, ...]] = (
 
 
 def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path | None = None) -> None:
-    """Send every log record to standard error, and to ``path`` as well where one is given.
+    """Send all log records to standard error and, if given, to a file.
 
     Args:
         level: one of :data:`LEVELS`.
-        fmt: ``pretty`` for people, ``json`` for one object a line; a file always gets the plain form of either.
-        path: a file to append to, as :func:`open_log_sink` opens it.
+        fmt: ``pretty`` for terminals, ``json`` for JSON lines; files have no colors.
+        path: log file, opened by :func:`open_log_sink`.
 
     Raises:
         OSError: ``path`` cannot be opened.
@@ -101,14 +94,14 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
         file.setFormatter(_formatter(fmt, colors=False))
         handlers.append(file)
     logging.basicConfig(handlers=handlers, force=True)
-    LOG_LEVEL.begin(LEVELS[level], dict.fromkeys(_TALKATIVE, logging.WARNING), "" if path is None else str(path))
+    LOG_LEVEL.begin(LEVELS[level], dict.fromkeys(_NOISY_LOGGERS, logging.WARNING), "" if path is None else str(path))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *_SHARED,
+            *_PROCESSORS,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
-        # The level may change while loggers are kept.
+        # The level may change after loggers are cached.
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
@@ -118,23 +111,20 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
 def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
     if fmt == "json":
         rendering: list[Processor] = [
-            # Local variables would put callers' tensors into the log.
+            # Local variables would put request tensors into the log.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=_to_json),
         ]
     else:
-        rendering = [
-            _escape_values,
-            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback),
-        ]
+        rendering = [_escape_values, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=list(_SHARED),
+        foreign_pre_chain=list(_PROCESSORS),
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
     )
 
 
 class _Literal:
-    """A value that the console shows as the text says."""
+    """Value whose ``repr`` is its text."""
 
     __slots__ = ("_text",)
 
@@ -145,22 +135,22 @@ class _Literal:
         return self._text
 
 
-_BARE: Final = frozenset({"event", "level", "logger", "logger_name", "timestamp"})
-"""Fields that the console shows without quotation marks."""
-_PRINTABLE: Final = frozenset({bool, float, int, type(None)})
-_TRACES: Final = frozenset({"exception", "stack"})
-"""Fields whose texts have several lines."""
+_UNQUOTED_FIELDS: Final = frozenset({"event", "level", "logger", "logger_name", "timestamp"})
+"""Fields rendered without quotes."""
+_PRINTABLE_TYPES: Final = frozenset({bool, float, int, type(None)})
+_MULTILINE_FIELDS: Final = frozenset({"exception", "stack"})
+"""Multi-line fields."""
 
 
 def _escape_values(_: Any, __: str, event: EventDict) -> EventDict:
-    """Escape control characters in all fields: the console would obey them, and a line break would forge a record."""
+    """Escape control characters: a terminal would interpret them, and a line break would forge a record."""
     if all(name.isprintable() and _is_printable(value) for name, value in event.items()):
         return event
     return {escape_controls(name): _escaped(name, value) for name, value in event.items()}
 
 
 def _is_printable(value: Any) -> bool:
-    return value.isprintable() if type(value) is str else type(value) in _PRINTABLE
+    return value.isprintable() if type(value) is str else type(value) in _PRINTABLE_TYPES
 
 
 def _escaped(name: str, value: Any) -> Any:
@@ -169,12 +159,12 @@ def _escaped(name: str, value: Any) -> Any:
     if isinstance(value, str):
         if CONTROLS.search(value) is None:
             return value
-        if name in _TRACES:
+        if name in _MULTILINE_FIELDS:
             return escape_controls(value, keep="\n")
-        return escape_controls(value) if name in _BARE else _Literal(repr(value))
+        return escape_controls(value) if name in _UNQUOTED_FIELDS else _Literal(repr(value))
     if value is None or isinstance(value, int | float):
         return value
-    text = str(value) if name in _BARE else repr(value)
+    text = str(value) if name in _UNQUOTED_FIELDS else repr(value)
     return value if CONTROLS.search(text) is None else _Literal(escape_controls(text))
 
 
@@ -185,5 +175,5 @@ def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
 
 
 def _to_json(event: Any, **options: Any) -> str:
-    """Encode as ASCII; JSON itself leaves DEL as it is."""
+    """Encode as ASCII; JSON does not escape DEL."""
     return json.dumps(event, **options).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""How busy the event loop is, and what is short enough for it therefore."""
+"""Event-loop load, and the inference time limit for running on the loop."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ _BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 
 
 class LoopLoad(trio.abc.Instrument):
-    """Watches one run of the event loop.
+    """Instrument of one event loop.
 
     Args:
-        cores_are_few: whether an inference that leaves a busy loop has no core of its own to go to: it would take the
-            loop's, and more of it than it saves.
+        cores_are_few: whether an inference that leaves a busy loop would compete with the loop for its core.
 
     Attributes:
-        limit: inferences that take less are to run on the loop, in seconds.
-        limit_of_work: the same of those that are the work of the loop's own thread, rather than of one it waits for.
-        busy: the share of the last tenth of a second in which the loop did not wait.
-        turns: how many turns of the loop took up to each of ``BUCKETS_SECONDS``, and longer than the last of them; one
-            goes from a wait, or a look for what is new, to the next.
-        turn_seconds: how long all of them took.
+        limit: maximum inference time in seconds for running on the loop.
+        limit_of_work: the same for inferences computed by the loop's own thread.
+        busy: busy share of the last 100 ms.
+        turns: histogram of iteration times with the bounds ``BUCKETS_SECONDS``.
+        turn_seconds: total time of all iterations.
     """
 
     def __init__(self, *, cores_are_few: bool = False) -> None:
@@ -46,55 +44,55 @@ class LoopLoad(trio.abc.Instrument):
         self.busy = 0.0
         self.turns = [0] * (len(BUCKETS_SECONDS) + 1)
         self.turn_seconds = 0.0
-        self._begun = self._waits_since = self._goes_on_since = perf_counter()
+        self._window_started = self._wait_started = self._turn_started = perf_counter()
         self._waited = 0.0
 
     @property
     def is_full(self) -> bool:
-        """Whether it had next to nothing to wait for lately, as where several callers wait for it all the time."""
+        """Whether the loop was almost always busy lately."""
         return self.busy > _FULL
 
     @property
     def is_late(self) -> bool:
-        """Whether this turn has lasted so long that whatever else is ready should have its own before more is begun."""
-        return perf_counter() - self._goes_on_since > _LONG_TURN_SECONDS
+        """Whether this iteration is so long that other tasks should run before new work starts."""
+        return perf_counter() - self._turn_started > _LONG_TURN_SECONDS
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it has lasted several times as long, by work for which nobody has asked :attr:`is_late`."""
-        return perf_counter() - self._goes_on_since > _OVERDUE_SECONDS
+        """Whether this iteration is several times longer than allowed."""
+        return perf_counter() - self._turn_started > _OVERDUE_SECONDS
 
     def before_io_wait(self, timeout: float) -> None:
-        """Be told by trio that the loop has nothing to do, or looks for more."""
+        """Record the end of an iteration (trio instrument)."""
         del timeout
-        now = self._waits_since = perf_counter()
-        turn = now - self._goes_on_since
+        now = self._wait_started = perf_counter()
+        turn = now - self._turn_started
         self.turn_seconds += turn
         self.turns[bisect_left(BUCKETS_SECONDS, turn)] += 1
 
     def after_io_wait(self, timeout: float) -> None:
-        """Be told by trio that it goes on."""
+        """Record the start of an iteration (trio instrument)."""
         del timeout
-        now = self._goes_on_since = perf_counter()
-        self._waited += now - self._waits_since
-        passed = now - self._begun
+        now = self._turn_started = perf_counter()
+        self._waited += now - self._wait_started
+        passed = now - self._window_started
         if passed >= _WINDOW_SECONDS:
             self.busy = 1 - self._waited / passed
             self.limit = self._limit_when_busy if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
             if not self._cores_are_few:
                 self.limit_of_work = self.limit
-            self._begun, self._waited = now, 0.0
+            self._window_started, self._waited = now, 0.0
 
 
-_current: Final = trio.lowlevel.RunVar[LoopLoad]("loop load")
+_loop_load: Final = trio.lowlevel.RunVar[LoopLoad]("loop load")
 
 
 def current_loop_load() -> LoopLoad:
-    """Give the one of this run of the loop, which it watches from the first time on."""
+    """Return the load of this event loop; starts the instrument on first use."""
     try:
-        return _current.get()
+        return _loop_load.get()
     except LookupError:
         made = LoopLoad(cores_are_few=CORES.are_few)
-        _current.set(made)
+        _loop_load.set(made)
         trio.lowlevel.add_instrument(made)
         return made

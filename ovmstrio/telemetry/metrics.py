@@ -1,8 +1,7 @@
-"""Prometheus metrics of one server: OVMS's families under OVMS's names, and a few of our own.
+"""Prometheus metrics of the server: OVMS's families and its own.
 
-Every label combination of a servable's counters exists, at zero, from the moment it is loaded, and its children are
-bound then, so that counting costs no look-up by label; histograms exist once there is something in them.  Graphs have
-families of their own (``graph_metrics``).
+Counters of a servable are created at zero when it is loaded and bound once, so that counting needs no label lookup.
+Histograms, with dozens of lines each, are created on the first value.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections import Counter
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property, partial
 from itertools import accumulate, chain, product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -50,14 +49,12 @@ __all__ = [
     "with_vllm_names",
 ]
 
-# ----------------------------------------------------------------------
-# The metrics of one graph, which has no versions
-# ----------------------------------------------------------------------
+# Graphs
 
 _STREAM: Final = "ModelInferStream"
 _RUN: Final = ("ModelInfer", _STREAM)
 _INFER: Final = (*((method, "KServe") for method in _RUN), ("Predict", "TensorFlowServing"))
-_ASK: Final = (
+_QUERIES: Final = (
     ("ModelMetadata", "KServe"),
     ("ModelReady", "KServe"),
     ("GetModelMetadata", "TensorFlowServing"),
@@ -73,25 +70,13 @@ _FAMILY_OF: Final = {
 }
 
 
-class _Children(Protocol):
-    """Gives bound children of metric families."""
-
-    def child(self, family: str, *labels: str) -> Any:
-        """Give one, or one that counts nothing where the family is off."""
-        ...
-
-    def node(self, name: str, node: str) -> NodeHooks:
-        """Give what records the runs of a node."""
-        ...
-
-
 class GraphMetrics(GraphHooks):
-    """The bound metrics of one graph: hooks for its instances, and counters of its calls.
+    """Bound metrics of one graph: instances and calls.
 
-    ``method`` is that of a call or stream; a graph itself runs for ``ModelInfer`` or ``ModelInferStream`` only.
+    Graph instances run for ``ModelInfer`` or ``ModelInferStream`` only.
     """
 
-    def __init__(self, metrics: _Children, name: str) -> None:
+    def __init__(self, metrics: Metrics, name: str) -> None:
         self._name = name
         self._child = metrics.child
         self._node_of = metrics.node
@@ -101,34 +86,30 @@ class GraphMetrics(GraphHooks):
         self._outcome = cache(self._bind_outcome)
         for family, (method, api), interface in product(_FAMILIES, _INFER, _INTERFACES):
             self._counter(family, api, method, interface)
-        for (method, api), interface in product((*_INFER, *_ASK), _INTERFACES):
+        for (method, api), interface in product((*_INFER, *_QUERIES), _INTERFACES):
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, api, interface, code)
 
-    # Instances
-
     def started(self) -> None:
-        """Count an instance that has begun to run."""
+        """Count a started instance."""
         self._current.inc()
 
     def finished(self, method: str, seconds: float, *, ok: bool) -> None:
-        """Count out an instance that had begun; the time of those that failed is not recorded, as in OVMS."""
+        """Count a finished instance; as in OVMS, failed instances have no run time."""
         self._current.dec()
         if ok:
             self._seconds[method].observe(seconds * _MICROSECONDS)
 
     def node(self, node: str) -> NodeHooks:
-        """Record the runs of a node."""
+        """Return the hooks of a node."""
         return self._node_of(self._name, node)
 
-    # Calls
-
     def moved(self, event: CallEvent, step: Step) -> None:
-        """Count a request that the graph took in or refused, or an answer: of a stream, each one."""
+        """Count an accepted or rejected request, or a response; on streams, each one."""
         self._count(_FAMILY_OF[step], event)
 
     def ended(self, event: CallEvent) -> None:
-        """Count a call by its outcome; inference moves none of the families of models."""
+        """Count a finished call by outcome; graph inference is not counted in the model families."""
         for counter in self._outcome(event.method, event.door.api, event.door.interface, event.code):
             counter.inc()
         if event.method == _STREAM:
@@ -138,7 +119,6 @@ class GraphMetrics(GraphHooks):
             self._count_call(event)
 
     def _count_call(self, event: CallEvent) -> None:
-        """Count a call that was answered, was refused or has failed; one that was cancelled is none of its errors."""
         is_refused = isinstance(event.error, InvalidRequest | FailedPrecondition)
         self._count("ovms_requests_rejected" if is_refused else "ovms_requests_accepted", event)
         if event.code == OK:
@@ -157,29 +137,22 @@ class GraphMetrics(GraphHooks):
         return requests, self._child("ovms_requests_success" if code == OK else "ovms_requests_fail", *labels)
 
 
-# ----------------------------------------------------------------------
-# Families whose figures others keep, and which are read whenever somebody scrapes
-# ----------------------------------------------------------------------
+# Metrics read at scrape time
 
 
 class ReadFigures:
-    """A family of counters or gauges, as a collector.
-
-    Args:
-        family: which one.
-        read: gives a figure for each combination of labels; from any thread.
-    """
+    """Collector of one counter or gauge family; ``read`` returns values by labels and is called from any thread."""
 
     def __init__(self, family: Family, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
         self._family = family
         self._read = read
 
     def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Tell the family's name, for which it answers."""
+        """Return the family without samples."""
         return (self._empty(),)
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Give the figures of the moment."""
+        """Return the current values."""
         collected = self._empty()
         for labels, figure in self._read().items():
             collected.add_metric(labels, figure)
@@ -191,12 +164,10 @@ class ReadFigures:
 
 
 class ReadSpread:
-    """A family of one histogram without labels, as a collector.
+    """Collector of one histogram without labels.
 
     Args:
-        family: which one.
-        read: gives how many values there were up to each bound, and above the last, and the sum of all; from any
-            thread.
+        read: returns the bucket counts and the sum of all values; called from any thread.
     """
 
     def __init__(self, family: Family, read: Callable[[], tuple[Sequence[int], float]]) -> None:
@@ -204,24 +175,22 @@ class ReadSpread:
         self._read = read
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Tell the family's name, for which it answers."""
+        """Return the family without samples."""
         return (HistogramMetricFamily(self._family.name, self._family.help),)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Give the figures of the moment."""
+        """Return the current values."""
         numbers, total = self._read()
         names = [*map(floatToGoString, self._family.buckets), "+Inf"]
         buckets = list(zip(names, accumulate(map(float, numbers)), strict=True))
         return (HistogramMetricFamily(self._family.name, self._family.help, buckets, total),)
 
 
-# ----------------------------------------------------------------------
-# Metrics of models of text under the names that vLLM has for them, beside the server's own, for what reads those
-# ----------------------------------------------------------------------
+# vLLM aliases of text-model metrics
 
 _OWN: Final = "ovmstrio_llm_"
 _ENGINE: Final = {"engine": "0"}
-"""A label that vLLM has, which counts the engines of a model."""
+"""vLLM's label for the engine index."""
 
 _NAMES: Final[Mapping[str, str]] = {
     "requests_running": "num_requests_running",
@@ -235,15 +204,15 @@ _NAMES: Final[Mapping[str, str]] = {
     "queue_time_seconds": "request_queue_time_seconds",
     "preemptions": "num_preemptions",
 }
-"""Families that differ in their names alone, as vLLM writes them behind ``vllm:``."""
+"""Families that differ by name only."""
 
 _FINISHED: Final = "requests_finished"
 _REASONS: Final[Mapping[str, str]] = {"tool_calls": "stop", "cancelled": "abort"}
-"""Ends that vLLM calls otherwise, or does not tell apart."""
+"""Finish reasons with another name in vLLM."""
 
 
 def with_vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Give families, and behind each that vLLM has as well the same under its name there."""
+    """Yield families, each followed by its vLLM alias if there is one."""
     for family in families:
         yield family
         own = family.name.removeprefix(_OWN)
@@ -263,7 +232,6 @@ def _renamed(family: Metric, name: str) -> Metric:
 
 
 def _finished(family: Metric) -> Metric:
-    """Count requests by vLLM's reasons."""
     numbers: Counter[tuple[str, str]] = Counter()
     for each in family.samples:
         if each.name.endswith("_total"):
@@ -276,17 +244,11 @@ def _finished(family: Metric) -> Metric:
     return made
 
 
-# ----------------------------------------------------------------------
-# Families of metrics that services count themselves, together, as scrapers want them: each family once
-# ----------------------------------------------------------------------
+# Metrics of user code and services
 
 
 class ServiceMetrics:
-    """A collector of the collectors of services, which come and go.
-
-    Args:
-        has_vllm_names: whether it gives what vLLM has under vLLM's names as well.
-    """
+    """Collector that merges the collectors of services into one sample list per family."""
 
     def __init__(self, *, has_vllm_names: bool = False) -> None:
         self._has_vllm_names = has_vllm_names
@@ -294,7 +256,7 @@ class ServiceMetrics:
 
     @contextmanager
     def collecting(self, collectors: Collectors, name: str) -> Iterator[None]:
-        """Show what the collectors give while the block lasts, with the label ``name`` unless that is empty."""
+        """Include collectors within the block, with the label ``name`` unless that is empty."""
         entry = name, collectors
         self._services.append(entry)
         try:
@@ -303,7 +265,7 @@ class ServiceMetrics:
             self._services.remove(entry)
 
     def collect(self) -> Iterable[Metric]:
-        """Give each family with the samples of all services."""
+        """Return the families with the samples of all services."""
         families: dict[str, Metric] = {}
         for name, collectors in tuple(self._services):
             labels = {"name": name} if name else {}
@@ -313,27 +275,25 @@ class ServiceMetrics:
         return with_vllm_names(families.values()) if self._has_vllm_names else families.values()
 
     def restricted(self, families: Sequence[str]) -> RestrictedServiceMetrics:
-        """Give the families of these names, or that have samples so called."""
+        """Return a collector of the named families only."""
         return RestrictedServiceMetrics(self, families)
 
 
 class RestrictedServiceMetrics:
-    """A collector of some families of services, which nobody knows by name before they are collected."""
+    """Collector of selected service families, whose names are known only after collection."""
 
     def __init__(self, metrics: ServiceMetrics, families: Sequence[str]) -> None:
         self._metrics = metrics
         self._families = frozenset(families)
 
     def collect(self) -> Iterable[Metric]:
-        """Give them."""
+        """Yield the selected families."""
         for family in self._metrics.collect():
             if {family.name, f"{family.name}_total"} & self._families:
                 yield family
 
 
-# ----------------------------------------------------------------------
-# Prometheus metrics of one server: OVMS's families under OVMS's names, and a few of our own
-# ----------------------------------------------------------------------
+# Server metrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -346,21 +306,21 @@ _METHODS: Final = (
     ("GetModelMetadata", "TensorFlowServing"),
     ("GetModelStatus", "TensorFlowServing"),
 )
-"""What is counted of models from the moment when they are loaded."""
+"""Counters that exist from the load of a model."""
 _GRAPH: Final = "graph"
-_OF_NO_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
+_METHODS_WITHOUT_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
 _SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
-"""What the names of a family's samples end with."""
-# The client library ends every counter's name in "_total"; dashboards made for OVMS ask for the bare names.
+"""Suffixes of sample names."""
+# The client library appends "_total" to counters; OVMS dashboards query the bare names.
 _TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re.MULTILINE)
 _OPEN_TOTAL: Final = re.compile(rb"^(?:# TYPE (ovms_[a-z_]+) counter$|(ovms_[a-z_]+)_total\b)", re.MULTILINE)
-"""In OpenMetrics's format the name of a counter must end so; a family of an unknown type may have any."""
+"""OpenMetrics requires the suffix for counters; families of type ``unknown`` may have any name."""
 
 CallsT = TypeVar("CallsT", bound="CallMetrics")
 
 
 class _CallEnd(NamedTuple):
-    """What counts calls of one version that end alike; ``times`` is empty for questions, which are not timed."""
+    """Metrics for calls with the same end; ``times`` is empty for queries, which are not timed."""
 
     counters: tuple[Count, ...]
     times: tuple[Any, ...]
@@ -370,12 +330,12 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics(Meters):
-    """The metrics of one server; an observer of calls.
+    """Metrics of one server; an observer of calls.
 
     Args:
-        families: the OVMS families to serve, None for those that are on by default.
-        own: the server's own families to serve, None for all of them.
-        vllm_names: whether figures of models of text are told under vLLM's names, too.
+        families: enabled OVMS families; None for the default ones.
+        own: enabled ``ovmstrio_*`` and ``process_*`` families; None for all.
+        vllm_names: whether text-model metrics have vLLM aliases.
     """
 
     def __init__(
@@ -387,135 +347,133 @@ class Metrics(Meters):
         rows = [row for row in (*FAMILIES.values(), *OWN_FAMILIES.values()) if row.name in chosen]
         self._read = {row.name: row for row in rows if row.name in READ_FAMILIES}
         self._families: dict[str, Any] = {
-            row.name: _make(row, self.registry) for row in rows if row.name not in READ_FAMILIES
+            row.name: _make_family(row, self.registry) for row in rows if row.name not in READ_FAMILIES
         }
-        self._kinds = cache(partial(self.child, "ovmstrio_request_time_us"))
+        self._kind_times = cache(partial(self.child, "ovmstrio_request_time_us"))
         self._servables: dict[tuple[str, str], CallMetrics] = {}
-        self._shown_of: dict[tuple[str, ...], set[tuple[Gauge, tuple[str, ...]]]] = {}
+        self._gauges_of: dict[tuple[str, ...], set[tuple[Gauge, tuple[str, ...]]]] = {}
         self._graphs: dict[str, GraphMetrics] = {}
         self._dropped_lines = 0
         self.child("ovmstrio_dropped_log_lines")
         self._services = ServiceMetrics(has_vllm_names=vllm_names)
         self.registry.register(self._services)
-        self._read_all(PROCESS_FIGURES)
+        self._register_readers(PROCESS_FIGURES)
 
     def watch(self, census: Census, turns: Callable[[], tuple[Sequence[int], float]]) -> None:
-        """Show what runs beside the event loop, and how long the loop's turns take; see ``ReadSpread``."""
-        self._read_all(work_figures(census))
+        """Expose resources of the registry and the event-loop iteration times (see ``ReadSpread``)."""
+        self._register_readers(work_figures(census))
         family = self._read.get(LOOP_DELAY)
         if family is not None:
             self.registry.register(ReadSpread(family, turns))
 
     def show(self, family: str, read: Callable[[], dict[tuple[str, ...], float]]) -> None:
-        """Show figures that somebody else keeps, by their labels; they are read from any thread."""
-        self._read_all({family: read})
+        """Expose values that ``read`` returns by labels; called from any thread."""
+        self._register_readers({family: read})
 
-    def _read_all(self, figures: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
-        for name in figures.keys() & self._read.keys():
-            self.registry.register(ReadFigures(self._read[name], figures[name]))
+    def _register_readers(self, readers: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
+        for name in readers.keys() & self._read.keys():
+            self.registry.register(ReadFigures(self._read[name], readers[name]))
 
     def limited(self, name: str, queued: Callable[[], int]) -> None:
-        """Show how many requests of a service wait for a place, and that none was refused yet."""
+        """Create the queue metrics of a service with a concurrency limit."""
         self.child("ovmstrio_queued_requests", name).set_function(queued)
         self.child("ovmstrio_refused_requests", name)
 
     def refused(self, reason: str) -> None:
-        """Count a request that was refused because of who makes it."""
+        """Count a request rejected by authentication or authorisation."""
         self.child("ovmstrio_refused_callers", reason).inc()
 
     def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
-        """Show what services count themselves; see ``ServiceMetrics.collecting``."""
+        """Expose user collectors; see ``ServiceMetrics.collecting``."""
         return self._services.collecting(collectors, name)
 
     def servable(self, name: str, version: str) -> ServableMetrics:
-        """Give the metrics of one version, made at zero on first sight."""
+        """Return the metrics of one model version, created on first use."""
         found = self._servables.get((name, version))
         if not isinstance(found, ServableMetrics):
-            found = self._shown((name, version), ServableMetrics(self, name, version))
+            found = self._add_version((name, version), ServableMetrics(self, name, version))
         return found
 
     def set_memory(self, name: str, version: str, part: str, size: int) -> None:
-        """Say how many bytes the last load of one version of a service took for a part."""
+        """Set the memory in bytes of one part of a version's last load."""
         self.child("ovmstrio_memory_bytes", name, version, part).set(size)
 
     def graph(self, name: str) -> GraphMetrics:
-        """Give the metrics of one graph, made at zero on first sight."""
+        """Return the metrics of one graph, created on first use."""
         found = self._graphs.get(name)
         if found is None:
             found = self._graphs[name] = GraphMetrics(self, name)
         return found
 
     def node(self, name: str, node: str) -> NodeMetrics:
-        """Give what records the runs of a node."""
+        """Return the metrics of one node."""
         return NodeMetrics(self, name, node)
 
     def batches(self, name: str, version: str) -> BatchMetrics:
-        """Give the metrics of the batches of one version of a service."""
+        """Return the batch metrics of one service version."""
         return BatchMetrics(self, name, version)
 
     def child(self, family: str, *labels: str) -> Any:
-        """Give one bound child, or one that counts nothing where the family is off."""
+        """Return a bound child, or a no-op if the family is disabled."""
         metric = self._families.get(family)
         if metric is None:
-            return _OFF
+            return _NO_METRIC
         if isinstance(metric, Gauge):
             if not labels:
                 return metric
-            self._shown_of.setdefault(labels[:2], set()).add((metric, labels))
+            self._gauges_of.setdefault(labels[:2], set()).add((metric, labels))
         return metric.labels(*labels)
 
     def call_started(self, event: CallEvent) -> None:
-        """Count a call in."""
+        """Count a started call."""
         if event.kind != _GRAPH and event.method not in QUESTIONS:
             found = self._servables.get((event.name, event.version)) or self._make_calls(event)
             found.in_flight += 1
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
-        """Count what moves in a stream of a graph."""
+        """Count stream progress of a graph."""
         if event.kind == _GRAPH:
             self.graph(event.name).moved(event, step)
 
     def call_finished(self, event: CallEvent) -> None:
-        """Count a call out, by its outcome."""
+        """Count a finished call by outcome."""
         if event.kind == _GRAPH:
             if event.method not in QUESTIONS:
                 self.of_kind(event).observe(event.seconds * _MICROSECONDS, event.trace_id)
             self.graph(event.name).ended(event)
         else:
             key = (event.name, event.version)
-            # Of a version that was retired meanwhile, or only asked about, calls are counted and no gauge is made.
+            # Retired or merely queried versions get counters but no gauge.
             (self._servables.get(key) or CallMetrics(self, *key)).ended(event)
 
     def of_kind(self, event: CallEvent) -> Any:
-        """Give the times of all calls of services of a kind that come over one interface."""
-        return self._kinds(event.kind, event.door.interface)
+        """Return the latency histogram of a service kind and interface."""
+        return self._kind_times(event.kind, event.door.interface)
 
     def _make_calls(self, event: CallEvent) -> CallMetrics:
-        """Make the metrics of the calls of one version, on first sight."""
         key = (event.name, event.version)
-        return self._shown(key, (ServableMetrics if event.door.infer else CallMetrics)(self, *key))
+        return self._add_version(key, (ServableMetrics if event.door.infer else CallMetrics)(self, *key))
 
-    def _shown(self, key: tuple[str, str], made: CallsT) -> CallsT:
-        """Keep the metrics of one version, and show how many calls are in flight."""
+    def _add_version(self, key: tuple[str, str], made: CallsT) -> CallsT:
         self._servables[key] = made
         self.child("ovms_current_requests", *key).set_function(lambda: made.in_flight)
         return made
 
     def retired(self, name: str, version: str) -> None:
-        """Show nothing any more that a version has or does now, for it is gone; what was counted of it stays.
+        """Remove the gauges of an unloaded version and keep its counters.
 
-        A thousand of them may end in one turn of the event loop, and so nothing of others is looked at.
+        Must not iterate over other versions: a thousand versions may be unloaded in one event-loop iteration.
         """
         self._servables.pop((name, version), None)
-        for gauge, labels in self._shown_of.pop((name, version), ()):
+        for gauge, labels in self._gauges_of.pop((name, version), ()):
             gauge.remove(*labels)
 
     def render(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes:
-        """Print every family, or those named; from any thread, but one at a time.
+        """Render metrics as text; any thread, one at a time.
 
         Args:
-            families: their names; none for all.
-            is_open: whether that is OpenMetrics's text format, which has exemplars, or Prometheus's.
+            families: names of families; empty for all.
+            is_open: OpenMetrics format with exemplars instead of Prometheus text format.
         """
         dropped = WRITER.dropped
         self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
@@ -523,7 +481,7 @@ class Metrics(Meters):
         names = [f"{family}{suffix}" for family in families for suffix in _SUFFIXES]
         source: Any = self.registry
         if names:
-            source = _Joined(self.registry.restricted_registry(names), self._services.restricted(families))
+            source = _CollectorChain(self.registry.restricted_registry(names), self._services.restricted(families))
         if is_open:
             text: bytes = generate_open(source)  # type: ignore[no-untyped-call]
             return _OPEN_TOTAL.sub(_named_as_ovms, text)
@@ -531,7 +489,7 @@ class Metrics(Meters):
 
 
 class NodeMetrics(NodeHooks):
-    """The metrics of one node; its failures are told from when it is loaded, its times once there are any."""
+    """Metrics of one node; failures from the start, run times from the first run."""
 
     def __init__(self, metrics: Metrics, name: str, node: str) -> None:
         self._child = metrics.child
@@ -543,16 +501,16 @@ class NodeMetrics(NodeHooks):
         return self._child("ovmstrio_node_time_us", *self._labels)
 
     def ran(self, seconds: float) -> None:
-        """Record how long a run took."""
+        """Record a run time."""
         self._times.observe(seconds * _MICROSECONDS)
 
     def failed(self) -> None:
-        """Count a run that failed."""
+        """Count a failed run."""
         self._failures.inc()
 
 
 class BatchMetrics(BatchHooks):
-    """The metrics of the batches of one version of one servable, which are there once there is a batch."""
+    """Batch metrics of one service version, created with the first batch."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         self._metrics = metrics
@@ -564,16 +522,16 @@ class BatchMetrics(BatchHooks):
         return child("ovmstrio_batch_size", *self._labels), child("ovmstrio_batch_wait_time_us", *self._labels)
 
     def batch_size(self, size: int) -> None:
-        """Record how many rows a batch has."""
+        """Record a batch size."""
         self._batches[0].observe(size)
 
     def queue_time(self, seconds: float) -> None:
-        """Record how long a request waited for its batch."""
+        """Record a wait for a batch."""
         self._batches[1].observe(seconds * _MICROSECONDS)
 
 
 class CallMetrics(BatchMetrics):
-    """The bound metrics of the calls of one version of one service, which are there once it was called."""
+    """Call metrics of one service version, created with the first call."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
@@ -581,7 +539,7 @@ class CallMetrics(BatchMetrics):
         self.in_flight = 0
 
     def ended(self, event: CallEvent) -> None:
-        """Count a call that has ended."""
+        """Count a finished call."""
         key = (event.kind, event.door, event.method, event.code)
         end = self._ends.get(key)
         if end is None:
@@ -595,7 +553,6 @@ class CallMetrics(BatchMetrics):
                 times.observe(taken, event.trace_id)
 
     def _bind_end(self, event: CallEvent) -> _CallEnd:
-        """Look up, on first sight, all that counts calls that end alike."""
         interface = event.door.interface
         counted = self._outcome(event.method, event.door.api, interface, event.code)
         counters = tuple(each for each in counted if isinstance(each, Count))
@@ -606,19 +563,18 @@ class CallMetrics(BatchMetrics):
 
     def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
         name, version = self._labels
-        labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
+        labels = (name, "" if method in _METHODS_WITHOUT_VERSION else version, api, method, interface)
         family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
         child = self._metrics.child
         return child(family, *labels), child("ovmstrio_requests", *labels, code)
 
 
 class ServableMetrics(CallMetrics, ServableHooks):
-    """The bound metrics of one version of one model, at zero from the start."""
+    """Metrics of one model version; counters start at zero."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
         self._pool: tuple[int, int] | None = None
-        # Histograms have dozens of lines, and are there once there is something in them.
         self._inference: Any = None
         self._wait: Any = None
         for (method, api), interface in product(_METHODS, _INTERFACES):
@@ -626,7 +582,7 @@ class ServableMetrics(CallMetrics, ServableHooks):
                 self._outcome(method, api, interface, code)
 
     def inferred(self, waited: float, seconds: float) -> None:
-        """Record how long the runtime took for one inference, and how long its request waited for its place there."""
+        """Record the time of one inference and its wait for an infer request."""
         if self._inference is None:
             child = self._metrics.child
             self._inference = child("ovms_inference_time_us", *self._labels)
@@ -635,11 +591,11 @@ class ServableMetrics(CallMetrics, ServableHooks):
         self._wait.observe(waited * _MICROSECONDS)
 
     def set_streams(self, streams: int) -> None:
-        """Say how many streams the model was compiled with."""
+        """Set the number of execution streams."""
         self._metrics.child("ovms_streams", *self._labels).set(streams)
 
     def set_pool(self, size: int, active: int) -> None:
-        """Say how large the pool is and how much of it is at work."""
+        """Set the size of the infer-request pool and the requests in use."""
         if self._pool is None:
             child = self._metrics.child
             child("ovms_infer_req_queue_size", *self._labels).set_function(lambda: self._in_pool(0))
@@ -650,14 +606,14 @@ class ServableMetrics(CallMetrics, ServableHooks):
         return (self._pool or (0, 0))[which]
 
     def placed(self, *, inline: bool, moved: bool) -> None:
-        """Say where inferences run, and count that they changed their place."""
+        """Record whether inferences run on the event loop."""
         self._metrics.child("ovmstrio_inline", *self._labels).set(inline)
         moves = self._metrics.child("ovmstrio_placement_moves", *self._labels)
         if moved:
             moves.inc()
 
     def bound(self, *, to_cores: bool, again: bool) -> None:
-        """Say whether threads are bound to cores, and count that this was chosen anew."""
+        """Record whether threads are pinned to cores."""
         self._metrics.child("ovmstrio_bound_to_cores", *self._labels).set(to_cores)
         choices = self._metrics.child("ovmstrio_core_choices", *self._labels)
         if again:
@@ -665,57 +621,52 @@ class ServableMetrics(CallMetrics, ServableHooks):
 
     @cached_property
     def _buckets(self) -> tuple[dict[str, Any], Any, Any]:
-        """Only models with buckets have them."""
         child = self._metrics.child
         fits = {fit: child("ovmstrio_bucketed_inferences", *self._labels, fit) for fit in ("exact", "padded", "larger")}
         given, added = (child("ovmstrio_bucketed_elements", *self._labels, part) for part in ("request", "padding"))
         return fits, given, added
 
     def bucketed(self, fit: str, given: int, added: int) -> None:
-        """Count an inference by how it fitted the buckets, and how much of its inputs is padding."""
+        """Count a bucketed inference with its input and padding elements."""
         fits, of_requests, of_padding = self._buckets
         fits[fit].inc()
         of_requests.inc(given)
         of_padding.inc(added)
 
     def set_load_seconds(self, seconds: float) -> None:
-        """Say how long the version took to load."""
+        """Set the load time."""
         self._metrics.child("ovmstrio_model_load_seconds", *self._labels).set(seconds)
 
     def set_memory(self, part: str, size: int) -> None:
-        """Say how many bytes of a part the version has."""
+        """Set the memory in bytes of one part."""
         self._metrics.set_memory(*self._labels, part, size)
 
 
 def _named_as_ovms(found: re.Match[bytes]) -> bytes:
-    """Give the line of a family's type, or a sample's name, under the name that scrapers know of OVMS."""
+    """Return the OVMS name of a counter: untyped in the TYPE line, without ``_total`` in samples."""
     return b"# TYPE %b unknown" % found[1] if found[1] else found[2]
 
 
-class _Joined:
-    """Collectors one after the other."""
-
+class _CollectorChain:
     def __init__(self, *collectors: Any) -> None:
         self._collectors = collectors
 
     def collect(self) -> Iterable[Any]:
-        """Give the families of each."""
         return chain.from_iterable(each.collect() for each in self._collectors)
 
 
-class _Off:
-    """A metric that is not served."""
+class _NoMetric:
+    """No-op metric of a disabled family."""
 
-    def inc(self, amount: Any = 1, trace_id: str = "") -> None:
-        """Record nothing."""
+    def inc(self, amount: Any = 1, trace_id: str = "") -> None: ...
 
     dec = set = set_function = observe = inc
 
 
-_OFF: Final = _Off()
+_NO_METRIC: Final = _NoMetric()
 
 
-def _make(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads:
+def _make_family(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads:
     if row.kind == "gauge":
         return Gauge(row.name, row.help, row.labels, registry=registry)
     made = (Counts if row.kind == "counter" else Spreads)(row)

@@ -1,4 +1,4 @@
-"""Where spans go: the exporters that the environment names, behind OpenTelemetry's batches, for a server's life."""
+"""Span export with OpenTelemetry, and spans of user code."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Export", "UserSpans", "context_of", "kept_span", "plain", "readable_span"]
 
-# ----------------------------------------------------------------------
-# Spans of the server's as OpenTelemetry's exporters want them, and those of users' code as recent traces have them
-# ----------------------------------------------------------------------
+# Span conversion
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
@@ -50,13 +48,13 @@ _SCOPE: Final = InstrumentationScope("ovmstrio")
 def context_of(
     trace: int, span: int, state: str = "", *, is_remote: bool = False, is_sampled: bool = True
 ) -> SpanContext:
-    """Give the ids of a span as OpenTelemetry has them."""
+    """Return the OpenTelemetry context of span ids."""
     kept = TraceState.from_header([state]) if state else None
     return SpanContext(trace, span, is_remote, _SAMPLED if is_sampled else _UNSAMPLED, kept)
 
 
 def readable_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
-    """Give a span that has ended as exporters take it."""
+    """Convert a finished span for exporters."""
     trace, state = span.trace, span.state
     parent = context_of(trace, span.parent, state, is_remote=span.has_remote_parent) if span.parent else None
     return ReadableSpan(
@@ -76,7 +74,7 @@ def readable_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
 
 
 def kept_span(span: ReadableSpan) -> tuple[int, KeptSpan] | None:
-    """Give the trace and the span of what code of users has recorded; None for what has no ids."""
+    """Convert a span of user code to its trace id and kept span; None without ids."""
     context = span.context
     if context is None:
         return None
@@ -98,15 +96,13 @@ def kept_span(span: ReadableSpan) -> tuple[int, KeptSpan] | None:
 
 
 def plain(value: object) -> str | bool | int | float:
-    """Give a value of users' code as it is kept: a number, or a text that is cut."""
+    """Return an attribute of user code as a number or truncated text."""
     if isinstance(value, bool | int | float):
         return value
     return cut(value if isinstance(value, str) else str(value), LONGEST_TEXT)
 
 
-# ----------------------------------------------------------------------
-# Where spans go: the exporters that the environment names, behind OpenTelemetry's batches, for a server's life
-# ----------------------------------------------------------------------
+# Export
 
 log = structlog.get_logger(__name__)
 
@@ -116,13 +112,9 @@ _PROTOCOLS: Final = ("http/protobuf", "grpc")
 
 
 class Export:
-    """A sink of spans that exports them; it has threads from when it is made until it is closed.
+    """Span sink that exports with OpenTelemetry's batch processors; its threads run until :meth:`close`.
 
-    Spans that code of users makes by OpenTelemetry go the same way, unless its program has set that up itself.
-
-    Args:
-        environ: names the exporters; they read it, too.
-        recent: keeps spans of users' code among the others.
+    Spans of user code are exported too, unless the program has set its own tracer provider.
     """
 
     def __init__(self, environ: Mapping[str, str], recent: RecentTraces) -> None:
@@ -131,23 +123,23 @@ class Export:
         self._resource = made.merge(Resource({SERVICE_NAME: _SERVICE})) if named.startswith(_UNNAMED) else made
         exporters = [exporter for name in exporter_names(environ) for exporter in _exporters(name, environ)]
         self._batches: tuple[SpanProcessor, ...] = tuple(map(BatchSpanProcessor, exporters))
-        _relay_to((*self._batches, _Keeping(recent)), self._resource)
+        _set_relay_targets((*self._batches, _RecentTracesProcessor(recent)), self._resource)
 
     def span_ended(self, span: RecordedSpan) -> None:
-        """Take a span of the server's."""
+        """Export a span."""
         ended = readable_span(span, self._resource)
         for batches in self._batches:
             batches.on_end(ended)
 
     def close(self) -> None:
-        """Export what waits, and end the threads; blocking, as long as the exporters try."""
+        """Flush the exporters and stop their threads; blocking."""
         _RELAY.targets = ()
         for batches in self._batches:
             batches.shutdown()
 
 
 class _Relay(SpanProcessor):
-    """What the program's one provider gives spans to, whichever server runs."""
+    """Span processor of the process-wide provider; forwards to the running server."""
 
     targets: tuple[SpanProcessor, ...] = ()
 
@@ -163,9 +155,7 @@ class _Relay(SpanProcessor):
 _RELAY: Final = _Relay()
 
 
-class _Keeping(SpanProcessor):
-    """Has recent traces keep what code of users has recorded."""
-
+class _RecentTracesProcessor(SpanProcessor):
     def __init__(self, recent: RecentTraces) -> None:
         self._recent = recent
 
@@ -175,8 +165,8 @@ class _Keeping(SpanProcessor):
             self._recent.keep(*found)
 
 
-def _relay_to(targets: tuple[SpanProcessor, ...], resource: Resource) -> None:
-    """Have spans of users' code go to these, if the program has no provider but the server's."""
+def _set_relay_targets(targets: tuple[SpanProcessor, ...], resource: Resource) -> None:
+    """Forward spans of user code, unless the program has set its own tracer provider."""
     _RELAY.targets = targets
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -185,15 +175,14 @@ def _relay_to(targets: tuple[SpanProcessor, ...], resource: Resource) -> None:
 
 
 def _exporters(name: str, environ: Mapping[str, str]) -> list[SpanExporter]:
-    """Make an exporter by its name; none, with a warning, for what is not known."""
     if name == "console":
         return [ConsoleSpanExporter()]
     if name != "otlp":
-        log.warning("OTEL_TRACES_EXPORTER names what is not there", found=name, expected=["otlp", "console", "none"])
+        log.warning("unknown exporter in OTEL_TRACES_EXPORTER", found=name, expected=["otlp", "console", "none"])
         return []
     protocol = otlp_protocol(environ)
     if protocol not in _PROTOCOLS:
-        log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is not spoken: http/protobuf is", found=protocol, expected=_PROTOCOLS)
+        log.warning("unsupported OTEL_EXPORTER_OTLP_PROTOCOL, using http/protobuf", found=protocol, expected=_PROTOCOLS)
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - brings gRPC
 
@@ -205,76 +194,68 @@ def _exporters(name: str, environ: Mapping[str, str]) -> list[SpanExporter]:
     return [HttpSpanExporter()]
 
 
-# ----------------------------------------------------------------------
-# Spans of the server's as code of users sees them: OpenTelemetry's current span, whose parts its own spans become
-# ----------------------------------------------------------------------
+# Current span for user code
 
 
 class UserSpans:
-    """Makes spans OpenTelemetry's current ones."""
+    """Bridge that sets OpenTelemetry's current span."""
 
     def enter(self, span: Span) -> object:
-        """Make a span the current one; gives the context before."""
+        """Make a span current and return the previous context."""
         before = contexts.get_current()
         if isinstance(span, RecordedSpan):
-            seen: trace.Span = _SeenSpan(span)
+            view: trace.Span = _UserSpan(span)
         else:
             ids = context_of(int(span.trace_id, 16), int(span.span_id, 16), is_sampled=False)
-            seen = NonRecordingSpan(ids)
-        contexts.attach(trace.set_span_in_context(seen, before))
+            view = NonRecordingSpan(ids)
+        contexts.attach(trace.set_span_in_context(view, before))
         return before
 
     def leave(self, before: object) -> None:
-        """Make the context before the current one again; with None there is none."""
+        """Restore a context; None for an empty one."""
         contexts.attach(before if isinstance(before, contexts.Context) else contexts.Context())
 
 
-class _SeenSpan(trace.Span):
-    """A span of the server's, which code of users may add to, and which the server ends."""
+class _UserSpan(trace.Span):
+    """OpenTelemetry view of a server span; user code may add to it but not end it."""
 
     def __init__(self, span: RecordedSpan) -> None:
         self._span = span
 
     def end(self, end_time: int | None = None) -> None:
-        """Leave that to the server."""
+        """Do nothing: the server ends the span."""
 
     def get_span_context(self) -> trace.SpanContext:
-        """Give its ids."""
         return context_of(self._span.trace, self._span.number, self._span.state)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Tell more of it."""
         for name, value in attributes.items():
             self.set_attribute(name, value)
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Tell one more thing of it."""
         self._span.set(key, plain(value))
 
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
-        """Tell of something that happens now; a time of its own is not kept."""
+        """Add an event at the current time; ``timestamp`` is ignored."""
         del timestamp
         self._span.event(name, {key: plain(value) for key, value in (attributes or {}).items()})
 
     def add_link(self, context: trace.SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
-        """Tell that another span has to do with it."""
         del attributes
         if len(self._span.links) < MOST_EVENTS:
             self._span.links.append(SpanLink(context.trace_id, context.span_id))
 
     def update_name(self, name: str) -> None:
-        """Name it otherwise."""
         self._span.name = name
 
     def is_recording(self) -> bool:
-        """Whether it has not ended."""
         return not self._span.ended
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
-        """Say that it has failed; that it has not is for the server to say."""
-        code, said = (status.status_code, status.description) if isinstance(status, Status) else (status, description)
+        """Set the error status; other statuses are left to the server."""
+        code, text = (status.status_code, status.description) if isinstance(status, Status) else (status, description)
         if code is StatusCode.ERROR:
-            self._span.failure = cut(said or "error", LONGEST_TEXT)
+            self._span.failure = cut(text or "error", LONGEST_TEXT)
 
     def record_exception(
         self,
@@ -283,7 +264,6 @@ class _SeenSpan(trace.Span):
         timestamp: int | None = None,
         escaped: bool = False,  # noqa: FBT002 - as OpenTelemetry has it
     ) -> None:
-        """Tell of an error that was dealt with, or not."""
         del timestamp, escaped
-        told = {"exception.type": type(exception).__qualname__, "exception.message": text_of(exception)}
-        self.add_event("exception", {**told, **(attributes or {})})
+        facts = {"exception.type": type(exception).__qualname__, "exception.message": text_of(exception)}
+        self.add_event("exception", {**facts, **(attributes or {})})

@@ -1,4 +1,4 @@
-"""What the system tells of the server's process, and of processes that work for it."""
+"""Memory and CPU metrics of the server process and its worker processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PROCESS_FIGURES", "GrowthWatch", "processor_seconds", "resident_bytes", "work_figures"]
 
-# ----------------------------------------------------------------------
-# What the process has in memory as the system counts it, and by how much a step of its life has made it grow
-# ----------------------------------------------------------------------
+# Memory
 
 _STATM: Final = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Give the bytes of the process that are in memory, 0 where the system does not tell."""
+    """Return the resident memory of the process in bytes, 0 if unknown."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -32,10 +30,10 @@ def resident_bytes() -> int:
 
 
 class GrowthWatch:
-    """Tells by how much the process has grown while something ran, where nothing else that is watched ran beside it.
+    """Measures memory growth of operations; invalid if measured operations overlap.
 
     Args:
-        resident: tells the bytes that it has.
+        resident: returns the resident memory in bytes.
     """
 
     def __init__(self, resident: Callable[[], int] = resident_bytes) -> None:
@@ -45,7 +43,7 @@ class GrowthWatch:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], int | None]]:
-        """Watch the block; what is given tells the growth since its begin, None if that may be somebody else's too."""
+        """Measure the block; yields a function that returns the growth in bytes, None if blocks overlapped."""
         self._begun += 1
         number, is_alone = self._begun, not self._under_way
         self._under_way += 1
@@ -60,23 +58,21 @@ class GrowthWatch:
             self._under_way -= 1
 
 
-# ----------------------------------------------------------------------
-# What the system tells of the server's process, and of processes that work for it
-# ----------------------------------------------------------------------
+# Metrics
 
 _USER_TICKS: Final = 11
-"""The place of ``utime`` behind the name in ``/proc/PID/stat``, before that of ``stime``."""
-_Figures = dict[tuple[str, ...], float]
+"""Position of ``utime`` after the process name in ``/proc/PID/stat``, followed by ``stime``."""
+_Values = dict[tuple[str, ...], float]
 
-PROCESS_FIGURES: Final[Mapping[str, Callable[[], _Figures]]] = {
+PROCESS_FIGURES: Final[Mapping[str, Callable[[], _Values]]] = {
     "process_resident_memory_bytes": lambda: {(): resident_bytes()},
     "process_cpu_seconds": lambda: {(): process_time()},
 }
-"""What is read whenever somebody scrapes, by family, under the names that Prometheus's own libraries use."""
+"""Readers of ``process_*`` families with Prometheus's standard names."""
 
 
-def work_figures(census: Census) -> Mapping[str, Callable[[], _Figures]]:
-    """Give what reads the figures of what runs beside the event loop, by family."""
+def work_figures(census: Census) -> Mapping[str, Callable[[], _Values]]:
+    """Return readers of resource metrics by family."""
     return {
         "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in census.pools()),
         "ovmstrio_stuck_threads": lambda: _sums((owner, pool.stuck) for owner, pool in census.pools()),
@@ -91,7 +87,7 @@ def work_figures(census: Census) -> Mapping[str, Callable[[], _Figures]]:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Tell how long a process has had processors; None of one that has gone, or where the system does not tell."""
+    """Return the CPU time of a process; None if it has exited or the time is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[_USER_TICKS]) + int(fields[_USER_TICKS + 1])) / os.sysconf("SC_CLK_TCK")
@@ -99,16 +95,14 @@ def processor_seconds(pid: int) -> float | None:
         return None
 
 
-def _sums(figures: Iterable[tuple[str, int]]) -> _Figures:
-    """Add up the figures of each owner."""
+def _sums(values: Iterable[tuple[str, int]]) -> _Values:
     sums: Counter[tuple[str, ...]] = Counter()
-    for owner, figure in figures:
-        sums[owner,] += figure
+    for owner, value in values:
+        sums[owner,] += value
     return dict(sums)
 
 
 def _memory_of(pid: int | None) -> int:
-    """Give the bytes of a process that are in memory, with those that it shares; 0 of one that has gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):

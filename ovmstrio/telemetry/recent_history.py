@@ -1,4 +1,4 @@
-"""What a server remembers of its recent past for those who look at it: failed calls and lines of the log."""
+"""Ring buffers for the console: recent failed calls and log lines."""
 
 from __future__ import annotations
 
@@ -23,37 +23,27 @@ if TYPE_CHECKING:
 
 __all__ = ["FailedCall", "FailedCalls", "LogTail", "RecentPast", "TailLine"]
 
-# ----------------------------------------------------------------------
-# The calls that failed last, with where they failed; what was sent only if that was asked for at the start
-# ----------------------------------------------------------------------
+# Failed calls
 
 _MAX_FAILED_CALLS: Final = 100
 _MAX_ERROR_CHARACTERS: Final = 600
 _ZLIB_OR_GZIP: Final = 47
-"""What zlib calls data that say themselves which of the two they are."""
+"""``wbits`` of zlib for automatic detection of zlib or gzip."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """One call that failed.
+    """One failed call.
 
     Attributes:
-        number: of all that failed, from 1.
-        at: when it ended, in seconds since the epoch.
-        name: of the service.
-        version: of the service.
-        kind: of the service.
-        api: whose protocol it came by.
-        interface: gRPC or REST.
-        method: as the protocol calls it.
-        request_id: that the caller gave, or was given.
-        caller: whose call it was; empty where nobody had to be known.
-        code: the name of the error's class.
-        node: of the service in which it failed; empty where there is none, or it failed before.
-        message: what was said of it, cut at 600 characters.
-        milliseconds: how long it took.
-        body: the begin of what was sent, without what looks like a secret; empty where that is not kept.
-        body_bytes: how long all of it was; 0 where it is not kept.
+        number: sequence number of the failure, from 1.
+        at: end of the call, seconds since the epoch.
+        caller: name of the caller; empty if unauthenticated.
+        code: class name of the error.
+        node: failed node of the service, or empty.
+        message: error message, truncated to 600 characters.
+        body: start of the request body with secrets redacted; empty if not kept.
+        body_bytes: size of the request body; 0 if not kept.
     """
 
     number: int
@@ -75,10 +65,9 @@ class FailedCall:
 
 
 class FailedCalls(CallObserver):
-    """Observes calls, and keeps the last hundred that failed; those that their clients left are none.
+    """Observer that keeps the last 100 failed calls, without client disconnects.
 
-    Of what was sent it keeps what :data:`ovmstrio.core.events.kept_body_bytes` has its requests have, where there are
-    requests, which is up to :meth:`request_ended` being told of them.
+    Request bodies are kept up to :data:`ovmstrio.core.events.kept_body_bytes`, if requests are observed.
     """
 
     def __init__(self) -> None:
@@ -86,20 +75,20 @@ class FailedCalls(CallObserver):
         self.count = 0
 
     def since(self, number: int) -> list[FailedCall]:
-        """Give those that are kept and came behind a number, oldest first."""
+        """Return kept failures after a sequence number, oldest first."""
         return [each for each in self._kept if each.number > number]
 
     def call_failed(self, event: CallEvent) -> None:
-        """Keep a call that failed, unless its client has left."""
+        """Keep a failed call, unless the client disconnected."""
         error = event.error
         if event.code == CANCELLED:
             return
         self.count += 1
-        body, size = _sent(event.request)
+        body, size = _kept_body(event.request)
         if error is None:
-            told = event.reason or f"answered with the status {event.code}"
+            message = event.reason or f"status {event.code}"
         else:
-            told = error.message if isinstance(error, ServerError) else text_of(error)
+            message = error.message if isinstance(error, ServerError) else text_of(error)
         self._kept.append(
             FailedCall(
                 number=self.count,
@@ -114,7 +103,7 @@ class FailedCalls(CallObserver):
                 caller=event.caller,
                 code=event.code,
                 node=event.node or getattr(error, "node", ""),
-                message=cut(told, _MAX_ERROR_CHARACTERS),
+                message=cut(message, _MAX_ERROR_CHARACTERS),
                 milliseconds=round(event.seconds * 1e3, 3),
                 body=body,
                 body_bytes=size,
@@ -124,48 +113,42 @@ class FailedCalls(CallObserver):
     needs_every = True
 
     def samples(self, traceparent: str) -> bool | None:
-        """Leave that to others."""
+        """Return False: no request is sampled."""
         del traceparent
         return False
 
     def request_ended(self, request: WireRequest) -> None:
-        """What a call was asked with has been kept at its end."""
+        """Do nothing: bodies are kept with their calls."""
 
 
-def _sent(request: WireRequest | None) -> tuple[str, int]:
-    """Give what is kept of what was sent, and how long all of it was."""
+def _kept_body(request: WireRequest | None) -> tuple[str, int]:
     if request is None or not request.body:
         return "", 0
     kept, size = request.body, max(request.received, len(request.body))
     if request.header("content-encoding").strip().lower() not in {"", "identity"}:
-        # Whoever sees what is compressed could read it, and nothing that is secret can be told in it.
+        # Decompress, as secrets cannot be redacted in compressed data.
         try:
             kept = zlib.decompressobj(_ZLIB_OR_GZIP).decompress(kept, max(kept_body_bytes.get(), len(kept)))
         except zlib.error:
-            return "(compressed, and cannot be read)", size
+            return "(compressed body, decompression failed)", size
     return blanked(kept, request.headers)[: len(kept)], size
 
 
-# ----------------------------------------------------------------------
-# The last lines of the log, for who looks at a server from afar
-# ----------------------------------------------------------------------
+# Log lines
 
 _MAX_LOG_RECORDS: Final = 500
 _MAX_MESSAGE_CHARACTERS: Final = 1000
-_MOST_FACTS: Final = 24
+_MAX_FACTS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class TailLine:
-    """One line of the log.
+    """One log line.
 
     Attributes:
-        number: of all lines, from 1.
-        at: in seconds since the epoch.
-        level: of ``logging``'s numbers.
-        logger: who logged it.
-        event: what was logged.
-        facts: what belongs to it, by name; long values are cut.
+        number: sequence number, from 1.
+        at: seconds since the epoch.
+        facts: fields by name; long values are truncated.
     """
 
     number: int
@@ -177,7 +160,7 @@ class TailLine:
 
 
 class LogTail(logging.Handler):
-    """Keeps the last five hundred lines that the server logs; may be called by any thread."""
+    """Logging handler that keeps the last 500 lines; thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +169,7 @@ class LogTail(logging.Handler):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Keep what is logged while the block lasts."""
+        """Keep log lines within the block."""
         root = logging.getLogger()
         root.addHandler(self)
         try:
@@ -195,11 +178,11 @@ class LogTail(logging.Handler):
             root.removeHandler(self)
 
     def since(self, number: int) -> list[TailLine]:
-        """Give those that are kept and came behind a number, oldest first."""
+        """Return kept lines after a sequence number, oldest first."""
         return [each for each in tuple(self._kept) if each.number > number]
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Keep a record, without the lock that others take."""
+        """Keep a record without the handler lock."""
         self.emit(record)
         return True
 
@@ -207,8 +190,8 @@ class LogTail(logging.Handler):
         """Keep a record as text."""
         try:
             event, facts = _parts(bounded_record(record))
-        except Exception as error:  # noqa: BLE001 - whatever users give to a logger, a line comes out
-            event, facts = f"a line cannot be shown: {type(error).__name__}", {}
+        except Exception as error:  # noqa: BLE001 - any log arguments must give a line
+            event, facts = f"log record not formatted: {type(error).__name__}", {}
         line = TailLine(next(self._numbers), record.created, record.levelno, record.name, event, facts)
         self._kept.append(line)
 
@@ -222,7 +205,7 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str]]:
         event = str(message.get("event", ""))
         facts = {
             str(key): cut(str(value), _MAX_MESSAGE_CHARACTERS)
-            for key, value in itertools.islice(message.items(), _MOST_FACTS)
+            for key, value in itertools.islice(message.items(), _MAX_FACTS)
             if key not in _NOT_FACTS
         }
     given: Any = message.get("exc_info") if isinstance(message, dict) else record.exc_info
@@ -235,19 +218,15 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str]]:
 _NOT_FACTS: Final = frozenset({"event", "level", "logger", "timestamp", "exc_info", "stack_info", "_record"})
 
 
-# ----------------------------------------------------------------------
-# What a server remembers of its recent past for those who look at it: failed calls and lines of the log
-# ----------------------------------------------------------------------
+# Recent history
 
 
 @dataclass(frozen=True, slots=True)
 class RecentPast:
-    """Memories of one server, each of a bounded size.
+    """Ring buffers of one server.
 
     Attributes:
-        body_bytes: how much is kept of the bodies of failed requests; 0 for nothing.
-        failures: the calls that failed last.
-        log: the last lines.
+        body_bytes: bytes kept of the bodies of failed requests; 0 for none.
     """
 
     body_bytes: int = 0
@@ -256,12 +235,12 @@ class RecentPast:
 
     @property
     def requests(self) -> tuple[RequestObserver, ...]:
-        """Those who have to be told of requests, so that these have bodies."""
+        """Request observers needed to keep bodies."""
         return (self.failures,) if self.body_bytes else ()
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Take note of what happens while the block lasts, in the tasks that are started within it."""
+        """Keep log lines and request bodies within the block."""
         token = kept_body_bytes.set(self.body_bytes)
         try:
             with self.log.listening():

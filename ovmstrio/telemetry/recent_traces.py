@@ -1,4 +1,4 @@
-"""The traces of the last calls, kept in memory for whoever wants to look at them."""
+"""Recent traces, kept in memory for the console."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ _MOST_SPANS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
-    """A span that has ended.
+    """A finished span.
 
     Attributes:
-        span_id: in 16 hexadecimal digits.
-        parent_id: likewise; empty for a call that came without a parent.
-        name: of what was done.
-        kind: ``server``, ``client``, or ``internal``.
-        began: in nanoseconds since the epoch.
-        ended: likewise.
-        attributes: what is told of it.
-        events: names, times in nanoseconds since the epoch, and what is told.
-        links: the ids of traces and spans that have to do with it.
-        failure: what failed it; empty if nothing did.
+        span_id: 16 hexadecimal digits.
+        parent_id: 16 hexadecimal digits; empty for a root span.
+        kind: ``server``, ``client`` or ``internal``.
+        began: nanoseconds since the epoch.
+        ended: nanoseconds since the epoch.
+        events: names, times in nanoseconds since the epoch, and attributes.
+        links: trace and span ids.
+        failure: error message, or empty.
     """
 
     span_id: str
@@ -51,7 +49,7 @@ class KeptSpan:
     failure: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Give it as a document that JSON can have; times are numbers of nanoseconds, as texts."""
+        """Return the span as a JSON document; nanoseconds are strings."""
         return {
             "span_id": self.span_id,
             "parent_id": self.parent_id,
@@ -68,13 +66,13 @@ class KeptSpan:
 
 @dataclass(slots=True)
 class KeptTrace:
-    """The spans of one trace that have ended here.
+    """Finished spans of one trace.
 
     Attributes:
-        trace_id: in 32 hexadecimal digits.
-        spans: in the order in which they ended, so that parts come before what they are parts of.
-        dropped: how many more there were than are kept.
-        root: the last call that came; None as long as none has ended.
+        trace_id: 32 hexadecimal digits.
+        spans: in the order of their ends, so that children precede parents.
+        dropped: number of spans beyond the limit.
+        root: the last call span; None until one has ended.
     """
 
     trace_id: str
@@ -84,16 +82,16 @@ class KeptTrace:
 
     @property
     def began(self) -> int:
-        """When the first of its spans did, in nanoseconds since the epoch."""
+        """Start of the first span, nanoseconds since the epoch."""
         return min((span.began for span in self.spans), default=0)
 
     @property
     def ended(self) -> int:
-        """When the last of its spans did."""
+        """End of the last span, nanoseconds since the epoch."""
         return max((span.ended for span in self.spans), default=0)
 
     def summary(self) -> dict[str, Any]:
-        """Give what a list tells of it."""
+        """Return the entry of a trace list."""
         root = self.root
         return {
             "trace_id": self.trace_id,
@@ -106,19 +104,18 @@ class KeptTrace:
         }
 
     def document(self) -> dict[str, Any]:
-        """Give all of it."""
+        """Return the complete trace as a JSON document."""
         return {**self.summary(), "dropped": self.dropped, "tree": [span.document() for span in self.spans]}
 
 
 class RecentTraces:
-    """The last traces, the oldest of which make room; a sink of spans.
+    """Span sink that keeps the most recent traces.
 
     Args:
-        most: how many are kept.
-        most_spans: how many spans of each, beside its last call.
+        most_spans: maximum number of spans per trace, in addition to its last call span.
 
     Attributes:
-        was_watched: whether somebody may look, for those who ask too often to find out whether that is still so.
+        was_watched: last value of :attr:`is_watched`, for frequent checks.
     """
 
     def __init__(self, most: int = _MOST_TRACES, most_spans: int = _MOST_SPANS) -> None:
@@ -132,18 +129,18 @@ class RecentTraces:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks, so that calls are recorded for them even where nobody else wants any."""
+        """Whether traces are watched, so that calls are recorded even without export."""
         self.was_watched = self._viewers > 0 or monotonic() < self._watched_until
         return self.was_watched
 
     def watch_for(self, seconds: float) -> None:
-        """Have calls be recorded for so long, for somebody who may not be able to tell that it looks no more."""
+        """Watch traces for a time; for viewers that cannot report their end."""
         self._watched_until = monotonic() + seconds
         self.was_watched = True
 
     @contextmanager
     def watching(self) -> Iterator[RecentTraces]:
-        """Have calls be recorded within the block."""
+        """Watch traces within the block."""
         self._viewers += 1
         self.was_watched = True
         try:
@@ -152,11 +149,11 @@ class RecentTraces:
             self._viewers -= 1
 
     def span_ended(self, span: RecordedSpan) -> None:
-        """Keep a span, in whatever thread it ended."""
-        self.keep(span.trace, _kept(span))
+        """Keep a span; thread-safe."""
+        self.keep(span.trace, _kept_span(span))
 
     def keep(self, trace: int, span: KeptSpan) -> None:
-        """Keep a span of a trace, in whatever thread it ended."""
+        """Keep a span of a trace; thread-safe."""
         with self._lock:
             kept = self._traces.get(trace)
             if kept is None:
@@ -169,19 +166,19 @@ class RecentTraces:
             if len(kept.spans) >= self._most_spans + is_call:
                 kept.dropped += 1
                 if is_call:
-                    # The last call is there, in the place of the one before that was one too many.
+                    # The last call span replaces the span before it.
                     kept.spans[-1] = span
                 return
             kept.spans.append(span)
 
     def traces(self, most: int = _MOST_TRACES) -> list[KeptTrace]:
-        """Give the last traces whose calls have ended, the newest first."""
+        """Return recent traces with a finished call, newest first."""
         with self._lock:
             found = [_copied(trace) for trace in reversed(self._traces.values()) if trace.root is not None]
         return found[:most]
 
     def trace(self, trace_id: str) -> KeptTrace | None:
-        """Give a trace by its id in hexadecimal digits; None if it is not kept, or is none."""
+        """Return a trace by hexadecimal id; None if unknown."""
         try:
             number = int(trace_id, 16)
         except ValueError:
@@ -195,7 +192,7 @@ def _copied(trace: KeptTrace) -> KeptTrace:
     return KeptTrace(trace.trace_id, list(trace.spans), trace.dropped, trace.root)
 
 
-def _kept(span: RecordedSpan) -> KeptSpan:
+def _kept_span(span: RecordedSpan) -> KeptSpan:
     return KeptSpan(
         span.span_id,
         f"{span.parent:016x}" if span.parent else "",

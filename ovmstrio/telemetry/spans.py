@@ -1,4 +1,4 @@
-"""Spans: those that are recorded, and those that have nothing but their ids."""
+"""Recorded and unrecorded spans, W3C trace context, sampling and OpenTelemetry environment variables."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ __all__ = [
     "written_parent",
 ]
 
-# ----------------------------------------------------------------------
-# W3C's Trace Context: what a caller says of the trace that its call is a part of, and what is said to those called
-# ----------------------------------------------------------------------
+# W3C Trace Context
 
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
@@ -60,13 +58,13 @@ _LONGEST_STATE: Final = 512
 
 
 class TraceParent(NamedTuple):
-    """The caller's span.
+    """Parent span of a request.
 
     Attributes:
-        trace_id: a number of 128 bits.
-        span_id: of 64 bits.
-        is_sampled: whether the caller records its trace.
-        state: what tracing systems on the way have added, to be passed on as it is.
+        trace_id: 128-bit number.
+        span_id: 64-bit number.
+        is_sampled: sampling flag of the parent.
+        state: ``tracestate``, propagated unchanged.
     """
 
     trace_id: int
@@ -76,7 +74,7 @@ class TraceParent(NamedTuple):
 
 
 def read_parent(header: str, state: str = "") -> TraceParent | None:
-    """Read ``traceparent`` and ``tracestate``; None for what is not one, which counts as no parent."""
+    """Parse ``traceparent`` and ``tracestate``; None if invalid."""
     match = _PARENT.fullmatch(header.strip())
     if match is None:
         return None
@@ -84,36 +82,34 @@ def read_parent(header: str, state: str = "") -> TraceParent | None:
     trace_id, span_id = int(trace, 16), int(span, 16)
     if not (trace_id and span_id) or version == _NO_VERSION or (version == _FIRST_VERSION and further):
         return None
-    # It is sent on in headers, where nothing else may stand.
+    # Propagated in headers: only printable ASCII is safe.
     kept = state if len(state) <= _LONGEST_STATE and state.isascii() and state.isprintable() else ""
     return TraceParent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), kept)
 
 
 def written_parent(trace_id: int, span_id: int, *, is_sampled: bool) -> str:
-    """Write a ``traceparent``."""
+    """Format a ``traceparent`` header."""
     return f"00-{trace_id:032x}-{span_id:016x}-{int(is_sampled):02x}"
 
 
-# ----------------------------------------------------------------------
-# Spans: those that are recorded, and those that have nothing but their ids
-# ----------------------------------------------------------------------
+# Spans
 
 MOST_EVENTS: Final = 128
-"""How many events of a span are kept; ``OTEL_SPAN_EVENT_COUNT_LIMIT`` has the same default."""
+"""Event limit per span; the default of ``OTEL_SPAN_EVENT_COUNT_LIMIT``."""
 LONGEST_TEXT: Final = 1024
-"""Characters of a text that is told of a span."""
+"""Maximum characters of attribute texts."""
 _SPAN_BITS: Final = 64
 _NANOSECONDS: Final = 1e9
 _STEPS: Final = "ovms=steps"
 
 
 def new_span_id() -> int:
-    """Make an id, which is never 0."""
+    """Return a random non-zero span id."""
     return getrandbits(_SPAN_BITS) or 1
 
 
 class SpanEvent(NamedTuple):
-    """Something that happened within a span; ``at`` is in nanoseconds since the epoch."""
+    """Span event; ``at`` is in nanoseconds since the epoch."""
 
     name: str
     at: int
@@ -121,34 +117,31 @@ class SpanEvent(NamedTuple):
 
 
 class SpanLink(NamedTuple):
-    """Another span that has to do with one."""
+    """Link to another span."""
 
     trace_id: int
     span_id: int
 
 
 class SpanSink(Protocol):
-    """Gets spans that have ended, in whatever thread they did; must neither block nor raise."""
+    """Receiver of finished spans in any thread; must neither block nor raise."""
 
     def span_ended(self, span: RecordedSpan) -> None:
-        """Take a span, which does not change any more."""
-        ...
+        """Process a finished span, which is immutable from now on."""
 
 
 class UserContext(Protocol):
-    """Makes spans the current ones of the instrumentation that code of users brings."""
+    """Bridge that makes spans current for the instrumentation of user code."""
 
     def enter(self, span: Span) -> object:
-        """Make a span the current one; gives what :meth:`leave` needs."""
-        ...
+        """Make a span current and return the token for :meth:`leave`."""
 
     def leave(self, before: object) -> None:
-        """Make the one before the current one again."""
-        ...
+        """Restore the previous span."""
 
 
-class _Current:
-    """A block in which a span is the current one, at whose end it ends if it is the block's own."""
+class _CurrentSpan:
+    """Context manager of the current span; ``ends`` if the span ends with the block."""
 
     __slots__ = ("_before", "_ends", "_span", "_user_before")
 
@@ -175,23 +168,15 @@ class _Current:
 
 
 class RecordedSpan:
-    """A span that becomes part of a trace when it ends.
+    """A span that is passed to sinks when it ends.
 
     Attributes:
-        name: of what is done.
-        kind: whether it is a call that came, one that went out, or none.
-        trace: the trace's id.
-        number: its own.
-        parent: of the span that it is a part of; 0 for the first of a trace.
-        has_remote_parent: whether that is another program's.
-        state: W3C's ``tracestate``.
-        began: in nanoseconds since the epoch.
-        ended: likewise; 0 before.
-        attributes: what is told of it.
-        events: what happened in it.
-        links: other spans.
-        failure: what failed it, in words; empty if nothing did.
-        user: makes it the current one of the code of users; None where that knows no spans.
+        parent: span id of the parent; 0 for a root span.
+        has_remote_parent: whether the parent is in another process.
+        began: nanoseconds since the epoch.
+        ended: nanoseconds since the epoch; 0 while running.
+        failure: error message, or empty.
+        user: bridge to the instrumentation of user code, or None.
     """
 
     __slots__ = (
@@ -251,7 +236,7 @@ class RecordedSpan:
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, kind: SpanKind = "internal"
     ) -> AbstractContextManager[Span]:
         """As :class:`ovmstrio.core.tracing.Span`."""
-        return _Current(self.begin(name, attributes, kind), ends=True)
+        return _CurrentSpan(self.begin(name, attributes, kind), ends=True)
 
     def begin(
         self,
@@ -285,7 +270,7 @@ class RecordedSpan:
 
     def as_current(self) -> AbstractContextManager[Span]:
         """As :class:`ovmstrio.core.tracing.Span`."""
-        return _Current(self, ends=False)
+        return _CurrentSpan(self, ends=False)
 
     def set(self, name: str, value: str | bool | float) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
@@ -303,7 +288,7 @@ class RecordedSpan:
             self.links.append(SpanLink(int(other.trace_id, 16), int(other.span_id, 16)))
 
     def fail(self, error: BaseException) -> None:
-        """Note what failed it; cancellation is an end like others, and no failure."""
+        """Record an error; cancellation is an attribute and no error."""
         if isinstance(error, trio.Cancelled):
             self.attributes["ovmstrio.cancelled"] = True
             return
@@ -322,7 +307,7 @@ class RecordedSpan:
         self.finish(max(time_ns(), self.began))
 
     def finish(self, ended: int) -> None:
-        """Have it have ended at a time."""
+        """Set the end time and pass the span to the sinks."""
         self.ended = ended
         for sink in self._sinks:
             sink.span_ended(self)
@@ -333,7 +318,7 @@ class RecordedSpan:
 
 
 class QuietSpan:
-    """The span of a call that is not recorded; all parts of the call have its ids."""
+    """Span of an unrecorded call, also used for all its children."""
 
     __slots__ = ("_number", "parent", "trace", "user")
 
@@ -348,7 +333,7 @@ class QuietSpan:
 
     @property
     def number(self) -> int:
-        """Its own id, which is made when somebody asks for it."""
+        """Span id, created on first use."""
         self._number = self._number or new_span_id()
         return self._number
 
@@ -363,19 +348,19 @@ class QuietSpan:
         return f"{self.number:016x}"
 
     def part(self, *_: object) -> Self:
-        """Give itself, as a block that does nothing."""
+        """Return itself, a context manager that does nothing."""
         return self
 
     def begin(self, *_: object, **__: object) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     def add(self, *_: object, **__: object) -> None:
-        """Forget what is told."""
+        """Do nothing."""
 
     def as_current(self) -> AbstractContextManager[Span]:
         """As :class:`ovmstrio.core.tracing.Span`."""
-        return _Current(self, ends=False)
+        return _CurrentSpan(self, ends=False)
 
     def __enter__(self) -> Self:
         return self
@@ -384,19 +369,19 @@ class QuietSpan:
         return None
 
     def set(self, name: str, value: object) -> None:
-        """Forget what is told."""
+        """Do nothing."""
 
     def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
-        """Forget what is told."""
+        """Do nothing."""
 
     def link(self, other: Span) -> None:
-        """Forget what is told."""
+        """Do nothing."""
 
     def end(self, error: BaseException | None = None) -> None:
         """Do nothing."""
 
     def headers(self) -> Sequence[tuple[str, str]]:
-        """As :class:`ovmstrio.core.tracing.Span`; those who are called need not record either."""
+        """As :class:`ovmstrio.core.tracing.Span`, with the sampling flag unset."""
         state = "" if self.parent is None else self.parent.state
         return _headers(self.trace, self.number, state, is_sampled=False)
 
@@ -406,32 +391,30 @@ def _headers(trace: int, number: int, state: str, *, is_sampled: bool) -> Sequen
     return (parent, ("tracestate", state)) if state else (parent,)
 
 
-# ----------------------------------------------------------------------
-# Which calls are recorded: as their callers are, and of those that have no parent a share
-# ----------------------------------------------------------------------
+# Sampling
 
 _PARENT_BASED: Final = "parentbased_"
 _RATIOS: Final = {"always_on": 1.0, "always_off": 0.0}
 _RATIO: Final = "traceidratio"
 SAMPLERS: Final = tuple(f"{prefix}{name}" for prefix in ("", _PARENT_BASED) for name in (*_RATIOS, _RATIO))
-"""The names that are understood."""
-_LOW: Final = 64
-"""Bits of a trace's id, by which a share is taken."""
-_LOW_BITS: Final = 2**_LOW - 1
+"""Supported values of ``OTEL_TRACES_SAMPLER``."""
+_RATIO_BITS: Final = 64
+"""Trace-id bits that the ratio is applied to."""
+_MAX_RATIO_BITS: Final = 2**_RATIO_BITS - 1
 
 
 class TraceSampling:
-    """Decides for one call after the other.
+    """Sampler of calls.
 
     Args:
         name: one of :data:`SAMPLERS`.
-        ratio: the share, from 0 to 1, where the name has one.
+        ratio: sampling ratio from 0 to 1, for ratio samplers.
 
     Raises:
-        ValueError: the name is none of them, or the ratio out of its bounds.
+        ValueError: unknown name, or ratio out of range.
 
     Attributes:
-        share: of the calls without a parent, from 0 to 1.
+        share: sampling ratio of calls without a parent, from 0 to 1.
     """
 
     def __init__(self, name: str = "parentbased_always_on", ratio: float = 1.0) -> None:
@@ -441,64 +424,58 @@ class TraceSampling:
             raise ValueError(f"expected a ratio from 0 to 1, got {ratio}")
         self._follows_parent = name.startswith(_PARENT_BASED)
         self.share: Final = _RATIOS.get(name.removeprefix(_PARENT_BASED), ratio)
-        # Traces without a parent are recorded whose last 64 bits are a smaller number.
-        self._bound: Final = round(self.share * (_LOW_BITS + 1))
+        # Traces whose lower 64 bits are below this bound are recorded.
+        self._bound: Final = round(self.share * (_MAX_RATIO_BITS + 1))
 
     def records(self, trace_id: int, parent: TraceParent | None) -> bool:
-        """Decide for a call of a trace."""
+        """Return whether to record a call."""
         if parent is not None and self._follows_parent:
             return parent.is_sampled
-        return trace_id & _LOW_BITS < self._bound
+        return trace_id & _MAX_RATIO_BITS < self._bound
 
     def new_id(self, *, is_recorded: bool) -> int:
-        """Make the id of a trace of which it is decided whether it is recorded, as all others decide by it then."""
+        """Return a trace id that all ratio samplers decide on in the same way."""
         bound = self._bound
-        if bound > _LOW_BITS or not bound:
-            return getrandbits(2 * _LOW) or 1
-        low = randrange(bound) if is_recorded else randrange(bound, _LOW_BITS + 1)  # noqa: S311 - no secret
-        return (getrandbits(_LOW) or 1) << _LOW | low
+        if bound > _MAX_RATIO_BITS or not bound:
+            return getrandbits(2 * _RATIO_BITS) or 1
+        low = randrange(bound) if is_recorded else randrange(bound, _MAX_RATIO_BITS + 1)  # noqa: S311 - no secret
+        return (getrandbits(_RATIO_BITS) or 1) << _RATIO_BITS | low
 
 
 ALWAYS: Final = TraceSampling("always_on")
 
 
-# ----------------------------------------------------------------------
-# Which calls the environment wants sampled, in OpenTelemetry's own variables, read without OpenTelemetry
-# ----------------------------------------------------------------------
+# OpenTelemetry environment variables
 
 log = structlog.get_logger(__name__)
 
-_SPOKEN: Final = ("tracecontext", "baggage")
-"""The default of ``OTEL_PROPAGATORS``; baggage is left to code of users, to which its header comes as any other."""
+_DEFAULT_PROPAGATORS: Final = ("tracecontext", "baggage")
+"""Default of ``OTEL_PROPAGATORS``; user code gets the baggage header like any other header."""
 
 
 def sampling_of(environ: Mapping[str, str]) -> TraceSampling:
-    """Make the sampling that is asked for; what is not understood is warned about and has its default."""
+    """Return the sampler of the environment; log a warning and use the default for invalid values."""
     name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
     given = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
     if name not in SAMPLERS:
-        log.warning("OTEL_TRACES_SAMPLER is not known: all calls are sampled", found=name, expected=SAMPLERS)
+        log.warning("unknown OTEL_TRACES_SAMPLER, sampling all calls", found=name, expected=SAMPLERS)
         return TraceSampling()
     if "ratio" not in name:
         return TraceSampling(name)
     try:
         return TraceSampling(name, float(given or 1))
     except ValueError:
-        log.warning("OTEL_TRACES_SAMPLER_ARG is no ratio: all calls are sampled", found=given)
+        log.warning("invalid OTEL_TRACES_SAMPLER_ARG, sampling all calls", found=given)
         return TraceSampling(name)
 
 
 def warn_of_propagators(environ: Mapping[str, str]) -> None:
-    """Warn of ways to tell of traces that are asked for, and are not spoken: W3C's is."""
+    """Log a warning if unsupported propagators are configured."""
     names = [name.strip().lower() for name in environ.get("OTEL_PROPAGATORS", "").split(",")]
-    unknown = [name for name in names if name and name not in _SPOKEN]
-    if unknown or (any(names) and _SPOKEN[0] not in names):
-        log.warning("OTEL_PROPAGATORS: traceparent and tracestate are spoken, and nothing else", found=names)
+    unknown = [name for name in names if name and name not in _DEFAULT_PROPAGATORS]
+    if unknown or (any(names) and _DEFAULT_PROPAGATORS[0] not in names):
+        log.warning("unsupported OTEL_PROPAGATORS, using tracecontext only", found=names)
 
-
-# ----------------------------------------------------------------------
-# What OpenTelemetry's own variables say of traces, read without it: in the server and in worker processes
-# ----------------------------------------------------------------------
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -508,12 +485,12 @@ _OTLP: Final = "otlp"
 
 
 def asks_for_traces(environ: Mapping[str, str]) -> bool:
-    """Tell whether traces are to be exported: an exporter is named, or OTLP has an address."""
+    """Return whether trace export is configured, by exporter name or OTLP endpoint."""
     return _is_enabled(environ) and bool(exporter_names(environ))
 
 
 def exporter_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Name the exporters that are asked for; none unless a variable asks for some."""
+    """Return the configured exporters."""
     named = environ.get("OTEL_TRACES_EXPORTER", "").strip()
     if not named:
         return (_OTLP,) if any(environ.get(name, "").strip() for name in _ENDPOINTS) else ()
@@ -522,7 +499,7 @@ def exporter_names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def otlp_protocol(environ: Mapping[str, str]) -> str:
-    """Tell over what OTLP goes: ``grpc`` or ``http/protobuf``."""
+    """Return the OTLP protocol: ``grpc`` or ``http/protobuf``."""
     return next((environ[name].strip() for name in _PROTOCOLS if environ.get(name, "").strip()), _DEFAULT_PROTOCOL)
 
 
@@ -530,16 +507,14 @@ def _is_enabled(environ: Mapping[str, str]) -> bool:
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true"
 
 
-# ----------------------------------------------------------------------
-# Spans of calls that nobody records, which are made only when somebody asks for their ids
-# ----------------------------------------------------------------------
+# Lazy spans of unrecorded calls
 
 unrecorded_spans: Final[ContextVar[Callable[[], Span] | None]] = ContextVar("unrecorded_spans", default=None)
-"""Makes the span of a call that is not recorded; None where calls are not traced."""
+"""Creates the span of an unrecorded call; None without tracing."""
 
 
 def span_of(event: CallEvent) -> Span | None:
-    """Give the span of a call, made now if it had none yet; None where calls are not traced."""
+    """Return the span of a call, created if missing; None without tracing."""
     if event.span is None:
         make = unrecorded_spans.get()
         if make is not None:
@@ -548,7 +523,7 @@ def span_of(event: CallEvent) -> Span | None:
 
 
 def span_in_hand() -> Span | None:
-    """Give the span of what runs now, for its ids; None outside of calls, and where calls are not traced."""
+    """Return the current span for its ids; None outside of calls and without tracing."""
     span = current_span.get()
     if span is not None:
         return span

@@ -1,7 +1,7 @@
-"""Where threads of Python are, looked at again and again for a while.
+"""Sampling profiler of Python threads.
 
-A sample is the stack of each thread at one moment.  Equal stacks are counted, not kept, so that a profile has a bound
-whatever its length; a thread that waits for work is told from one that has some by the function that it waits in.
+Equal stacks are counted, so that the size of a profile is bounded.  Idle threads are recognized by the function that
+they wait in.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["StackSampler"]
 
 _MOST_STACKS: Final = 20_000
 _MOST_FRAMES: Final = 128
-"""The innermost ones of a stack; the others are left out."""
+"""Innermost frames kept per stack."""
 _NANOSECONDS: Final = 1e9
-_ELSE: Final = "other stacks"
+_OTHER_STACKS: Final = "other stacks"
 
-_WAITS: Final = frozenset(
+_IDLE_FUNCTIONS: Final = frozenset(
     {
         ("_io_epoll.py", "get_events"),
-        ("bounded_wakeups.py", "poll"),
+        ("accepting.py", "poll"),
         ("_thread_cache.py", "_work"),
-        ("worker_threads.py", "_work_once"),
+        ("thread_pool.py", "_work_once"),
         ("log_writer.py", "_wait"),
         ("threading.py", "wait"),
         ("threading.py", "_wait_for_tstate_lock"),
@@ -42,16 +42,15 @@ _WAITS: Final = frozenset(
         ("code_host.py", "_work"),
     }
 )
-"""Files and functions in which threads wait for something to do."""
+"""Files and functions in which idle threads wait."""
 
 
 class StackSampler:
-    """Samples the threads of the process, in a thread that whoever makes it has for it.
+    """Sampler of the process's threads; the caller provides the sampling thread.
 
     Args:
-        rate: samples a second.
-        role: says what a thread does, by its number, its name and the names of the functions in its stack.
-        most_stacks: how many are told apart for each role.
+        role: returns the purpose of a thread from its number, its name and the function names of its stack.
+        most_stacks: maximum number of different stacks per role.
     """
 
     def __init__(
@@ -66,14 +65,14 @@ class StackSampler:
         self._cpu: dict[int, tuple[str, float, float]] = {}
 
     def stop(self) -> None:
-        """Have :meth:`run` return at once; from any thread."""
+        """Make :meth:`run` return; thread-safe."""
         self._stopped.set()
 
     def run(self, seconds: float) -> list[SampledThreads]:
-        """Sample for so long, or until :meth:`stop`; blocking.  This thread itself is left out."""
-        own, ends = threading.get_ident(), time.monotonic() + seconds
+        """Sample for a time or until :meth:`stop`; blocking.  The calling thread is excluded."""
+        own_ident, ends = threading.get_ident(), time.monotonic() + seconds
         while not self._stopped.wait(min(self._pause, max(0.0, ends - time.monotonic()))):
-            self._sample(own)
+            self._sample(own_ident)
             if time.monotonic() >= ends:
                 break
         for role, first, last in self._cpu.values():
@@ -81,10 +80,10 @@ class StackSampler:
             threads.cpu_seconds = (threads.cpu_seconds or 0.0) + last - first
         return sorted(self._threads.values(), key=lambda each: each.waiting - each.samples)
 
-    def _sample(self, own: int) -> None:
+    def _sample(self, own_ident: int) -> None:
         known = {thread.ident: thread for thread in threading.enumerate()}
         for number, frame in sys._current_frames().items():  # noqa: SLF001 - the only way there is
-            if number == own:
+            if number == own_ident:
                 continue
             codes = _codes_of(frame)
             thread = known.get(number)
@@ -92,17 +91,17 @@ class StackSampler:
             role = self._role(number, name, frozenset(_name_of(code) for code in codes))
             threads = self._threads.setdefault(role, SampledThreads(role))
             threads.samples += 1
-            if (Path(codes[0].co_filename).name, codes[0].co_name) in _WAITS:
+            if (Path(codes[0].co_filename).name, codes[0].co_name) in _IDLE_FUNCTIONS:
                 threads.waiting += 1
             else:
                 self._count(threads, codes)
             if thread is not None and thread.native_id is not None:
-                self._look_at_clock(thread.native_id, role)
+                self._read_cpu_clock(thread.native_id, role)
 
     def _count(self, threads: SampledThreads, codes: list[CodeType]) -> None:
         stack = tuple(self._frame(code) for code in reversed(codes))
         if stack not in threads.stacks and len(threads.stacks) >= self._most_stacks:
-            stack = (StackFrame(_ELSE, "", 0),)
+            stack = (StackFrame(_OTHER_STACKS, "", 0),)
         threads.stacks[stack] += 1
 
     def _frame(self, code: CodeType) -> StackFrame:
@@ -111,7 +110,7 @@ class StackSampler:
             found = self._frames[code] = StackFrame(_name_of(code), code.co_filename, code.co_firstlineno)
         return found
 
-    def _look_at_clock(self, native: int, role: str) -> None:
+    def _read_cpu_clock(self, native: int, role: str) -> None:
         try:
             ran = int(Path(f"/proc/self/task/{native}/schedstat").read_text().split()[0]) / _NANOSECONDS
         except (OSError, IndexError, ValueError):
@@ -121,7 +120,6 @@ class StackSampler:
 
 
 def _codes_of(frame: FrameType | None) -> list[CodeType]:
-    """Give the functions of a stack, the innermost first."""
     codes: list[CodeType] = []
     while frame is not None and len(codes) < _MOST_FRAMES:
         codes.append(frame.f_code)
@@ -130,5 +128,5 @@ def _codes_of(frame: FrameType | None) -> list[CodeType]:
 
 
 def _name_of(code: CodeType) -> str:
-    """Name a function; Python 3.10, which environments of users may have, knows no longer name than its own."""
+    """Python 3.10, which user environments may have, lacks ``co_qualname``."""
     return getattr(code, "co_qualname", code.co_name)

@@ -1,4 +1,4 @@
-"""The metrics of several processes as those of one server, in Prometheus's text format."""
+"""Aggregation of the metrics of several workers, in Prometheus's text formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["counted_only", "restricted", "sum_metrics"]
 _LABELS: Final = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
 _SAMPLE: Final = re.compile(rf"(?P<key>(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})?) (?P<value>[^ ]+)(?P<rest>.*)")
 _END: Final = "# EOF"
-"""The last line of OpenMetrics's format."""
+"""Last line of the OpenMetrics format."""
 _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "ovmstrio_ready": min,
     "ovmstrio_inline": max,
@@ -22,44 +22,41 @@ _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "ovmstrio_model_load_seconds": max,
     "process_start_time_seconds": min,
 }
-"""Figures of one process that stand for all; all others are added up."""
+"""Gauges that are not summed, with their aggregation."""
 _TYPE: Final = "# TYPE "
 _COUNTING: Final = frozenset({"counter", "histogram", "summary", "unknown"})
-"""Counters with names as OVMS has them are of no type that OpenMetrics knows."""
+"""OpenMetrics counters with OVMS names have type ``unknown``."""
 _TOTAL: Final = "_total"
 _OWN: Final = ("ovmstrio_", "pd_")
-"""How families of the server's begin; what code of users counts may be called anything."""
+"""Prefixes of the server's families; user families may have any name."""
 
 
 def sum_metrics(texts: Sequence[bytes]) -> bytes:
-    """Make one text of those of several processes: each family once, each sample once, in the order of the first.
-
-    What only others have follows in its family, or at the end.
-    """
-    merged = _Merged()
+    """Merge the texts of several workers; families and samples keep the order of the first text."""
+    merged = _MergedMetrics()
     for text in texts:
         merged.add(text.decode())
     return merged.render().encode()
 
 
 def counted_only(text: bytes) -> bytes:
-    """Give the families of a text that count, and leave out those that tell how something is now."""
-    merged = _Merged()
+    """Return the counters, histograms and summaries of a text without its gauges."""
+    merged = _MergedMetrics()
     merged.add(text.decode())
     merged.keep(lambda _, head: any(line.rsplit(" ", 1)[-1] in _COUNTING for line in head if line.startswith(_TYPE)))
     return merged.render().encode()
 
 
 def restricted(text: bytes, families: Sequence[str]) -> bytes:
-    """Give those families of a text that are named, with or without what formats add to names."""
-    merged = _Merged()
+    """Return the named families of a text, with or without the suffix ``_total``."""
+    merged = _MergedMetrics()
     merged.add(text.decode())
     merged.keep(lambda name, _: name in families or name.removesuffix(_TOTAL) in families)
     return merged.render().encode()
 
 
-class _Merged:
-    """Families by name, each with its head and with its samples by name and labels."""
+class _MergedMetrics:
+    """Families by name, each with its comment lines and its samples by name and labels."""
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[list[str], dict[str, float]]] = {}
@@ -67,10 +64,9 @@ class _Merged:
         self._has_end = False
 
     def add(self, text: str) -> None:
-        """Add what one process tells."""
         head: list[str] = []
         samples: dict[str, float] = {}
-        # Labels may have other characters that end lines for Python.
+        # Not ``splitlines``: labels may contain other characters that Python takes as line ends.
         for line in text.split("\n"):
             if line == _END:
                 self._has_end = True
@@ -85,31 +81,29 @@ class _Merged:
     def _add_sample(self, samples: dict[str, float], match: re.Match[str]) -> None:
         key, value = match["key"], float(match["value"])
         if match["rest"]:
-            # Those of the past come last, and theirs are of long ago.
+            # Metrics of exited workers come last; their timestamps are old.
             self._rests.setdefault(key, match["rest"])
         known = samples.get(key)
-        samples[key] = value if known is None else _join_of(match["name"])((known, value))
+        samples[key] = value if known is None else _merge_function(match["name"])((known, value))
 
     def keep(self, is_kept: Callable[[str, Sequence[str]], bool]) -> None:
-        """Leave out the families of whose name and head a function says so."""
         self._families = {name: each for name, each in self._families.items() if is_kept(name, each[0])}
 
     def render(self) -> str:
-        """Write everything."""
         lines = []
         for head, samples in self._families.values():
             lines += head
-            lines += [f"{key} {_shown(value)}{self._rests.get(key, '')}" for key, value in samples.items()]
+            lines += [f"{key} {_format_value(value)}{self._rests.get(key, '')}" for key, value in samples.items()]
         return "\n".join([*lines, *([_END] if self._has_end else ()), ""])
 
 
-def _join_of(name: str) -> Callable[[Iterable[float]], float]:
-    """Give what makes one figure of those of two processes; moments are not added up."""
-    is_moment = name.endswith("_created") and name.startswith(_OWN)
-    return min if is_moment else _NOT_SUMMED.get(name, math.fsum)
+def _merge_function(name: str) -> Callable[[Iterable[float]], float]:
+    """Return the function that merges two values; timestamps are not summed."""
+    is_timestamp = name.endswith("_created") and name.startswith(_OWN)
+    return min if is_timestamp else _NOT_SUMMED.get(name, math.fsum)
 
 
-def _shown(value: float) -> str:
+def _format_value(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return "NaN" if math.isnan(value) else repr(value)

@@ -1,13 +1,13 @@
-"""What processes of a server have counted that have ended, so that sums never fall.
+"""Retained metrics of exited workers, so that sums never decrease.
 
-Each process leaves what it was asked for last where its parent finds it, and all that it has counted when it ends as it
-should.  The parent adds that to the past when the process has ended.
+Each worker saves the metrics of its last scrape and, on a normal exit, its final ones.  The parent adds them to the
+retained metrics after the exit.
 
 ::
 
-    text: which slot holds, count of changes │ length, bytes │ length, bytes   a text is whole whenever its writer dies
+    text: active slot, generation │ length, bytes │ length, bytes   a text is complete whenever its writer dies
 
-The count of the past is odd while a process's figures are on their way to it.
+The generation is odd while metrics are being added.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["KeptFigures"]
 
 _MOST_BYTES: Final = 8 * 2**20
-"""How long a text may be; a longer one is not kept."""
+"""Size limit of a text; longer ones are not saved."""
 _CELL: Final = 8
 _HEAD: Final = 2 * _CELL
 _SLOT: Final = _CELL + _MOST_BYTES
@@ -31,12 +31,7 @@ _FORMATS: Final = 2
 
 
 class KeptFigures:
-    """The texts of all processes, in memory that all see; what nobody wrote to takes none.
-
-    Args:
-        memory: as many bytes as :meth:`size`.
-        rows: how many processes there are.
-    """
+    """Saved metrics of all workers in shared memory; untouched pages take no memory."""
 
     def __init__(self, memory: memoryview, rows: int) -> None:
         self._bytes = memory
@@ -44,15 +39,15 @@ class KeptFigures:
 
     @staticmethod
     def size(rows: int) -> int:
-        """Tell how many bytes the texts need."""
+        """Return the size in bytes."""
         return (rows + 1) * _FORMATS * _TEXT
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._bytes.release()
 
     def leave(self, row: int, text: bytes, *, is_open: bool) -> None:
-        """Have the figures of a process be what is added to the past when it ends."""
+        """Save the metrics of a worker."""
         if len(text) > _MOST_BYTES:
             return
         start = self._start(row, is_open=is_open)
@@ -63,7 +58,7 @@ class KeptFigures:
         self._set_number(start, slot)
 
     def add_to_past(self, row: int) -> None:
-        """Add the figures of a process that has ended to the past, once."""
+        """Add the metrics of an exited worker to the retained ones, once."""
         for is_open in (False, True):
             text = self._text(row, is_open=is_open)
             if text:
@@ -75,7 +70,7 @@ class KeptFigures:
                 self._count_change(is_open=is_open)
 
     def changes(self, *, is_open: bool) -> int | None:
-        """Count how often there have been more figures in the past; None while there are going to be."""
+        """Return the generation of the retained metrics; None while they are updated."""
         number = self._number(self._start(self._past, is_open=is_open) + _CELL)
         return None if number % 2 else number
 
@@ -84,7 +79,7 @@ class KeptFigures:
         self._set_number(at, self._number(at) + 1)
 
     def past(self, rows: Iterable[int] = (), *, is_open: bool) -> list[bytes]:
-        """Give what processes have counted that have ended, also those in some rows of which nobody knows that yet."""
+        """Return the retained metrics, and saved ones of workers whose exit is not known yet."""
         texts = [self._text(row, is_open=is_open) for row in (*rows, self._past)]
         return list(filter(None, texts))
 

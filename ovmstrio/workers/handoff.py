@@ -1,8 +1,8 @@
-"""Connections on their way from the process that accepts them to the one that serves them.
+"""Connections handed from the parent to a worker.
 
 ::
 
-    parent ──(a descriptor along with a message)──> ConnectionInbox ─> the front end's listener
+    parent ──(message with descriptor)──> ConnectionInbox ─> listener of the front end
 """
 
 from __future__ import annotations
@@ -28,20 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionInbox", "PassedStream", "noted"]
 
-# ----------------------------------------------------------------------
-# Connections on their way from the process that accepts them to the one that serves them
-# ----------------------------------------------------------------------
+# Connections
 
 log = structlog.get_logger(__name__)
 
 
 class PassedStream(DirectStream):
-    """A connection that another process has accepted, and that is counted when it is closed.
+    """Connection accepted by the parent; reports its end.
 
     Args:
-        stream: the connection.
-        closed: is called once, when the connection is closed.
-        peer_address: its other end.
+        closed: is called once when the connection is closed.
     """
 
     def __init__(
@@ -51,7 +47,7 @@ class PassedStream(DirectStream):
         self._closed: Callable[[], None] | None = closed
 
     def close(self) -> None:
-        """Close the connection, and report it; as :meth:`DirectStream.close`."""
+        """Close the connection and report it."""
         super().close()
         closed, self._closed = self._closed, None
         if closed is not None:
@@ -59,35 +55,28 @@ class PassedStream(DirectStream):
 
 
 class ConnectionInbox(trio.abc.Listener[PassedStream]):
-    """Listens for connections that another process has accepted.
+    """Listener of handed-off connections.
 
     Args:
-        closed: is called for each connection that has been closed.
+        closed: is called for each closed connection.
     """
 
     def __init__(self, closed: Callable[[], None]) -> None:
         self._closed = closed
         self._quiet_until = float("-inf")
-        # Unbounded: the other process gives what it has accepted, and accepts no more than there are descriptors.
+        # Unbounded: the parent accepts no more connections than it has descriptors.
         self._put, self._take = trio.open_memory_channel[PassedStream](math.inf)
 
     async def put(self, request: WorkRequest) -> None:
-        """Take the connection that has come along with a message.
-
-        The message holds the protocol, and the host and port of the client.  The client is unknown without them.
-
-        Ownership: what has not been accepted is closed with the listener.
-
-        Cancellation: nothing waits here.
-        """
+        """Add the connection of a message, which has the protocol and the client's host and port."""
         _, *address = request.value
         if request.descriptor is not None:
-            passed = socket.socket(fileno=request.descriptor)
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(passed))
-            peer_address = socket_address(passed.family, tuple(address))
+            connection = socket.socket(fileno=request.descriptor)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+            peer_address = socket_address(connection.family, tuple(address))
             self._put.send_nowait(PassedStream(stream, self._closed, peer_address))
             return
-        # This process had no room for another descriptor, and so the system has closed the connection.
+        # No free descriptor in this process: the kernel has closed the connection.
         self._closed()
         now = trio.current_time()
         if now >= self._quiet_until:
@@ -95,20 +84,11 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
             log.warning("connections lost", reason="Too many open files (EMFILE)")
 
     async def accept(self) -> PassedStream:
-        """Return the next connection.
-
-        Raises:
-            trio.ClosedResourceError: the listener is closed.
-
-        Cancellation: while there is none.
-        """
+        """Return the next connection; raises trio.ClosedResourceError if the listener is closed."""
         return await self._take.receive()
 
     async def aclose(self) -> None:
-        """Close the listener, and the connections that nobody has taken.
-
-        Cancellation: nothing waits here.
-        """
+        """Close the listener and its pending connections."""
         while True:
             try:
                 stream = self._take.receive_nowait()
@@ -118,24 +98,21 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
         self._take.close()
 
 
-# ----------------------------------------------------------------------
-# Sockets by which the processes of one server speak with each other, and which nobody else may hold
-# ----------------------------------------------------------------------
+# Sockets between workers
 
-_ENDS: Final[WeakSet[socket.socket]] = WeakSet()
+_PRIVATE_SOCKETS: Final[WeakSet[socket.socket]] = WeakSet()
 
 
 def noted(end: socket.socket) -> socket.socket:
-    """Have what code of users forks hold no copy of a socket: it may outlive this process, and keep its address."""
-    _ENDS.add(end)
+    """Close the socket in forked children: they could outlive this process and keep its address."""
+    _PRIVATE_SOCKETS.add(end)
     return end
 
 
-def _disown() -> None:
-    """Close them in a process that has been forked."""
-    for end in list(_ENDS):
+def _close_in_child() -> None:
+    for end in list(_PRIVATE_SOCKETS):
         if end.fileno() >= 0:
             os.close(end.detach())
 
 
-os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,8 +1,8 @@
-"""The program of a process that loads models for a moment, and tells what a call of each of them takes.
+"""Program of a process that measures the calls of models for ``--workers auto``.
 
-Its first request has the options of the server and the names of the models.  The answer has the seconds of the event
-loop and those of other threads for each model that could be called on ones, and why there are none, if nothing could be
-measured.  Code of users is not run.
+The request has server options and model names.  The response has seconds on the event loop and in other threads for
+each
+model that runs on inputs of ones, or an error message.  User code is not run.
 """
 
 from __future__ import annotations
@@ -41,30 +41,19 @@ _FIRST_CALLS: Final = 5
 _FIRST_SECONDS: Final = 1.0
 _CALLS: Final = 100
 _SECONDS: Final = 0.2
-"""How long one model is called at most."""
+"""Maximum time for the calls of one model."""
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Measure, and be done.
-
-    Cancellation: at once; models are unloaded.
-    """
     del requests
     try:
         answer = [await _measured(first), ""]
-    except Exception as error:  # noqa: BLE001 - the border of the process
+    except Exception as error:  # noqa: BLE001 - top level of the process
         answer = [{}, "; ".join(reason_of(each) or repr(each) for each in leaves(error))]
     await first.answer(answer)
 
 
 async def _measured(first: WorkRequest) -> dict[str, list[float]]:
-    """Load the models that are asked for, and measure those that can be measured.
-
-    Raises:
-        Exception: what is configured cannot be read any more.
-
-    Cancellation: at once; models are unloaded.
-    """
     settings = ServerSettings.model_validate(first.value["options"])
     plan = await read_plan(settings.model_copy(update={"workers": 1}))
     models = [spec for spec in plan.spec.services if spec.name in first.value["names"]]
@@ -77,7 +66,7 @@ async def _measured(first: WorkRequest) -> dict[str, list[float]]:
                 await nursery.start(registry.run)
             await registry.apply(models)
             for spec in models:
-                # Whatever keeps one from being called on ones keeps it from being measured, and nothing else.
+                # A model that cannot run on ones is not measured.
                 with suppress(Exception):
                     measured[spec.name] = await _measure(registry.peek(spec.name))
             nursery.cancel_scope.cancel()
@@ -85,40 +74,35 @@ async def _measured(first: WorkRequest) -> dict[str, list[float]]:
 
 
 async def _measure(servable: Servable) -> list[float]:
-    """Call a model on ones for a while, and give the processor time of the loop, and of others, that a call took.
+    """Return the mean CPU seconds per call on the event loop and in other threads.
 
-    The first calls, which take longer, do not count; but of a model that takes its time one of them is all there is.
+    Slow first calls are ignored, unless a single call takes long.
 
     Raises:
-        Exception: it cannot be called so.
+        Exception: the model cannot be called.
     """
     metadata = servable.metadata
     if metadata.has_sequences or any(spec.datatype is BYTES for spec in metadata.inputs):
-        raise ValueError("a call would be more than ones")
+        raise ValueError("the model does not run on inputs of ones")
     ends = time.perf_counter() + _FIRST_SECONDS
     for _ in range(_FIRST_CALLS):
         took = await _call(servable)
         if time.perf_counter() > ends:
             return took
-    on_loop = beside = 0.0
+    on_loop = in_threads = 0.0
     ends, calls = time.perf_counter() + _SECONDS, 0
     while calls < _CALLS and time.perf_counter() < ends:
         loop, other = await _call(servable)
-        on_loop, beside, calls = on_loop + loop, beside + other, calls + 1
-    return [on_loop / calls, beside / calls]
+        on_loop, in_threads, calls = on_loop + loop, in_threads + other, calls + 1
+    return [on_loop / calls, in_threads / calls]
 
 
 async def _call(servable: Servable) -> list[float]:
-    """Call a model once; gives what :func:`_measure` does.
-
-    Raises:
-        Exception: as there.
-    """
     request = _request(servable)
-    loop, whole = time.thread_time(), time.process_time()
+    loop, process = time.thread_time(), time.process_time()
     await servable.infer(request)
-    loop, whole = time.thread_time() - loop, time.process_time() - whole
-    return [loop, max(0.0, whole - loop)]
+    loop, process = time.thread_time() - loop, time.process_time() - process
+    return [loop, max(0.0, process - loop)]
 
 
 def _request(servable: Servable) -> InferRequest:
@@ -131,10 +115,10 @@ def _request(servable: Servable) -> InferRequest:
 
 
 def main() -> None:
-    """Measure for the process whose socket's descriptor is the first argument, and its lifeline's the second."""
+    """Measure for the process with the socket descriptor ``argv[1]`` and the parent-watch descriptor ``argv[2]``."""
     watch_lifeline(int(sys.argv[2]))
     configure_logs(level="ERROR")
-    # What is wrong with a model is told by the process that serves it.
+    # Errors of models are reported by the process that serves them.
     logging.disable(logging.ERROR)
     run_program(_serve)
     leave()

@@ -1,12 +1,11 @@
-"""What the processes of one server ask each other, each at an address of its own that the others know.
+"""RPC between the workers of a server, over abstract Unix sockets.
 
 ::
 
-    ask(row, value) ──> one connection a pair of processes ──> answer(value), a task each
-         the answer, or the error that it raised  <──────────┘
+    ask(row, value) ──> one connection per pair of workers ──> answer(value), a task each
+                        result or error  <─────────────────────┘
 
-What has an order is sent in the order in which it is asked, also where it has to be sent again, and each of it is
-answered when the one before has been.
+Calls with an order are sent in that order, retries included, and run one after the other.
 """
 
 from __future__ import annotations
@@ -54,33 +53,31 @@ __all__ = [
     "send_message",
 ]
 
-# ----------------------------------------------------------------------
-# A connection from one process of a server to another one, by which it asks questions
-# ----------------------------------------------------------------------
+# Client connection
 
 log = structlog.get_logger(__name__)
 
 CANCEL: Final = 0
-"""The number of messages that tell of a caller's leaving."""
+"""Message number of cancellations."""
 ANSWERED, FAILED, NOT_BEGUN, PART = range(4)
-"""What becomes of a question."""
+"""Outcomes of a call."""
 
 Order = Sequence[Any]
-"""What questions have in common that are answered one after the other; plain data."""
-BEING_STARTED: Final = "the process that this belongs to is being started: send it again"
-_LOST: Final = "the process that this belongs to ended before it answered"
+"""Key of calls that run one after the other; plain data."""
+BEING_STARTED: Final = "the responsible worker is starting; send the request again"
+_LOST: Final = "the responsible worker exited before it answered"
 
 
 class Gone(NotReady):
-    """The other process is not there, or has ended before it answered."""
+    """The worker exited or does not answer."""
 
 
 class NotBegun(Gone):
-    """A question that has not reached anybody who answers it, and may be asked again."""
+    """The worker has not started the call, which may be sent again."""
 
 
 class WaitingCaller:
-    """Who waits for an answer."""
+    """A pending call."""
 
     __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
 
@@ -94,14 +91,14 @@ class WaitingCaller:
         self.value: Any = None
 
     def wake(self) -> None:
-        """Have the task look."""
+        """Wake the waiting task."""
         if self.is_parked:
             self.is_parked = False
             trio.lowlevel.reschedule(self.task)
 
 
 class PeerLink:
-    """A connection to another process."""
+    """Connection to another worker."""
 
     def __init__(self, channel: MessageChannel) -> None:
         self.is_gone = False
@@ -110,10 +107,7 @@ class PeerLink:
         self._waiting: dict[int, WaitingCaller] = {}
 
     async def run(self) -> None:
-        """Take answers until the other process is gone.
-
-        Cancellation: at once; whoever waits is told.
-        """
+        """Receive results until the connection is closed; wakes pending calls at the end."""
         try:
             while (message := await self._channel.receive()) is not None:
                 number, outcome, value = message.value
@@ -130,7 +124,7 @@ class PeerLink:
                     waiting.wake()
                 del message, value, waiting
         except NO_MESSAGE as error:
-            log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
+            log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         finally:
             self.is_gone = True
             self._channel.close()
@@ -139,11 +133,11 @@ class PeerLink:
                 waiting.wake()
 
     async def ask(self, value: Any) -> Any:
-        """Ask; as :meth:`Peers.ask`."""
+        """Send a call and return its result; as :meth:`Peers.ask`."""
         return await self.wait(await self.send(value, None))
 
     def send_now(self, value: Swift, order: Order | None) -> WaitingCaller | None:
-        """Send a question at once, whose answer is to be waited for; None where that cannot be done."""
+        """Send a call without waiting and return the pending call; None if that is not possible."""
         number = next(self._numbers)
         packet = swift_packet([number, value.head, order], value.buffers)
         try:
@@ -155,13 +149,7 @@ class PeerLink:
         return waiting
 
     async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> WaitingCaller:
-        """Send a question, whose answer is to be waited for.
-
-        Raises:
-            NotReady: the other process is gone.
-
-        Cancellation: at once; it is sent or not.
-        """
+        """Send a call and return the pending call; raises NotReady if the worker has exited."""
         if self.is_gone:
             raise NotBegun(BEING_STARTED)
         waiting = WaitingCaller(next(self._numbers), heard)
@@ -177,7 +165,7 @@ class PeerLink:
         return waiting
 
     async def wait(self, waiting: WaitingCaller) -> Any:
-        """Wait for the answer; as :meth:`Peers.ask`."""
+        """Return the result of a pending call; as :meth:`Peers.ask`."""
         try:
             if not (waiting.is_answered or self.is_gone):
                 await self._park(waiting)
@@ -192,14 +180,11 @@ class PeerLink:
         return waiting.value
 
     async def _park(self, waiting: WaitingCaller) -> None:
-        """Wait to be woken.
-
-        Cancellation: at once; the other process is told.
-        """
+        """Park the task; cancellation is sent to the other worker."""
 
         def leave(_: Any) -> trio.lowlevel.Abort:
             waiting.is_parked = False
-            # What somebody holds for this one, such as a turn, would not be given back without it.
+            # Otherwise locks that the worker holds for this call would not be released.
             self._channel.send_later([CANCEL, waiting.number, None])
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -208,12 +193,10 @@ class PeerLink:
 
 
 async def send_message(channel: MessageChannel, message: list[Any]) -> None:
-    """Send a message, one of whose members may be swift.
+    """Send a message, one member of which may be packed.
 
     Raises:
         TypeError, ValueError, OSError, BrokenResourceError: as :meth:`MessageChannel.send`.
-
-    Cancellation: as there.
     """
     for place, each in enumerate(message):
         if isinstance(each, Swift):
@@ -222,22 +205,20 @@ async def send_message(channel: MessageChannel, message: list[Any]) -> None:
             if packet is not None:
                 await channel.send_packet(packet)
                 return
-            # It is too large: its bytes go as any others.
+            # Too large for one packet: sent as ordinary bytes.
             message[place] = [*each.head, b"".join(each.buffers)]
             break
     await channel.send(message)
 
 
-# ----------------------------------------------------------------------
-# Questions that nobody has begun to answer, which are sent again in the order in which they were asked
-# ----------------------------------------------------------------------
+# Retries
 
 
 class LateQuestions:
-    """Those of one process that are late, by whom they are for and what they have in common.
+    """Calls to be retried, by worker and order.
 
     Attributes:
-        lines: the late ones that are to be sent one after the other; few, as hardly any question is ever late.
+        lines: queues of retries; almost always empty.
     """
 
     def __init__(self) -> None:
@@ -245,22 +226,22 @@ class LateQuestions:
         self._numbers = itertools.count()
 
     def place(self, row: int, order: Order) -> LatePlace:
-        """Give a question its place among those that are late, should it be late, too."""
+        """Return a ticket for a call, which may have to be retried."""
         return LatePlace(self, next(self._numbers), row, order)
 
 
 class LatePlace:
-    """Where a question is among those that are late; it has no place there unless it is.
+    """Position of a call among retries; queued only if needed.
 
     Attributes:
-        number: is larger than those of questions that were asked before.
+        number: grows with the start of calls.
     """
 
-    __slots__ = ("_is_late", "_late", "_moved", "_order", "_row", "number")
+    __slots__ = ("_is_late", "_moved", "_order", "_retries", "_row", "number")
 
     def __init__(self, late: LateQuestions, number: int, row: int, order: Order) -> None:
         self.number = number
-        self._late = late
+        self._retries = late
         self._row = row
         self._order = order
         self._is_late = False
@@ -271,66 +252,59 @@ class LatePlace:
         return self._row, repr(self._order)
 
     def may_go(self) -> bool:
-        """Tell whether no question is late that was asked before this one, which is late as well otherwise."""
-        if not self._late.lines:
+        """Return whether no earlier call is queued for retry; otherwise queue this one."""
+        if not self._retries.lines:
             return True
-        line = self._late.lines.get(self._line)
+        line = self._retries.lines.get(self._line)
         if line is None or line[0].number >= self.number:
             return True
         self.join()
         return False
 
     def join(self) -> None:
-        """Be late: what is asked from now on waits until this one has been sent, or given up."""
+        """Queue the call for retry; later calls of its order wait until it was sent or given up."""
         if not self._is_late:
             self._is_late = True
-            insort(self._late.lines.setdefault(self._line, []), self, key=attrgetter("number"))
+            insort(self._retries.lines.setdefault(self._line, []), self, key=attrgetter("number"))
 
     async def wait(self) -> None:
-        """Wait for those that were asked before.
-
-        Cancellation: at once.
-        """
-        # They may be about to hear that they are late.
+        """Wait for earlier calls."""
+        # Earlier calls may be about to learn that they must be retried.
         await trio.lowlevel.checkpoint()
         while not self.may_go():
             moved = self._moved = trio.Event()
             await moved.wait()
 
     def leave(self) -> None:
-        """Let the next one go."""
+        """Leave the queue and wake the next call."""
         if self._is_late:
             self._is_late = False
-            line = self._late.lines[self._line]
+            line = self._retries.lines[self._line]
             line.remove(self)
             if not line:
-                del self._late.lines[self._line]
-            elif (moved := line[0]._moved) is not None:  # noqa: SLF001 - another one of this class
+                del self._retries.lines[self._line]
+            elif (moved := line[0]._moved) is not None:  # noqa: SLF001 - same class
                 moved.set()
 
 
-# ----------------------------------------------------------------------
-# What the processes of one server ask each other, each at an address of its own that the others know
-# ----------------------------------------------------------------------
+# Server and calls
 
 _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")
 _LEAVE_SECONDS: Final = 5.0
 LEFT: Final = "left"
-"""The question by which a process tells that it needs no more answers."""
-_REACH_SECONDS: Final = 30.0
-"""How long a question with an order waits for a process that is being started."""
+"""RPC by which a worker reports that it needs no more answers."""
+_START_TIMEOUT_SECONDS: Final = 30.0
+"""Time that an ordered call waits for a starting worker."""
 
 Answer = Callable[[Any], Awaitable[Any]]
 
 
 class Peers:
-    """The other processes, as one of them sees them.
+    """RPC server and client of one worker.
 
     Args:
-        secret: a text that all of them, and nobody else, have; addresses are made of it.
-        rows: how many processes there are.
-        row: this one's number.
+        secret: shared by all workers; part of the socket addresses.
     """
 
     def __init__(self, secret: str, rows: int, row: int) -> None:
@@ -341,32 +315,26 @@ class Peers:
         self._nursery: trio.Nursery | None = None
         self._links: dict[int, PeerLink] = {}
         self._turns = {other: trio.StrictFIFOLock() for other in self._others}
-        self._late = LateQuestions()
+        self._retries = LateQuestions()
         self._changed = trio.Event()
-        self._left: set[int] = set()
-        self._door = trio.CancelScope()
+        self._departed: set[int] = set()
+        self._accept_scope = trio.CancelScope()
         self._is_closed = False
-        self._at_work = 0
+        self._running_calls = 0
 
     def _address(self, row: int) -> str:
-        # The name has no file, and is free as soon as its process has ended.
+        # An abstract socket name is free as soon as its process has ended.
         return f"\0ovmstrio-{self._secret}-{row}"
 
-    # What others ask
-
     async def run(self, answer: Answer, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer what other processes ask, and own the connections to them, until cancelled.
+        """Run the RPC server and own client connections until cancelled.
 
         Args:
-            answer: answers a question; errors of the server go to whoever asked.
-            task_status: is told once questions are heard.
+            answer: handles a call; server errors are returned to the caller.
+            task_status: reports that calls are accepted.
 
         Raises:
-            OSError: the address cannot be had.
-
-        Ownership: connections and answers.
-
-        Cancellation: at once; who waits for an answer is told that the process is gone.
+            OSError: the address is in use.
         """
         with noted(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
             listener = trio.socket.from_stdlib_socket(end)
@@ -376,7 +344,7 @@ class Peers:
                 self._nursery = nursery
                 task_status.started()
                 try:
-                    with self._door:
+                    with self._accept_scope:
                         await self._accept_all(listener, nursery, answer)
                     listener.close()
                     await trio.sleep_forever()
@@ -390,127 +358,114 @@ class Peers:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-                log.warning("other processes are kept waiting", reason=error.strerror)
+                log.warning("worker RPC accept failed", reason=error.strerror)
                 await trio.sleep(PAUSE_SECONDS)
                 continue
-            if _is_own(accepted):
-                nursery.start_soon(self._answer_all, _taken(accepted), answer)
+            if _is_same_user(accepted):
+                nursery.start_soon(self._handle_connection, _detached(accepted), answer)
             else:
                 accepted.close()
 
-    async def _answer_all(self, end: socket.socket, answer: Answer) -> None:
-        """Answer what comes on one connection.
-
-        Cancellation: at once, and all answers.
-        """
+    async def _handle_connection(self, end: socket.socket, answer: Answer) -> None:
         channel = MessageChannel(end)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._hear, _Heard(channel, nursery, answer))
+                nursery.start_soon(self._receive_calls, _ServerConnection(channel, nursery, answer))
         finally:
             channel.close()
 
-    async def _hear(self, heard: _Heard) -> None:
-        """Take questions until the other process is gone, or an answer has to wait, and another task hears the rest.
+    async def _receive_calls(self, connection: _ServerConnection) -> None:
+        """Receive calls until the connection is closed, or a call blocks and another task takes over.
 
-        What is answered without waiting, as most steps of sequences are, needs no task of its own.
-
-        Cancellation: at once.
+        Calls that do not block, such as most sequence steps, need no task of their own.
         """
         try:
-            while (asked := await self._next_question(heard)) is not None:
-                task = heard.task
-                await told_of_waiting(self._answer_one(heard, asked), partial(self._hand_over, heard), copy_context())
-                del asked
-                if heard.task is not task:
+            while (call := await self._next_call(connection)) is not None:
+                task = connection.task
+                await told_of_waiting(
+                    self._handle_call(connection, call), partial(self._continue_in_task, connection), copy_context()
+                )
+                del call
+                if connection.task is not task:
                     return
         except trio.BrokenResourceError:
             pass
         except NO_MESSAGE as error:
-            log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
-        # Nobody hears the rest.
-        heard.nursery.cancel_scope.cancel()
+            log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
+        # The connection is closed: cancel its calls.
+        connection.nursery.cancel_scope.cancel()
 
-    def _hand_over(self, heard: _Heard) -> None:
-        heard.task += 1
-        heard.nursery.start_soon(self._hear, heard)
+    def _continue_in_task(self, connection: _ServerConnection) -> None:
+        connection.task += 1
+        connection.nursery.start_soon(self._receive_calls, connection)
 
-    async def _next_question(self, heard: _Heard) -> _Question | None:
-        """Wait for a question that is to be answered; None once the other process is gone.
-
-        Raises:
-            BrokenResourceError: it is gone.
-            ValueError, LookupError, TypeError, OSError, RecursionError: what came is no question.
-
-        Cancellation: at once.
-        """
-        while (message := await heard.channel.receive()) is not None:
+    async def _next_call(self, connection: _ServerConnection) -> _RunningCall | None:
+        """Wait for a call; None once the connection is closed."""
+        while (message := await connection.channel.receive()) is not None:
             number, value, order = message.value
             if message.tail is not None:
                 value.append(message.tail)
             if number == CANCEL:
-                if value in heard.questions:
-                    heard.questions[value].scope.cancel()
+                if value in connection.questions:
+                    connection.questions[value].scope.cancel()
             elif order is not None and self._is_closed:
-                await heard.channel.send([number, NOT_BEGUN, None])
+                await connection.channel.send([number, NOT_BEGUN, None])
             else:
-                turn = None if order is None else _Turn(heard.last, repr(order))
-                asked = heard.questions[number] = _Question(number, value, turn)
-                return asked
+                turn = None if order is None else _OrderedCall(connection.last, repr(order))
+                call = connection.questions[number] = _RunningCall(number, value, turn)
+                return call
             del message, value
         return None
 
-    async def _answer_one(self, heard: _Heard, asked: _Question) -> None:
-        channel = heard.channel
-        self._at_work += 1
+    async def _handle_call(self, connection: _ServerConnection, call: _RunningCall) -> None:
+        channel = connection.channel
+        self._running_calls += 1
         try:
-            with asked.scope:
+            with call.scope:
                 try:
-                    if asked.turn is not None:
-                        await asked.turn.wait()
-                    reply = [asked.number, ANSWERED, await self._whole(channel, asked, await heard.answer(asked.value))]
-                except Exception as error:  # noqa: BLE001 - it is raised where the question came from
-                    reply = [asked.number, FAILED, encode_error(error)]
+                    if call.turn is not None:
+                        await call.turn.wait()
+                    reply = [
+                        call.number,
+                        ANSWERED,
+                        await self._send_parts(channel, call, await connection.answer(call.value)),
+                    ]
+                except Exception as error:  # noqa: BLE001 - raised in the caller
+                    reply = [call.number, FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
                     try:
                         await send_message(channel, reply)
                     except (TypeError, ValueError, OSError) as error:
-                        await channel.send([asked.number, FAILED, encode_error(error)])
+                        await channel.send([call.number, FAILED, encode_error(error)])
         finally:
-            del heard.questions[asked.number]
-            if asked.turn is not None:
-                asked.turn.end()
-            self._at_work -= 1
-            if self._is_closed and not self._at_work:
+            del connection.questions[call.number]
+            if call.turn is not None:
+                call.turn.end()
+            self._running_calls -= 1
+            if self._is_closed and not self._running_calls:
                 self.announce()
 
-    async def _whole(self, channel: MessageChannel, asked: _Question, reply: Any) -> Any:
-        """Send an answer that comes in parts, and give what is left of it to be sent.
-
-        Raises:
-            Exception: as the answer.
-        """
+    async def _send_parts(self, channel: MessageChannel, call: _RunningCall, reply: Any) -> Any:
+        """Send the parts of a streamed result; return other results."""
         if not isinstance(reply, PartedAnswer):
             return reply
         try:
             async for part in reply:
-                await channel.send([asked.number, PART, part])
+                await channel.send([call.number, PART, part])
         except trio.BrokenResourceError:
             pass
         finally:
             reply.close()
         return None
 
-    # Their beginning and their end
-
     def announce(self) -> None:
-        """Have those look again who wait for another process; one has begun or ended."""
+        """Wake tasks that wait for another worker, as one has started or exited."""
         self._changed.set()
         self._changed = trio.Event()
 
     def note_left(self, row: int) -> None:
-        """Note that a process needs no answers any more."""
-        self._left.add(row)
+        """Record that a worker needs no more answers."""
+        self._departed.add(row)
         self.announce()
 
     async def leave(
@@ -519,53 +474,46 @@ class Peers:
         seconds: float = _LEAVE_SECONDS,
         last: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """Answer no more questions that have an order, when those that are being answered have been.
+        """Reject further ordered calls and wait for running ones.
 
         Args:
-            others: the processes that end as well and are waited for; None if this one ends alone.
-            seconds: how long they may take to say that they need no more answers.
-            last: is called when they have said so.
-
-        Cancellation: at once.
+            others: workers that exit too and are waited for; None if this one exits alone.
+            seconds: time limit for their farewells.
+            last: runs after the farewells.
         """
         with trio.move_on_after(seconds):
             if others is not None:
-                # Those that are not waited for may wait for this one.
+                # Workers that are not waited for may wait for this one.
                 with suppress(Exception):
                     await self.ask_all(LEFT, self.row)
-            while not self._left.issuperset(others or ()):
+            while not self._departed.issuperset(others or ()):
                 await self._changed.wait()
         await last()
         self._is_closed = True
-        self._door.cancel()
+        self._accept_scope.cancel()
         with trio.move_on_after(_LEAVE_SECONDS):
-            while self._at_work:
+            while self._running_calls:
                 await self._changed.wait()
-
-    # What is asked of others
 
     async def ask(
         self, row: int, value: Any, order: Order | None = None, is_its: Callable[[], bool] = lambda: True
     ) -> Any:
-        """Ask one of the others.
+        """Call another worker.
 
         Args:
-            row: its number.
-            value: the question, plain data and arrays.
-            order: what it has in common with others that are answered before and after it.  With an order the question
-                waits for a while for a process that is being started.
-            is_its: tells whether the question is that process's still, so that it is to be waited for.
+            row: index of the worker.
+            value: plain data and arrays.
+            order: key of calls that run one after the other; such a call waits for a starting worker.
+            is_its: returns whether the call still belongs to that worker.
 
         Raises:
-            NotBegun: it cannot be reached, and the question is its no more.
-            NotReady: it cannot be reached, or has ended before it answered.
-            Exception: what it raised.
-
-        Cancellation: at once, and of its work.
+            NotBegun: the worker cannot be reached, and the call does not belong to it any more.
+            NotReady: the worker cannot be reached, or exited.
+            Exception: the call failed there.
         """
         if order is None:
             return await (await self._connect(row)).ask(value)
-        place = self._late.place(row, order)
+        place = self._retries.place(row, order)
         try:
             return await self._ask_in_order(row, value, order, place, is_its)
         finally:
@@ -574,19 +522,19 @@ class Peers:
     async def _ask_in_order(
         self, row: int, value: Any, order: Order, place: LatePlace, is_its: Callable[[], bool]
     ) -> Any:
-        deadline = trio.current_time() + _REACH_SECONDS
+        deadline = trio.current_time() + _START_TIMEOUT_SECONDS
         sent = self._send_now(row, value, order) if isinstance(value, Swift) and place.may_go() else None
         while True:
             changed = self._changed
             try:
                 if sent is None:
-                    # What is answered may take its time.
+                    # The time limit is for sending, not for the result.
                     with trio.CancelScope(deadline=deadline) as reaching:
                         sent = await self._send_in_turn(row, value, order, place)
                 if sent is not None:
-                    (link, asked), sent = sent, None
+                    (link, pending), sent = sent, None
                     place.leave()
-                    return await link.wait(asked)
+                    return await link.wait(pending)
             except NotBegun:
                 place.join()
                 with trio.CancelScope(deadline=deadline) as reaching:
@@ -598,12 +546,11 @@ class Peers:
                 raise NotReady(BEING_STARTED)
 
     def _send_now(self, row: int, value: Swift, order: Order) -> tuple[PeerLink, WaitingCaller] | None:
-        """Send a question at once if nothing is in its way."""
         link = self._links.get(row)
         if link is None or link.is_gone or self._turns[row].locked():
             return None
-        asked = link.send_now(value, order)
-        return None if asked is None else (link, asked)
+        pending = link.send_now(value, order)
+        return None if pending is None else (link, pending)
 
     async def _send_in_turn(
         self, row: int, value: Any, order: Order, place: LatePlace
@@ -623,41 +570,34 @@ class Peers:
             await place.wait()
 
     async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
-        """Ask one of the others for an answer that comes in parts, and give what comes after the last one.
+        """Call another worker for a streamed result, and return the final value.
 
         Args:
-            row: its number.
-            value: the question.
-            heard: is called with each part, and must not wait.
+            row: index of the worker.
+            value: the call.
+            heard: is called with each part; must not block.
 
         Raises:
-            NotReady: it cannot be reached, or has ended before the end of the answer.
-            Exception: what it raised.
-
-        Cancellation: at once, and of its work.
+            NotReady: the worker cannot be reached, or exited.
+            Exception: the call failed there.
         """
         link = await self._connect(row)
         return await link.wait(await link.send(value, None, heard))
 
     async def wait_change(self) -> None:
-        """Wait until another process has begun or ended, or is ready or not any more.
-
-        Cancellation: at once.
-        """
+        """Wait until another worker has started, exited, or changed its readiness."""
         await self._changed.wait()
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
-        """Ask all others that can be reached; as :meth:`ask_each`."""
+        """Call all reachable workers; as :meth:`ask_each`."""
         return list((await self.ask_each(question, *arguments, limit_seconds=limit_seconds)).values())
 
     async def ask_each(self, question: str, *arguments: Any, limit_seconds: float = 60) -> dict[int, Any]:
-        """Ask all others that can be reached, and give their answers by their numbers.
+        """Call all reachable workers and return the results by worker.
 
         Raises:
-            NotReady: one of them took too long.
-            Exception: what one of them raised; all are in the log.
-
-        Cancellation: at once, and of their work.
+            NotReady: a worker timed out.
+            Exception: a call failed; all failures are logged.
         """
         answers: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
@@ -667,8 +607,8 @@ class Peers:
             try:
                 answers[row] = await (await self._connect(row)).ask([question, *arguments])
             except Gone:
-                pass  # It is being started, or will be, and begins with what there is then.
-            except Exception as error:  # noqa: BLE001 - raised below, when all have answered
+                pass  # Not running: it starts with the current state.
+            except Exception as error:  # noqa: BLE001 - raised below, after all results
                 errors[row] = error
             silent.discard(row)
 
@@ -678,27 +618,24 @@ class Peers:
                     nursery.start_soon(ask_one, row)
         if scope.cancelled_caught:
             rows = ", ".join(map(str, sorted(silent)))
-            raise NotReady(f"of the server's {self.rows} workers, {rows} did not answer in {limit_seconds:g} s")
+            raise NotReady(f"workers {rows} of {self.rows} timed out after {limit_seconds:g} s")
         for row, error in errors.items():
-            log.warning("another worker did not do what was asked", other=row, question=question, reason=str(error))
+            log.warning("worker RPC failed", other=row, question=question, reason=str(error))
         for row, error in errors.items():
-            raise _placed(error, row)
+            raise _with_worker(error, row)
         return answers
 
     async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
-        """Ask some of the others, and give what comes in time; see :class:`ovmstrio.core.worker_peers.Siblings`.
-
-        Cancellation: at once, and of their work.
-        """
+        """Call workers and return the results that arrive in time; see :class:`ovmstrio.core.worker_peers.Siblings`."""
         answers: dict[int, Any] = {}
 
         async def ask_one(row: int, question: Sequence[Any]) -> None:
             try:
                 answers[row] = await (await self._connect(row)).ask(list(question))
             except NotReady:
-                pass  # It is being started, or will be.
-            except Exception as error:  # noqa: BLE001 - the others' answers are wanted all the same
-                log.warning("another worker did not answer", other=row, question=question[0], reason=str(error))
+                pass  # Not running.
+            except Exception as error:  # noqa: BLE001 - other results are still needed
+                log.warning("worker RPC failed", other=row, question=question[0], reason=str(error))
 
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
@@ -715,8 +652,8 @@ class Peers:
         end = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             await end.connect(self._address(row))
-            # Anybody can take an address that is free.
-            is_own = _is_own(end)
+            # Any process can bind a free abstract address.
+            is_own = _is_same_user(end)
         except OSError:
             is_own = False
         except BaseException:
@@ -725,29 +662,20 @@ class Peers:
         if not is_own:
             end.close()
             raise NotBegun(BEING_STARTED)
-        # Another task may have been faster.
+        # Another task may have connected meanwhile.
         known = self._links.get(row)
         if known is not None and not known.is_gone:
             end.close()
             return known
-        link = self._links[row] = PeerLink(MessageChannel(_taken(end)))
+        link = self._links[row] = PeerLink(MessageChannel(_detached(end)))
         self._nursery.start_soon(link.run)
         return link
 
 
-class _Turn:
-    """The place of a question among those of one order.
+class _OrderedCall:
+    """Position of a call within its order."""
 
-    Args:
-        last: the last one of each order, as long as it or one before it has not ended.
-        order: this one's.
-
-    Attributes:
-        before: the one before; None once it and all others before this one have ended.
-        ended: set once it has ended, be it because its caller has left before it could begin.
-    """
-
-    def __init__(self, last: dict[str, _Turn], order: str) -> None:
+    def __init__(self, last: dict[str, _OrderedCall], order: str) -> None:
         self._last = last
         self._order = order
         self.before = last.get(order)
@@ -755,14 +683,14 @@ class _Turn:
         last[order] = self
 
     async def wait(self) -> None:
-        """Wait for those before."""
+        """Wait for the previous calls."""
         while self.before is not None:
             await self.before.ended.wait()
-            # One that ended before it could begin had others before it.
+            # A call that ended before it could start had others before it.
             self.before = self.before.before
 
     def end(self) -> None:
-        """Let the next one begin, when those before have ended."""
+        """Release the next call after the previous ones."""
         self.ended.set()
         if self._last.get(self._order) is not self:
             return
@@ -775,16 +703,14 @@ class _Turn:
             self._last[self._order] = before
 
 
-class _Heard:
-    """A connection that another process asks by.
+class _ServerConnection:
+    """Connection of a calling worker.
 
     Attributes:
-        channel: where its questions come from.
-        nursery: of the tasks that hear and answer.
-        answer: answers a question.
-        questions: those that are being answered, by their numbers.
-        last: the last one of each order.
-        task: the number of the task that hears.
+        nursery: tasks that receive and handle calls.
+        questions: running calls by number.
+        last: last call by order.
+        task: number of the receiving task.
     """
 
     __slots__ = ("answer", "channel", "last", "nursery", "questions", "task")
@@ -793,37 +719,33 @@ class _Heard:
         self.channel = channel
         self.nursery = nursery
         self.answer = answer
-        self.questions: dict[int, _Question] = {}
-        self.last: dict[str, _Turn] = {}
+        self.questions: dict[int, _RunningCall] = {}
+        self.last: dict[str, _OrderedCall] = {}
         self.task = 0
 
 
-class _Question:
-    """What another process asks, as long as it is being answered."""
-
+class _RunningCall:
     __slots__ = ("number", "scope", "turn", "value")
 
-    def __init__(self, number: int, value: Any, turn: _Turn | None) -> None:
+    def __init__(self, number: int, value: Any, turn: _OrderedCall | None) -> None:
         self.number = number
         self.value = value
         self.turn = turn
         self.scope = trio.CancelScope()
 
 
-def _taken(taken: trio.socket.SocketType) -> socket.socket:
+def _detached(taken: trio.socket.SocketType) -> socket.socket:
     return noted(socket.socket(fileno=taken.detach()))
 
 
-def _placed(error: Exception, row: int) -> Exception:
-    """Have the message of an error tell which process it comes from."""
+def _with_worker(error: Exception, row: int) -> Exception:
     if isinstance(error, ServerError):
         error.message = f"worker {row}: {error.message}"
         error.args = (error.message,)
     return error
 
 
-def _is_own(end: trio.socket.SocketType) -> bool:
-    """Tell whether the other end of a connection is a process of the same user."""
+def _is_same_user(end: trio.socket.SocketType) -> bool:
     data = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(data)
     return bool(user == os.geteuid())

@@ -1,4 +1,4 @@
-"""What a process answers others of the server."""
+"""Dispatch of RPCs between workers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,7 @@ __all__ = ["PeerAnswers"]
 
 
 class PeerAnswers:
-    """Answers requests of other worker processes.
-
-    Args:
-        peers: connections to the other processes.
-        engines: text engines that the processes share.
-        others: the other processes, for changes that all processes make.
-        plane: data plane of this process.
-        reloading: reloads of this process.
-    """
+    """RPC handlers of a worker."""
 
     def __init__(
         self, peers: Peers, engines: WorkerEngines, others: OtherWorkers, plane: DataPlane, reloading: Reloading
@@ -42,15 +34,9 @@ class PeerAnswers:
         self._plane = plane
         self._reloading = reloading
 
-    async def answer(self, asked: Any) -> Any:
-        """Answer a question.
-
-        Raises:
-            ServerError: what was asked for has failed.
-
-        Cancellation: as what was asked for.
-        """
-        question, *arguments = asked
+    async def answer(self, call: Any) -> Any:
+        """Handle an RPC; raises ServerError as the called function."""
+        question, *arguments = call
         if question == SWIFT_STEP:
             return await answer_swift_step(self._plane.registry, arguments)
         if question == STEP:
@@ -59,9 +45,9 @@ class PeerAnswers:
             return await self._engines.answer(question, arguments)
         if question in CHANGES:
             return await make_change(self._plane, question, arguments)
-        return await self._answer_rarely(question, arguments)
+        return await self._answer_rare(question, arguments)
 
-    async def _answer_rarely(self, question: str, arguments: list[Any]) -> Any:
+    async def _answer_rare(self, question: str, arguments: list[Any]) -> Any:
         if question == LEFT:
             return self._peers.note_left(*arguments)
         if question == TURN:

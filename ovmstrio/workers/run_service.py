@@ -1,4 +1,4 @@
-"""The service of a script that runs: what its ``run_service`` does, whoever runs the script."""
+"""Op pipeline services of scripts: implementation of ``run_service``."""
 
 from __future__ import annotations
 
@@ -22,27 +22,23 @@ __all__ = ["run_script_service", "serve_service"]
 
 
 async def serve_service(service: WebService, settings: ServerSettings, config: str | None = None) -> bool:
-    """Serve a prepared service until it is told to end; True if the server ended gently.
+    """Serve a prepared service until stopped; return whether the server drained cleanly.
 
     Raises:
-        ConfigError: the configuration, the Ops or the ports cannot be used, or an Op cannot be prepared.
+        ConfigError: invalid configuration, Ops or ports, or an Op cannot be prepared.
         OSError: a port cannot be bound, or ``ProcessInfo.json`` cannot be written.
 
-    They may be in an exception group.
-
-    Ownership: everything is closed when this returns.
-
-    Cancellation: ends everything at once.
+    Errors may be in an exception group.
     """
     plan = await trio.to_thread.run_sync(plan_service, service, settings, config)
     return await serve_in_processes(plan)
 
 
 def run_script_service(service: WebService) -> None:
-    """Serve the service of a script that Python runs and no command of ours.
+    """Serve the service of a script that was started by Python directly.
 
     Raises:
-        SystemExit: with 1, the server could not start or had to be cut; why is on standard error.
+        SystemExit: with 1, the server could not start or cancelled requests; the reason is on standard error.
     """
     configure_logs()
     try:

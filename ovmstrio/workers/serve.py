@@ -1,4 +1,4 @@
-"""A server as the commands run it: in one process, or in several worker processes behind a parent."""
+"""Server start for the commands: in one process, or with several workers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,21 @@ __all__ = ["serve_in_processes"]
 
 
 async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_signals: bool = True) -> bool:
-    """Serve a plan until a signal ends the server, in as many processes as the plan states.
+    """Serve a plan until a signal ends the server, in as many processes as planned.
 
-    The service manager gets the state of the server, and may have opened its sockets.
+    Supports service manager notifications and socket activation.
 
     Args:
-        plan: what to serve, and in how many processes; a plan that leaves the number open is measured first.
-        show: runs next to a server of one process once the server accepts connections.
-        handle_signals: whether SIGINT and SIGTERM drain the server, and stop it at once the second time.
+        plan: the plan; an automatic number of processes is measured first.
+        show: runs next to a single-process server once it accepts connections.
+        handle_signals: whether SIGINT and SIGTERM drain the server, and stop it the second time.
 
     Returns:
         Whether all calls ended within the drain.
 
     Raises:
-        ConfigError: the process has inherited a socket whose protocol is not configured.
+        ConfigError: an inherited socket has an unknown protocol.
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
-
-    Ownership: the server and its worker processes, which have ended when this returns.
-
-    Cancellation: ends everything at once, without drain.
     """
     plan = managed(plan, os.environ)
     with own_process(plan, handle_signals=handle_signals):
@@ -48,7 +44,7 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
                 return True
             plan = chosen
         if plan.processes > 1:
-            from ovmstrio.workers.supervisor import serve_with_workers  # noqa: PLC0415 - one process needs none of it
+            from ovmstrio.workers.supervisor import serve_with_workers  # noqa: PLC0415 - only needed with workers
 
             collect_rarely()
             return await serve_with_workers(plan, handle_signals=handle_signals)
@@ -56,16 +52,10 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
 
 
 async def _choose_processes(plan: Plan, *, handle_signals: bool) -> Plan | None:
-    """Choose the number of processes of a plan that leaves it open; return None if a signal ended the server meanwhile.
-
-    Raises:
-        ExceptionGroup: of ``OSError``, the folder of sequences cannot be read.
-
-    Cancellation: at once; processes that measure are killed.
-    """
+    """Return the plan with a number of processes, or None if a signal ended the server meanwhile."""
     from ovmstrio.workers.auto_workers import choose_workers  # noqa: PLC0415 - only for a plan that leaves it open
 
-    # Removes the file of a killed server, which would report this server as ready during the measurement.
+    # Removes the file of a killed server, which would report this one as ready during the measurement.
     ReadinessFile(plan.readiness_file)
     ended, chosen = trio.Event(), None
     async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
-"""The parent of many processes that serve one plan.
+"""Parent process of the workers: accepts connections, restarts workers, rolling restarts.
 
-It accepts every connection itself and gives it to the process with the fewest: so no process queues what another one
-could serve at once.  A process that dies is started again, after a pause that grows while it keeps dying.
+Each connection is handed to the ready worker with the fewest connections, so that no worker queues what another
+could serve at once.  A dead worker is restarted with exponential backoff.
 """
 
 from __future__ import annotations
@@ -46,34 +46,32 @@ __all__ = ["serve_with_workers"]
 log = structlog.get_logger(__name__)
 
 _PROGRAM: Final = "ovmstrio.workers.worker"
-_FIRST_PAUSE_SECONDS: Final = 0.25
-_LONGEST_PAUSE_SECONDS: Final = 30.0
+_MIN_BACKOFF_SECONDS: Final = 0.25
+_MAX_BACKOFF_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 60.0
-"""A process that has lived so long is started again without a long pause."""
-_GENTLE: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
-"""How processes end that are told to."""
-_RENEWAL_SECONDS: Final = 600.0
-"""What a process gets to load everything that takes another one's place."""
-_TELL_SECONDS: Final = 1.0
-"""What a process gets to take a message."""
-_END_SECONDS: Final = 15.0
-"""What a process gets to end, besides the grace of its requests."""
+"""A worker that lived this long is restarted without backoff."""
+_NORMAL_EXITS: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
+"""Exit codes after a normal stop."""
+_REPLACEMENT_SECONDS: Final = 600.0
+"""Time limit for the start of a replacement."""
+_MESSAGE_SECONDS: Final = 1.0
+"""Time limit for a message to a worker."""
+_EXIT_SECONDS: Final = 15.0
+"""Time limit for an exit, in addition to the drain."""
 
 
 async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool:
-    """Serve a plan with as many processes as it says, until it is told to end; True if they ended gently.
+    """Serve a plan with worker processes until stopped; return whether they drained cleanly.
 
     Raises:
-        ExceptionGroup: of ``ConfigError``, a process ended before all were ready for the first time, as its own log
-            says, or TLS cannot be set up; and of ``OSError``, an address cannot be bound.
-
-    Ownership: the processes and the listeners.
-    Cancellation: kills the processes.
+        ExceptionGroup: of ``ConfigError``, a worker exited before all were ready (see its log), or TLS files are
+            invalid;
+            and of ``OSError``, an address cannot be bound.
     """
-    # Worker processes inherit the limit: each may have more connections than the usual soft limit allows.
+    # Workers inherit the limit, and need more connections than the usual soft limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Behind the nursery: a renewal that a stop overtakes says on the board that it is over.
+    # Closed after the nursery: an interrupted rolling restart still writes to the shared state.
     with closing(_Parent(plan)) as parent:
         await _serve_with(parent, plan, handle_signals=handle_signals)
     return parent.ended_gently
@@ -91,8 +89,6 @@ async def _serve_with(parent: _Parent, plan: Plan, *, handle_signals: bool) -> N
 
 
 class _Parent:
-    """The process that accepts the connections."""
-
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._readiness = ReadinessFile(plan.readiness_file)
@@ -101,17 +97,16 @@ class _Parent:
         self._changed = trio.Event()
         self._accepting = {name: Accepting() for name in ("gRPC", "REST", "probes")}
         self._listening: dict[str, list[Listener]] = {}
-        self._giving = 0
-        self._stuck: set[int] = set()
+        self._pending_handoffs = 0
+        self._stuck_workers: set[int] = set()
         self._draining = trio.Event()
         self._secret = secrets.token_hex(16)
-        self._kept = [self._place(row) for row in range(plan.processes)]
+        self._slots = [self._make_slot(row) for row in range(plan.processes)]
         self._has_been_ready = False
-        self._has_cut = False
+        self._has_cut_requests = False
         self.ended_gently = False
 
     async def run(self) -> None:
-        """Serve until drained; see :func:`serve_with_workers`."""
         started = perf_counter()
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
@@ -119,13 +114,13 @@ class _Parent:
                 self._nursery = nursery
                 self._lock_store(opened)
                 listeners = self._listening = await self._listen(opened)
-                for kept in self._kept:
+                for kept in self._slots:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
                 if not self._draining.is_set():
                     grpc, rest = (list(map(address_of, listeners.get(name, ()))) for name in ("gRPC", "REST"))
                     seconds = round(perf_counter() - started, 3)
-                    what = {"name": self._plan.root} if self._plan.root else {"workers": len(self._kept)}
+                    what = {"name": self._plan.root} if self._plan.root else {"workers": len(self._slots)}
                     log.info("serving", **what, grpc=grpc, rest=rest, seconds=seconds)
                 await self._accept_all(listeners, nursery)
         finally:
@@ -133,15 +128,10 @@ class _Parent:
             self._readiness.show(ready=False)
 
     def close(self) -> None:
-        """Give the board back, once nothing of this one runs any more."""
         self._board.close()
 
     def _lock_store(self, opened: AsyncExitStack) -> None:
-        """Keep other servers out of the folder of sequences, of which each process has a part.
-
-        Raises:
-            ConfigError: another server has it, or what is kept there is for another number of processes.
-        """
+        """Lock the sequence store, of which each worker has a part."""
         folder = self._plan.settings.sequence_store
         if folder is not None and not self._plan.root:
             check_store(folder, self._board.rows)
@@ -153,7 +143,7 @@ class _Parent:
         probes = tuple(probe_addresses(plan.settings))
         for name, where, protocol in (("gRPC", plan.grpc, HTTP2), ("REST", plan.rest, HTTP), ("probes", probes, HTTP)):
             if where:
-                # The processes do it; what is wrong is told once here.
+                # TLS is done by the workers; errors are reported once here.
                 await trio.to_thread.run_sync(Certificates(plan.settings).tls, protocol)
                 opening = open_noted_listeners(where, None, "--probe_port" if name == "probes" else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
@@ -162,69 +152,60 @@ class _Parent:
     async def _accept_all(self, listeners: dict[str, list[Listener]], nursery: trio.Nursery) -> None:
         async with trio.open_nursery() as accepting:
             for name, some in listeners.items():
-                accepting.start_soon(self._accepting[name].run, some, partial(self._give, name), nursery)
+                accepting.start_soon(self._accepting[name].run, some, partial(self._hand_off, name), nursery)
 
     async def drain(self, everything: trio.CancelScope) -> None:
-        """End gently: processes get the grace for their requests, and some time to end; ``everything`` if they do not.
-
-        Cancellation: leaves the drain where it is.
-        """
+        """Drain the workers; cancel ``everything`` if they do not exit in time."""
         LOG_LEVEL.follow()
         self._draining.set()
         self._plan.notifier.stop()
         self._readiness.show(ready=False)
         self._board.set_draining()
         if self._has_been_ready:
-            # One that is stuck may not take it.
-            with trio.move_on_after(_TELL_SECONDS):
-                await self._tell_all(DRAIN)
+            # A stuck worker may not receive it.
+            with trio.move_on_after(_MESSAGE_SECONDS):
+                await self._broadcast(DRAIN)
             await trio.sleep(self._plan.settings.drain_delay)
-        self._tell_change()
-        with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
-            await self._give_the_last()
-            for kept in self._kept:
+        self._update_readiness()
+        with trio.move_on_after(self._plan.settings.drain_seconds + _EXIT_SECONDS):
+            await self._drain_listeners()
+            for kept in self._slots:
                 kept.dismiss()
-            while any(kept.process for kept in self._kept):
+            while any(kept.process for kept in self._slots):
                 await self._changed.wait()
-            self.ended_gently = not self._has_cut
+            self.ended_gently = not self._has_cut_requests
             if self.ended_gently:
                 log.info("drained")
             await trio.sleep_forever()
         everything.cancel()
 
     async def renew(self) -> None:
-        """Start another process in the place of each, one after the other, with what is configured now.
+        """Restart the workers one after the other with the current configuration.
 
-        None is ended before its predecessor's successor can answer; nothing is done where the configuration cannot be
-        used, and no more once a process does not become ready.
-
-        Cancellation: leaves it where it is.
+        A worker is stopped before its replacement starts, and the next one only after the replacement is ready.
+        Nothing is done
+        with an invalid configuration, and the restart stops at the first worker that does not become ready.
         """
         if self._draining.is_set():
             return
         if not self._has_been_ready:
-            log.warning("processes not renewed", reason="not all have been ready yet")
+            log.warning("rolling restart aborted", reason="not all workers have been ready yet")
             return
         try:
             await self._check()
         except ConfigError as error:
-            log.error("processes not renewed", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+            log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
             return
-        for kept in self._kept:
+        for kept in self._slots:
             is_replaced = await self._replace(kept)
             if self._draining.is_set():
                 return
             if not is_replaced:
-                log.error("processes not renewed", worker=kept.row, reason="the new process is not ready")
+                log.error("rolling restart aborted", worker=kept.row, reason="replacement not ready")
                 return
-        log.info("processes renewed", count=len(self._kept))
+        log.info("rolling restart finished", count=len(self._slots))
 
     async def _check(self) -> None:
-        """See that what is configured can be served.
-
-        Raises:
-            ConfigError: it cannot.
-        """
         plan = self._plan
         if not plan.root:
             read = await read_plan(plan.settings.model_copy(update={"workers": self._board.rows}), plan.kinds)
@@ -233,18 +214,15 @@ class _Parent:
                 raise ConfigError(errors)
 
     async def _replace(self, kept: KeptProcess) -> bool:
-        """Have a process end gently and another one take its place; tells whether that can answer.
-
-        One that has ended by itself is followed by another one anyway.
-        """
+        """Replace a worker; return whether the replacement is ready."""
         old = kept.process
         self._board.replaced = kept.row
         kept.is_replaced = True
         try:
-            # From here on it gets no connections.
+            # The worker gets no connections from now on.
             if old is not None:
                 await self._dismiss(kept, old)
-            with trio.move_on_after(_RENEWAL_SECONDS):
+            with trio.move_on_after(_REPLACEMENT_SECONDS):
                 while kept.process in (None, old):
                     await self._changed.wait()
                 kept.is_replaced = False
@@ -254,41 +232,38 @@ class _Parent:
         finally:
             kept.is_replaced = False
             self._board.replaced = -1
-            self._hear(None)
+            self._on_readiness_change(None)
         return False
 
     async def _dismiss(self, kept: KeptProcess, old: WorkerProcess) -> None:
-        """Have a process end gently; one that takes much longer than its requests may is killed."""
-        with trio.move_on_after(_TELL_SECONDS):
+        with trio.move_on_after(_MESSAGE_SECONDS):
             await kept.tell(DRAIN)
         kept.dismiss()
-        with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
+        with trio.move_on_after(self._plan.settings.drain_seconds + _EXIT_SECONDS):
             while kept.process is old:
                 await self._changed.wait()
             return
-        log.warning("a worker process does not end, and is killed", worker=kept.row, pid=old.pid)
+        log.warning("worker killed: drain timeout", worker=kept.row, pid=old.pid)
         old.kill()
 
-    # Connections
-
-    async def _give_the_last(self) -> None:
-        """Accept what has come, close the listeners, and have it all given."""
+    async def _drain_listeners(self) -> None:
+        """Accept pending connections, close the listeners, and wait until all connections are handed off."""
         for accepting in self._accepting.values():
             accepting.stop()
         for name in self._listening:
             await self._accepting[name].ended.wait()
-        while self._giving:
+        while self._pending_handoffs:
             await self._changed.wait()
 
-    async def _give(self, protocol: str, stream: DirectStream) -> None:
-        """Hand a connection over to the worker with the fewest connections; wait while no worker is ready.
+    async def _hand_off(self, protocol: str, stream: DirectStream) -> None:
+        """Hand a connection to the ready worker with the fewest connections; wait while there is none.
 
-        Ownership: the caller closes the descriptor of this process.
+        The caller closes the descriptor of this process.
         """
-        # The address goes along: the socket of a client that has reset the connection has none any more.
+        # The address is sent too: a socket that the client has reset has none any more.
         address = stream.peer_address
         message = [protocol, address.host, address.port]
-        self._giving += 1
+        self._pending_handoffs += 1
         try:
             while True:
                 kept = self._least_busy()
@@ -300,62 +275,56 @@ class _Parent:
                 else:
                     await self._changed.wait()
         finally:
-            self._giving -= 1
+            self._pending_handoffs -= 1
             if self._draining.is_set():
-                self._tell_change()
+                self._update_readiness()
 
     def _least_busy(self) -> KeptProcess | None:
-        ready = [kept for kept in self._kept if kept.is_ready and not kept.is_replaced]
+        ready = [kept for kept in self._slots if kept.is_ready and not kept.is_replaced]
         stuck = {kept.row for kept in ready if self._board.is_stuck(kept.row)}
-        for row in stuck - self._stuck:
-            log.warning("a worker process is stuck, and others get its connections", worker=row)
-        self._stuck = stuck
-        # Where all of them are, one is as good as the other.
+        for row in stuck - self._stuck_workers:
+            log.warning("worker stuck", worker=row)
+        self._stuck_workers = stuck
+        # If all are stuck, any will do.
         return min(ready, key=lambda kept: (kept.row in stuck, *self._load(kept)), default=None)
 
     def _load(self, kept: KeptProcess) -> tuple[int, int]:
         return kept.given - self._board.closed_connections(kept.row), kept.given
 
-    # Processes
-
-    def _place(self, row: int) -> KeptProcess:
+    def _make_slot(self, row: int) -> KeptProcess:
         task = WorkerTask.of(self._plan, self._board.rows, row, self._secret)
         return KeptProcess(
             row,
-            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._hear, stopped_seconds=math.inf),
+            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._on_readiness_change, stopped_seconds=math.inf),
             task.model_dump(mode="json"),
             self._board.descriptor,
-            backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),
+            backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._draining,
-            changed=partial(self._hear, None),
-            ended=self._notice_end,
+            changed=partial(self._on_readiness_change, None),
+            ended=self._on_exit,
         )
 
-    def _notice_end(self, kept: KeptProcess, process: WorkerProcess) -> None:
-        """Log the end of a worker that ended by itself, and clear its state on the board.
-
-        Raises:
-            ConfigError: not all have been ready yet.
-        """
+    def _on_exit(self, kept: KeptProcess, process: WorkerProcess) -> None:
+        """Log the unexpected exit of a worker, and clear its row."""
         LOG_LEVEL.follow()
         code = process.status or 0
         is_draining = self._draining.is_set()
-        was_cut = is_draining and kept.is_ready and code not in _GENTLE
-        self._has_cut = self._has_cut or was_cut
-        is_wanted = kept.is_replaced and code in _GENTLE
+        was_cut = is_draining and kept.is_ready and code not in _NORMAL_EXITS
+        self._has_cut_requests = self._has_cut_requests or was_cut
+        is_wanted = kept.is_replaced and code in _NORMAL_EXITS
         if not (is_draining or is_wanted) or (was_cut and code != CUT):
-            self._log_end(kept, process.pid, code)
+            self._log_exit(kept, process.pid, code)
         self._board.clear(kept.row, keeps_sequences=self._plan.settings.sequence_store is not None)
-        self._hear(None)
+        self._on_readiness_change(None)
         if not (is_draining or self._has_been_ready):
-            text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
+            text = f"a worker exited before it was ready ({_cause(code)}); see its log"
             raise ConfigError([Problem(text, file=self._origin)])
 
-    def _log_end(self, kept: KeptProcess, pid: int | None, code: int) -> None:
-        # Only the workers of a project count the requests in flight on the board.
+    def _log_exit(self, kept: KeptProcess, pid: int | None, code: int) -> None:
+        # Only workers of a project count running requests in the shared state.
         requests = {"requests_lost": self._board.in_flight(kept.row)} if self._plan.root else {}
         log.error(
-            "a worker process has ended",
+            "worker exited",
             name=self._plan.root,
             worker=kept.row,
             pid=pid,
@@ -371,38 +340,35 @@ class _Parent:
         services = self._plan.spec.services
         return services[0].origin if services else ""
 
-    # Readiness
-
-    def _hear(self, _: Any) -> None:
-        """Pass on that the readiness of a process has changed."""
+    def _on_readiness_change(self, _: Any) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(self._tell_all, CHANGED)
-        self._tell_change()
+            self._nursery.start_soon(self._broadcast, CHANGED)
+        self._update_readiness()
 
-    async def _tell_all(self, value: str) -> None:
-        # One that is stuck keeps no other waiting.
+    async def _broadcast(self, value: str) -> None:
+        # Concurrently, so that a stuck worker does not delay others.
         async with trio.open_nursery() as nursery:
-            for kept in self._kept:
+            for kept in self._slots:
                 nursery.start_soon(kept.tell, value)
 
     async def _until_ready(self) -> None:
         while not (self._has_been_ready or self._draining.is_set()):
             await self._changed.wait()
 
-    def _tell_change(self) -> None:
-        """Wake whoever waits for processes, and let readiness be the truth."""
+    def _update_readiness(self) -> None:
+        """Wake waiting tasks and update the readiness."""
         self._has_been_ready = self._has_been_ready or (
-            not self._draining.is_set() and all(kept.is_ready for kept in self._kept)
+            not self._draining.is_set() and all(kept.is_ready for kept in self._slots)
         )
         is_ready = not self._draining.is_set() and self._has_been_ready and self._are_enough_ready()
         self._readiness.show(ready=is_ready)
-        self._plan.notifier.show(ready=is_ready, reason="no worker process is ready")
+        self._plan.notifier.show(ready=is_ready, reason="no worker is ready")
         self._changed.set()
         self._changed = trio.Event()
 
     def _are_enough_ready(self) -> bool:
-        # Of a project, those that are left serve on when one has died.
-        return any(kept.is_ready for kept in self._kept) if self._plan.root else self._board.all_ready()
+        # A project is served by the remaining workers.
+        return any(kept.is_ready for kept in self._slots) if self._plan.root else self._board.all_ready()
 
 
 def _most_sequences(plan: Plan) -> int:

@@ -1,4 +1,4 @@
-"""The program of one of many processes that serve a plan: its first request is a ``WorkerTask``."""
+"""Program of a worker process; its first request is a ``WorkerTask``."""
 
 from __future__ import annotations
 
@@ -52,33 +52,27 @@ if TYPE_CHECKING:
 
 __all__ = ["CHANGED", "CUT", "DRAIN", "WorkerTask", "main"]
 
-# ----------------------------------------------------------------------
-# What a process that is to serve a plan with others is told, and what it tells by its end
-# ----------------------------------------------------------------------
+# Task
 
 CUT: Final = 3
-"""The exit code of a process that had to cut requests, which its own log tells of."""
+"""Exit code after requests were cancelled at the drain timeout."""
 
 
 DRAIN: Final = "drain"
-"""What a process is told when the server begins to drain; until it is dismissed it is given further connections."""
+"""Message of the parent at the start of a drain; connections may still follow."""
 
 
 CHANGED: Final = "changed"
-"""What a process tells when its readiness has changed, and what the others are told then."""
+"""Message about a changed readiness, from a worker to the parent and from there to all workers."""
 
 
 class WorkerTask(BaseModel):
-    """What a worker process is told, and the board's descriptor with it.
+    """Start message of a worker, sent with the descriptor of the shared state.
 
     Attributes:
-        file: of a project that is served alone; None where the options say what is served.
-        options: of the command line.
-        rows: how many processes there are.
-        row: the number of this one.
-        secret: what all of them know, and nobody else.
-        search_path: where the parent imports from.
-        reason: why there are so many, where nobody has said how many there are to be.
+        file: file of a project that is served alone, or None.
+        secret: shared secret of the workers.
+        reason: reason of an automatic number of workers.
     """
 
     file: Path | None
@@ -91,39 +85,27 @@ class WorkerTask(BaseModel):
 
     @classmethod
     def of(cls, plan: Plan, rows: int, row: int, secret: str) -> WorkerTask:
-        """Make the task of one process of a plan."""
+        """Create the task of one worker of a plan."""
         options = plan.settings.model_dump(mode="json", exclude_unset=True)
         file = Path(plan.spec.services[0].origin) if plan.root else None
         if file is None:
             options["workers"] = rows
-        told: dict[str, Any] = {"search_path": sys.path, "reason": plan.workers_reason}
-        return cls(file=file, options=options, rows=rows, row=row, secret=secret, **told)
+        arguments: dict[str, Any] = {"search_path": sys.path, "reason": plan.workers_reason}
+        return cls(file=file, options=options, rows=rows, row=row, secret=secret, **arguments)
 
 
-# ----------------------------------------------------------------------
-# The program of one of many processes that serve a plan: its first request is a ``WorkerTask``
-# ----------------------------------------------------------------------
+# Program
 
 _LIFE_SECONDS: Final = 1.0
-_FAREWELL_SECONDS: Final = 5.0
-"""What other processes get at least to say that they need no more answers when all end."""
+_MIN_FAREWELL_SECONDS: Final = 5.0
+"""Minimum time for the farewells of other workers when all exit."""
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    """Serve the connections that the parent gives, until it says that it will give no more, or has ended.
-
-    Raises:
-        ConfigError: the plan cannot be served.
-        ValueError: the board is missing.
-        SystemExit: with ``CUT``, requests did not end in time.
-
-    Ownership: what the server opens.
-
-    Cancellation: at once.
-    """
+    """Serve the connections of the parent until it sends no more or exits."""
     task = WorkerTask.model_validate(first.value)
     if first.descriptor is None:
-        raise ValueError("a process of several needs the board")
+        raise ValueError("worker started without shared-memory descriptor")
     set_worker_number(task.row)
     plan = await _plan_of(task)
     CORES.processes = task.rows
@@ -141,11 +123,6 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 async def _plan_of(task: WorkerTask) -> Plan:
-    """Make the plan that the parent has as well, and set up the process for it.
-
-    Raises:
-        ConfigError: it cannot be served any more.
-    """
     if task.file is not None:
         project, _ = read_project(task.file)
         plan = plan_project(project, task.options)
@@ -160,10 +137,8 @@ async def _plan_of(task: WorkerTask) -> Plan:
 
 
 class _Worker:
-    """What a process has of its own of a server that many processes are."""
-
     def __init__(self, plan: Plan, board: Board, task: WorkerTask) -> None:
-        # The parent has waited, and says by the file whether all are ready.
+        # The parent has applied the drain delay and writes the readiness file.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
         if settings.sequence_store is not None:
             part = part_of_store(settings.sequence_store, task.row, task.rows)
@@ -177,9 +152,9 @@ class _Worker:
         self._plane: DataPlane | None = None
         self._peers = Peers(task.secret, task.rows, row)
         self._engines = WorkerEngines(self._peers)
-        self._others = OtherWorkers(self._peers, board.figures)
-        self._bells = Bells(task.secret, row)
-        self._ledger = SharedLedger(board, row, self._bells)
+        self._worker_group = OtherWorkers(self._peers, board.figures)
+        self._wakeups = Bells(task.secret, row)
+        self._ledger = SharedLedger(board, row, self._wakeups)
         self._has_sequences = trio.Event()
         self._directory = BoardDirectory(board, row, task.secret, self._has_sequences.set)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
@@ -188,15 +163,14 @@ class _Worker:
         self._inboxes = {name: ConnectionInbox(closed) for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> Hosting:
-        """Tell how this process takes part."""
-        listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
-        until = partial(self._serve_until_told, requests)
-        observers, watches = (_FollowLogLevel(),), (self._certificates.look,)
+        listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
+        until = partial(self._handle_messages, requests)
+        observers, watches = (_LogLevelObserver(),), (self._certificates.look,)
         warned = self._warned.wait
         return Hosting(
             listeners=listeners,
-            lend=self._lend,
-            obstacle=self._obstacle,
+            lend=self._make_load_context,
+            obstacle=self._unready_reason,
             until=until,
             warned=warned,
             observers=observers,
@@ -204,75 +178,62 @@ class _Worker:
             serve_peers=self._serve_peers,
             leave=self._leave,
             ledger=self._ledger,
-            siblings=self._others,
+            siblings=self._worker_group,
         )
 
     async def _serve_peers(self, plane: DataPlane, reloading: Reloading, *, task_status: trio.TaskStatus[None]) -> None:
-        answers = PeerAnswers(self._peers, self._engines, self._others, plane, reloading)
+        answers = PeerAnswers(self._peers, self._engines, self._worker_group, plane, reloading)
         await self._peers.run(answers.answer, task_status=task_status)
 
     def listening_to_bells(self) -> AbstractContextManager[None]:
-        """Have other processes wake this one within the block."""
-        return self._bells.hung()
+        return self._wakeups.hung()
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
-        """Make the limit of a project, over all processes."""
         if self.plan.root:
             return SharedLimit(self._board, self._row, maximum)
         return LedgerLimit(self._ledger, name, maximum) if maximum else None
 
-    def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
+    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
         owners = PeerOwners(self._peers, self._directory)
         context = LoadContext(
-            lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **lent
+            lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **dependencies
         )
         context.shared(SequenceManagers).directory = self._directory
         return context
 
     async def _leave(self) -> None:
-        """Answer no other process any more; when the whole server ends, not before they need no answers.
-
-        Cancellation: at once.
-        """
+        """Stop answering other workers; when the whole server exits, not before they need no more answers."""
         others = {row for row in range(self._board.rows) if row != self._row and self._board.is_ready(row)}
-        # What those still have may need answers until their grace ends.
-        seconds = max(_FAREWELL_SECONDS, self._drains_until - trio.current_time())
+        # Running requests of other workers may need answers until the drain timeout.
+        seconds = max(_MIN_FAREWELL_SECONDS, self._drains_until - trio.current_time())
         last = partial(self._engines.leave, seconds)
         await self._peers.leave(others if self._board.is_draining else None, seconds, last)
         if self._plane is not None:
             leave_last_figures(self._plane)
 
-    async def _serve_until_told(self, requests: WorkRequests) -> None:
-        """Take what the parent gives until that is all.
-
-        Cancellation: at once.
-        """
-        await requests.handle_all(self._put)
+    async def _handle_messages(self, requests: WorkRequests) -> None:
+        await requests.handle_all(self._handle_message)
         self._drains_until = trio.current_time() + self.plan.settings.drain_seconds
 
     async def follow(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
-        """Say that the process takes connections, and from then on whether it can answer what comes on them.
-
-        Cancellation: at once.
-        """
+        """Report that connections are accepted, and from then on readiness changes."""
         self._plane = plane
         if not self.plan.root:
-            # Whoever gets a step of one that nobody has yet says that there is no such sequence.
+            # Otherwise steps of sequences that are not restored yet would fail as unknown.
             await self._has_sequences.wait()
         was_ready = plane.registry.readiness.ready
         self._board.set_ready(self._row, ready=was_ready)
         await first.answer(None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_life)
-            await self._tell_readiness(plane, requests, was_ready=was_ready)
+            await self._report_readiness(plane, requests, was_ready=was_ready)
 
     async def _show_life(self) -> None:
-        """Have the parent see that the event loop runs, until cancelled."""
         while True:
             self._board.show_life(self._row)
             await trio.sleep(_LIFE_SECONDS)
 
-    async def _tell_readiness(self, plane: DataPlane, requests: WorkRequests, *, was_ready: bool) -> None:
+    async def _report_readiness(self, plane: DataPlane, requests: WorkRequests, *, was_ready: bool) -> None:
         while True:
             while (is_ready := plane.registry.readiness.ready) is not was_ready:
                 was_ready = is_ready
@@ -280,41 +241,38 @@ class _Worker:
                 await requests.tell(CHANGED)
             await plane.wait_change()
 
-    def _secured(self, name: str, inbox: ConnectionInbox) -> Listener:
+    def _tls_listener(self, name: str, inbox: ConnectionInbox) -> Listener:
         tls = None if name == "probes" else self._certificates.tls(HTTP if name == "REST" else HTTP2)
         return inbox if tls is None else TlsListener(inbox, tls)
 
-    async def _put(self, request: WorkRequest) -> None:
+    async def _handle_message(self, request: WorkRequest) -> None:
         if request.value == DRAIN:
             self._warned.set()
         elif request.value == CHANGED:
             self._peers.announce()
-            # One that has ended has left its places.
+            # An exited worker has released its places.
             self._ledger.ring((self._row,))
             if self._plane is not None:
                 self._plane.announce()
         else:
             await self._inboxes[request.value[0]].put(request)
 
-    def _obstacle(self) -> str:
-        return "" if self._board.all_ready() else "not all worker processes are ready"
+    def _unready_reason(self) -> str:
+        return "" if self._board.all_ready() else "not all workers are ready"
 
 
-class _FollowLogLevel(CallObserver):
-    """Observes calls, and logs them at the level that another process may have been told."""
-
+class _LogLevelObserver(CallObserver):
     def call_started(self, event: CallEvent) -> None:
-        """Take the level over."""
         del event
         LOG_LEVEL.follow()
 
 
 def main() -> int:
-    """Run the process, and give its exit code."""
+    """Run the worker and return its exit code."""
     failed = False
     try:
         run_program(_serve)
-    except* Exception as group:  # noqa: BLE001 - the border of the process
+    except* Exception as group:  # noqa: BLE001 - top level of the process
         failed = True
         log_failures(group)
     return 1 if failed else 0

@@ -55,9 +55,9 @@ def ending_worker(server: OvmsProcess) -> Iterator[None]:
 
     Until then the parent may hand a new connection over to that worker, and the connection is lost.
     """
-    ended = server.printed_so_far().count("a worker process has ended")
+    ended = server.printed_so_far().count("worker exited")
     yield
-    until(lambda: server.printed_so_far().count("a worker process has ended") > ended)
+    until(lambda: server.printed_so_far().count("worker exited") > ended)
 
 
 def kill_worker(server: OvmsProcess, pid: int) -> None:

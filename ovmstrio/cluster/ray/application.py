@@ -1,4 +1,4 @@
-"""A configuration as an application of Ray Serve: a deployment for each group, bound to those that it calls."""
+"""Ray Serve application of a configuration: one deployment per group and shard."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import LocalityMixin, RequestRouter
 
-from ovmstrio.cluster.layout import INGRESS, drain_seconds, lay_out, shard_names
-from ovmstrio.cluster.ray.autoscaling import wanted_replicas
-from ovmstrio.cluster.ray.group_server import ReplicaPlan
+from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
 from ovmstrio.cluster.ray.ingress import ClusterIngress
-from ovmstrio.cluster.ray.replica import GroupReplica
+from ovmstrio.cluster.ray.replica import GroupReplica, ReplicaPlan, wanted_replicas
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.documents import expected_by, shown
@@ -26,7 +24,7 @@ from ovmstrio.server.settings import ServerSettings
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ray.serve import Application
     from ray.serve.request_router import PendingRequest, RunningReplica
@@ -34,42 +32,54 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.layout import ClusterLayout
     from ovmstrio.config.specs import Autoscaling
 
-__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application"]
+__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application", "drain_seconds"]
 
-# ----------------------------------------------------------------------
-# How calls find a replica of a group that has several: any that is free, or the one that has their stream
-# ----------------------------------------------------------------------
+# Drain time
+
+_DRAIN_SECONDS: Final = 30
+_START_SECONDS: Final = 120
+
+
+def drain_seconds(callees: Iterable[int]) -> int:
+    """Return the drain time of a group in seconds, given those of the groups that it calls.
+
+    All groups are replaced at the same time.  Calls of a group with one replica wait until its replacement has started,
+    so
+    the calling replica must live that long.
+    """
+    return max((each + _START_SECONDS for each in callees), default=_DRAIN_SECONDS)
+
+
+# Request router
 
 _PUSH: Final = "push_to_stream"
 
 
 class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray is not there where types are checked
-    """Takes the shorter queue of two, near ones first; Ray runs it wherever the group is called from."""
+    """Power-of-two-choices router with locality; Ray runs it in every calling process."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Name the replicas of which the one with the shortest queue gets a call."""
+        """Return the replicas among which Ray chooses by queue length."""
         if pending_request is not None and pending_request.metadata.call_method == _PUSH:
             wanted = replica_of(pending_request.args[0])
             owner = [each for each in candidate_replicas if each.replica_id.unique_id == wanted]
-            # Any other one says that it does not have the stream.
+            # Any other replica reports that it does not have the stream.
             return [owner or candidate_replicas[:1]]
         near = self.apply_locality_routing(pending_request=pending_request)
         chosen = random.sample(list(near), min(2, len(near)))
         return [[self.curr_replicas[each] for each in chosen if each in self.curr_replicas]]
 
 
-# ----------------------------------------------------------------------
-# A configuration as an application of Ray Serve: a deployment for each group, bound to those that it calls
-# ----------------------------------------------------------------------
+# Application
 
 GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
-"""What Ray's gRPC proxies have to be started with."""
+"""Servicer functions for Ray's gRPC proxies."""
 
-_ON_ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""Ray keeps a thread for code that may block its loop; nothing here does, and trio runs in the thread of that loop."""
-_ONGOING: Final = 100
+_SINGLE_LOOP_ENV: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""Ray runs user code in a separate thread by default; nothing blocks here, and trio runs in the loop's thread."""
+_DEFAULT_ONGOING_REQUESTS: Final = 100
 SETTINGS: Final = frozenset(
     {
         "cache_dir",
@@ -87,18 +97,17 @@ SETTINGS: Final = frozenset(
         "trial_load",
     }
 )
-"""The settings of a server that have a meaning in a replica: no ports, no TLS, no callers, no logs of its own."""
+"""Server settings for replicas: no ports, TLS, authentication or logs."""
 PATHS: Final = frozenset({"cache_dir", "sequence_store"})
-"""Those of them that are paths, which are the same on each machine."""
+"""Settings that are paths, equal on all machines."""
 
 
 class ClusterSettings(BaseModel):
-    """What an application is made of.
+    """Arguments of an application.
 
     Attributes:
-        config: the configuration file, which has to be at the same path on each machine, as has all that it names.
-        settings: of the replicas' servers, by the names of ``ovms serve``'s options.
-        ingress: the placement of the group with the doors, where it has no entries that say it.
+        config: configuration file; it and all its files have the same paths on all machines.
+        ingress: placement of an ingress group without entries.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -109,12 +118,12 @@ class ClusterSettings(BaseModel):
 
 
 def application(args: Mapping[str, Any]) -> Application:
-    """Make the application of a configuration, by the members of :class:`ClusterSettings`; blocking.
+    """Return the application of a configuration, given members of :class:`ClusterSettings`; blocking.
 
-    It is what ``import_path`` of Ray Serve's own files names.
+    Use as ``import_path`` in Ray Serve configuration files.
 
     Raises:
-        ConfigError: it cannot be served by a cluster; all that is in the way is told.
+        ConfigError: a cluster cannot serve the configuration, with all problems.
     """
     given = _read_args(args)
     settings = _read_settings(given.settings)
@@ -140,8 +149,8 @@ def application(args: Mapping[str, Any]) -> Application:
         kind = ClusterIngress if is_ingress else GroupReplica
         for name in shard_names(group.name, group.shards):
             target = placement.autoscaling.target_waiting_requests if placement.autoscaling else None
-            # Each request of a stream is given to its replica beside the stream, and must not wait for others to end.
-            streams = (placement.max_ongoing_requests or _ONGOING) // 2
+            # Requests of a stream use additional calls, which must not wait for other streams to end.
+            streams = (placement.max_ongoing_requests or _DEFAULT_ONGOING_REQUESTS) // 2
             plan = ReplicaPlan(name, group.services, group.called, owners, settings, shards, target, streams)
             deployment = _deployment(name, placement, kind, group.shards, drain)
             bound[group.name][name] = deployment.bind(plan, handles, repeatable)
@@ -160,10 +169,10 @@ def _read_args(args: Mapping[str, Any]) -> ClusterSettings:
 
 
 def _read_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Give the settings of a replica's server, as they are said, but for paths."""
+    """Return the validated settings with absolute paths."""
     unknown = sorted(given.keys() - SETTINGS)
     if unknown:
-        text = f"settings that have no meaning in a replica: {', '.join(unknown)}"
+        text = f"settings not supported in a replica: {', '.join(unknown)}"
         raise ConfigError([Problem(text, path="settings", expected=f"some of {', '.join(sorted(SETTINGS))}")])
     try:
         read = ServerSettings(**given)
@@ -185,28 +194,27 @@ def _problems_of(error: ValidationError, known: str, *place: str) -> list[Proble
 
 
 def _check_ingress(placement: PlacementSpec, layout: ClusterLayout) -> None:
-    """See that what is said of the group with the doors is not for nothing."""
     group = layout.ingress
     if not placement.model_fields_set:
         return
     if placement.group not in {"", INGRESS}:
-        text = f'the group in front of all others is "{INGRESS}", and called nothing else'
+        text = f'the ingress group must be named "{INGRESS}"'
         raise ConfigError([Problem(text, path=f"{INGRESS}.group", found=placement.group)])
     if group.services:
-        text = f'the group "{group.name}" has the doors, and services, whose entries say its placement'
-        suggestion = f'say it in the "placement" of "{group.services[0].name}"'
+        text = f'the ingress group "{group.name}" has services, whose entries set its placement'
+        suggestion = f'set the "placement" of "{group.services[0].name}"'
         raise ConfigError([Problem(text, path=INGRESS, suggestion=suggestion)])
 
 
 def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica], shards: int, drain: int) -> Any:
     options: dict[str, Any] = {
         "name": name,
-        "max_ongoing_requests": placement.max_ongoing_requests or _ONGOING,
+        "max_ongoing_requests": placement.max_ongoing_requests or _DEFAULT_ONGOING_REQUESTS,
         "graceful_shutdown_timeout_s": drain,
         "ray_actor_options": {
             "num_cpus": 1 if placement.num_cpus is None else placement.num_cpus,
             "resources": placement.resources or {},
-            "runtime_env": {"env_vars": _ON_ONE_LOOP},
+            "runtime_env": {"env_vars": _SINGLE_LOOP_ENV},
         },
     }
     is_several = placement.autoscaling is not None or (placement.replicas or 1) > 1
@@ -219,8 +227,8 @@ def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]
     return serve.deployment(**options)(replica)
 
 
-def _autoscaling(said: Autoscaling) -> dict[str, Any]:
-    config = said.model_dump(exclude={"target_waiting_requests"})
-    if said.target_waiting_requests is not None:
+def _autoscaling(spec: Autoscaling) -> dict[str, Any]:
+    config = spec.model_dump(exclude={"target_waiting_requests"})
+    if spec.target_waiting_requests is not None:
         config["policy"] = {"policy_function": wanted_replicas}
     return config

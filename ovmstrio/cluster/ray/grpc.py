@@ -1,4 +1,4 @@
-"""gRPC where Ray's proxy has the wire: calls come as the bytes of their messages, and go as bytes and a status."""
+"""gRPC calls forwarded by Ray's proxy as encoded messages and statuses."""
 
 from __future__ import annotations
 
@@ -27,27 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcAnswer", "GrpcDoor", "MessageCall"]
 
-# ----------------------------------------------------------------------
-# One RPC whose messages come as bytes and go as bytes: what handlers of gRPC see where another server has the wire
-# ----------------------------------------------------------------------
+# Calls
 
 _CODEC: Final = Codec()
 
 
 class MessageCall:
-    """What a handler gets in place of the wire's call.
-
-    Args:
-        path: what is called.
-        handler: answers it.
-        receive: gives the next message; None behind the last one.
-        send: takes a message of the answer.
-        deadline: on trio's clock.
-        max_message_bytes: larger messages are refused, in either direction.
+    """Call object for handlers, without a transport.
 
     Attributes:
-        arrival: None, as nothing is known of an order.
-        half_closed: whether the last message has been received.
+        arrival: None: the order of requests is unknown.
+        half_closed: whether the last message was received.
     """
 
     def __init__(
@@ -70,13 +60,7 @@ class MessageCall:
         self._max_message_bytes = max_message_bytes
 
     async def recv_message(self, *, is_decoded: bool = True) -> Any:
-        """Receive the next message; None behind the last one.
-
-        Raises:
-            GRPCError: it is too large, or cannot be decoded.
-
-        Cancellation: while there is none.
-        """
+        """Receive the next message, or None at the end; raises GRPCError if the message is too large or malformed."""
         data = await self._receive()
         if data is None:
             self.half_closed = True
@@ -85,21 +69,11 @@ class MessageCall:
         return self.decode(data) if is_decoded else data
 
     def decode(self, data: bytes) -> Any:
-        """Read a message.
-
-        Raises:
-            GRPCError: it cannot be decoded.
-        """
+        """Decode a message; raises GRPCError if the message is malformed."""
         return _CODEC.decode(data, self.handler.request_type)
 
     async def send_message(self, message: Any) -> None:
-        """Send a message of the answer.
-
-        Raises:
-            GRPCError: it is too large.
-
-        Cancellation: while nobody takes it.
-        """
+        """Send a response message; raises GRPCError if the message is too large."""
         is_encoded = self.handler.reply_type is bytes and isinstance(message, bytes | memoryview)
         if not (is_encoded or isinstance(message, PiecedMessage)):
             message = _CODEC.encode(message, self.handler.reply_type)
@@ -123,19 +97,15 @@ class MessageCall:
         return message
 
 
-# ----------------------------------------------------------------------
-# gRPC where Ray's proxy has the wire: calls come as the bytes of their messages, and go as bytes and a status
-# ----------------------------------------------------------------------
+# Server
 
 
 class GrpcAnswer(NamedTuple):
-    """How a call ended; plain data, for it goes from process to process.
+    """Result of a call; plain data.
 
     Attributes:
-        data: the message.
-        status: 0 if all went well.
-        text: what is said of any other status.
-        trailers: of any other status.
+        data: response message.
+        status: gRPC status; 0 for OK.
     """
 
     data: bytes
@@ -144,17 +114,12 @@ class GrpcAnswer(NamedTuple):
     trailers: tuple[tuple[str, str], ...] = ()
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - Ray calls it so on what answers a gRPC call
-        """Give the bytes of the message."""
+        """Return the encoded message."""
         return self.data
 
 
 class GrpcDoor:
-    """Answers the calls of KServe's and TensorFlow Serving's gRPC over a data plane, on the trio side.
-
-    Args:
-        plane: what is served.
-        max_message_bytes: larger messages are refused, in either direction.
-    """
+    """Handler of KServe and TensorFlow Serving gRPC calls, on the trio side."""
 
     def __init__(self, plane: DataPlane, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
@@ -168,10 +133,7 @@ class GrpcDoor:
         self._failures = FailureTranslator(map_error)
 
     async def answer(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcAnswer:
-        """Answer a call of one message; whatever is raised becomes a status.
-
-        Cancellation: that of the call.
-        """
+        """Answer a unary call; errors become statuses."""
         messages: list[bytes] = [data]
         replies: list[bytes] = []
 
@@ -187,25 +149,25 @@ class GrpcDoor:
         failure = await self._run(call, path)
         if failure is not None:
             return failure
-        return GrpcAnswer(replies[0]) if replies else _told(self._failures.no_reply(path))
+        return GrpcAnswer(replies[0]) if replies else _error_answer(self._failures.no_reply(path))
 
     async def _run(self, call: MessageCall, path: str) -> GrpcAnswer | None:
-        """Have a handler answer; gives the status that is not OK."""
+        """Run a handler; return the status unless it is OK."""
         with trio.move_on_at(call.deadline) as scope:
             try:
                 await call.handler.func(call)
-            except Exception as error:  # noqa: BLE001 - the border of one call
-                return _told(self._failures.translate(error, path))
-        return _told(GRPCError(Status.DEADLINE_EXCEEDED, f"{path}: out of time")) if scope.cancelled_caught else None
+            except Exception as error:  # noqa: BLE001 - top level of one call
+                return _error_answer(self._failures.translate(error, path))
+        return (
+            _error_answer(GRPCError(Status.DEADLINE_EXCEEDED, f"{path}: out of time"))
+            if scope.cancelled_caught
+            else None
+        )
 
     async def stream(
         self, requests: trio.MemoryReceiveChannel[bytes], replies: trio.MemorySendChannel[bytes]
     ) -> GrpcAnswer | None:
-        """Answer a ``ModelStreamInfer``; gives the status that it ends with, None for OK.
-
-        Ownership: closes ``replies``.
-        Cancellation: that of the call.
-        """
+        """Answer a ``ModelStreamInfer`` call; return the status unless it is OK.  Closes ``replies``."""
 
         async def receive() -> bytes | None:
             try:
@@ -219,10 +181,10 @@ class GrpcDoor:
             return await self._run(call, STREAM)
 
     def refuse(self, error: Exception, path: str) -> GrpcAnswer:
-        """Answer for what a call has met before it came here; of what nobody foresaw nothing is told."""
-        return _told(self._failures.translate(error, path))
+        """Return the status of an error before the handler; unexpected errors have no details."""
+        return _error_answer(self._failures.translate(error, path))
 
 
-def _told(error: GRPCError) -> GrpcAnswer:
+def _error_answer(error: GRPCError) -> GrpcAnswer:
     pairs = getattr(error, "pairs", ())
     return GrpcAnswer(b"", error.status.value, error.message or "", tuple(pairs))

@@ -1,4 +1,4 @@
-"""The calls of gRPC that a cluster answers, and where their messages name a service; proxies import nothing else."""
+"""gRPC calls of a cluster, and the position of the service name in their messages; proxies import nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["CALLS", "INDEX", "INFER", "MODEL_SPEC", "NAME", "NOWHERE", "READY", "STREAM"]
 
 NAME, MODEL_SPEC, NOWHERE = "name", "model spec", ""
-"""A message names a service at first, in a ``ModelSpec`` at first, or not at all."""
+"""The first field is the service name, or a ``ModelSpec``, or neither."""
 
 _KSERVE: Final = "/inference.GRPCInferenceService"
 _TENSORFLOW: Final = "/tensorflow.serving"
@@ -29,4 +29,4 @@ CALLS: Final = {
     f"{_KSERVE}/ServerMetadata": NOWHERE,
     INDEX: NOWHERE,
 }
-"""The calls of one message.  What changes a server, or tells what one process counts, is not among them."""
+"""Unary calls, without admin calls and process-local statistics."""

@@ -1,4 +1,4 @@
-"""The calls that Ray's gRPC proxies take for this package: their messages pass as the bytes that they are."""
+"""gRPC servicers for Ray's proxies, which forward messages as bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["add_services"]
 
 
 def add_services(servicer: Any, server: Any) -> None:
-    """Add the calls to a server of Ray's, which puts its own handlers in the place of the servicer's."""
+    """Add the calls to a server of Ray, which replaces the handlers by its own."""
     services: dict[str, dict[str, Any]] = {}
     for path in (*CALLS, STREAM):
         _, service, method = path.split("/")

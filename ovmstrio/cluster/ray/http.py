@@ -1,4 +1,4 @@
-"""HTTP where Ray's proxy has the wire: requests come as values, and go as a status, headers and a body or pieces."""
+"""HTTP requests forwarded by Ray's proxy as values."""
 
 from __future__ import annotations
 
@@ -23,26 +23,22 @@ __all__ = ["BodyPieces", "HttpDoor", "HttpHead"]
 
 log = structlog.get_logger(__name__)
 
-_OF_ONE_PROCESS: Final = (
-    "it is about one process of a cluster, and Ray answers for all: `serve status` tells what runs, Ray's own metrics "
-    "count its requests, and `ovms deploy ray` changes what is served"
+_NOT_IN_CLUSTER: Final = (
+    "not available in a cluster: use `serve status` for the state, Ray's metrics for "
+    "requests, and `ovms deploy ray` for changes"
 )
-_OTHERS: Final = frozenset({"/metrics", "/v2/models/stats"})
+_PROCESS_PATHS: Final = frozenset({"/metrics", "/v2/models/stats"})
 _STATS: Final = "/stats"
-_PIECES: Final = 16
-"""How many pieces of a body may wait for whoever sends them."""
+_MAX_CHUNKS: Final = 16
+"""Maximum buffered chunks of a response body."""
 
 
 _Pieces = trio.MemoryReceiveChannel[bytes | None]
-"""Pieces of a body, and None in place of its end where it broke off."""
+"""Chunks of a body; None instead of the end of an incomplete body."""
 
 
 class BodyPieces:
-    """The pieces of a body, which is closed with whoever drops this: clients leave between two threads, too.
-
-    Args:
-        channel: where they come from.
-    """
+    """Chunks of a response body; closed when garbage collected, as clients may disconnect between two threads."""
 
     def __init__(self, channel: _Pieces) -> None:
         self._channel = channel
@@ -50,21 +46,19 @@ class BodyPieces:
         dropped.atexit = False
 
     async def receive(self) -> bytes:
-        """Give the next piece.
+        """Return the next chunk.
 
         Raises:
-            trio.EndOfChannel: that was all.
-            trio.BrokenResourceError: the body broke off, and must not be taken for whole.
-
-        Cancellation: while there is none.
+            trio.EndOfChannel: end of the body.
+            trio.BrokenResourceError: the body is incomplete.
         """
         piece = await self._channel.receive()
         if piece is None:
-            raise trio.BrokenResourceError("the answer broke off; the server's log has the details")
+            raise trio.BrokenResourceError("incomplete response; see the server's log")
         return piece
 
     async def aclose(self) -> None:
-        """Have no more made; may be called twice."""
+        """Stop the producer; idempotent."""
         await self._channel.aclose()
 
 
@@ -74,7 +68,7 @@ def _close_soon(token: trio.lowlevel.TrioToken, channel: _Pieces) -> None:
 
 
 class HttpHead(NamedTuple):
-    """An answer: its body, or where the pieces of its body come from."""
+    """Response with a complete body, or its chunks."""
 
     status: int
     headers: Headers
@@ -86,15 +80,10 @@ _Begun = tuple[HttpHead, _Pieces | None]
 
 
 class HttpDoor:
-    """Answers requests by the server's one table of paths, on the trio side.
+    """HTTP handler with the server's router, on the trio side.
 
     Args:
-        router: that table.
-        tasks: owns streams; outlives them.
-        max_body_bytes: larger bodies are refused.
-
-    Attributes:
-        max_body_bytes: likewise.
+        tasks: nursery of streamed responses.
     """
 
     def __init__(self, router: Router, tasks: trio.Nursery, max_body_bytes: int) -> None:
@@ -103,45 +92,43 @@ class HttpDoor:
         self.max_body_bytes = max_body_bytes
 
     async def answer(self, request: HttpRequest) -> HttpHead:
-        """Answer a request, whose ``target`` says what is asked for; a stream goes on until its pieces are dropped.
+        """Answer a request for ``target``; a streamed response runs until its chunks are dropped.
 
-        The place that a request has been given is held until its answer has ended.
-
-        Cancellation: that of the request.
+        The admission ticket is held until the end of the response.
         """
         target, _, query = request.target.partition("?")
         route = self._router.find(request.method, target)
         request = request._replace(query=query)
         if isinstance(route, HttpAnswer):
-            return _whole(await self._router.refuse(route, request))
+            return _complete(await self._router.refuse(route, request))
         request = request._replace(path=route.path, mount=route.mount)
         if refusal := self._refusal(route, request):
-            return _whole(self._router.shared(route.refuse(refusal), request.header("origin") or ""))
+            return _complete(self._router.shared(route.refuse(refusal), request.header("origin") or ""))
         if route.is_hot and not route.has_tasks:
             return await self._answer(route, request)
-        return _guarded(await self._tasks.start(self._answer_as_task, route, request))
+        return _with_chunks(await self._tasks.start(self._answer_as_task, route, request))
 
     async def refuse(self, request: HttpRequest, error: Exception) -> HttpHead:
-        """Answer for what a request has met before it came here, in the form of whose path it is."""
+        """Return the response for an error before the handler, in the format of the path's API."""
         route = self._router.find(request.method, request.target.partition("?")[0])
-        return _whole(error_answer(error) if isinstance(route, HttpAnswer) else route.refuse(error))
+        return _complete(error_answer(error) if isinstance(route, HttpAnswer) else route.refuse(error))
 
     def _refusal(self, route: Route, request: HttpRequest) -> Exception | None:
-        if not route.mount and (route.need in {Need.ADMIN, Need.METRICS} or _is_of_one(route.path)):
-            return NotSupported(f"{request.method} {route.path}: {_OF_ONE_PROCESS}")
+        if not route.mount and (route.need in {Need.ADMIN, Need.METRICS} or _is_per_process(route.path)):
+            return NotSupported(f"{request.method} {route.path}: {_NOT_IN_CLUSTER}")
         size = len(request.body)
         return size_refusal(size, self.max_body_bytes) if size > self.max_body_bytes else None
 
     async def _answer(self, route: Route, request: HttpRequest) -> HttpHead:
-        """Answer a request whose answer is whole; one that turns out to be a stream is sent by a task of its own."""
+        """Answer a request of a hot route; a streamed response is sent by a task."""
         try:
-            answer = await self._admitted(route, request)
+            answer = await self._admit_and_answer(route, request)
             if answer.stream is None:
-                return _whole(answer)
+                return _complete(answer)
             begun = await self._tasks.start(self._send_held, answer)
-            # It is the task's now.
+            # The task releases the ticket.
             current_place.set(None)
-            return _guarded(begun)
+            return _with_chunks(begun)
         finally:
             _leave()
 
@@ -151,7 +138,7 @@ class HttpDoor:
         try:
             async with trio.open_nursery() as tasks:
                 request = request._replace(tasks=tasks if route.has_tasks else None)
-                await self._send_as_task(await self._admitted(route, request), task_status=task_status)
+                await self._send_as_task(await self._admit_and_answer(route, request), task_status=task_status)
                 tasks.cancel_scope.cancel()
         finally:
             _leave()
@@ -162,15 +149,15 @@ class HttpDoor:
         finally:
             _leave()
 
-    async def _admitted(self, route: Route, request: HttpRequest) -> HttpAnswer:
+    async def _admit_and_answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         return await self._router.admit(route, request) or await self._router.answer(route, request)
 
     async def _send_as_task(self, answer: HttpAnswer, *, task_status: trio.TaskStatus[_Begun]) -> None:
         stream = answer.stream
         if stream is None:
-            task_status.started((_whole(answer), None))
+            task_status.started((_complete(answer), None))
             return
-        send, receive = trio.open_memory_channel[bytes | None](_PIECES)
+        send, receive = trio.open_memory_channel[bytes | None](_MAX_CHUNKS)
         try:
             with send:
                 task_status.started((HttpHead(answer.status, answer.headers, b""), receive))
@@ -184,17 +171,17 @@ class HttpDoor:
 
 
 async def _pass_on(stream: ByteStream, send: trio.MemorySendChannel[bytes | None]) -> None:
-    """Give the pieces of a stream; what it fails with is told as a body that broke off, and ends nothing else."""
+    """Send the chunks of a stream; errors mark the body as incomplete."""
     with suppress(trio.BrokenResourceError):
         try:
             async for piece in stream:
                 try:
                     await send.send(piece)
                 except trio.BrokenResourceError:
-                    return  # Nobody wants the rest.
+                    return  # Client disconnected.
         except Exception as error:
             if not isinstance(error, trio.BrokenResourceError):
-                log.exception("an answer broke off")
+                log.exception("response aborted")
             await send.send(None)
 
 
@@ -203,17 +190,17 @@ def _leave() -> None:
     leave_caller()
 
 
-def _guarded(begun: _Begun) -> HttpHead:
-    # What the task itself refers to would never be dropped.
+def _with_chunks(begun: _Begun) -> HttpHead:
+    # Separate object: the task's own references would keep it from being garbage collected.
     head, channel = begun
     return head if channel is None else head._replace(pieces=BodyPieces(channel))
 
 
-def _is_of_one(path: str) -> bool:
-    return path in _OTHERS or path.endswith(_STATS)
+def _is_per_process(path: str) -> bool:
+    return path in _PROCESS_PATHS or path.endswith(_STATS)
 
 
-def _whole(answer: HttpAnswer) -> HttpHead:
+def _complete(answer: HttpAnswer) -> HttpHead:
     for callback in answer.after:
         callback()
     if answer.stream is not None:

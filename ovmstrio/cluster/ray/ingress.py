@@ -1,9 +1,9 @@
-"""The group that Ray's proxies ask: answers what is its own, and passes on what is about services of other groups.
+"""Ingress of a cluster: answers requests for its own services and forwards others to their group.
 
 ::
 
-    proxy ── HTTP, gRPC ──> which service? ──> of this group: its server
-                                          └──> of another: its link, with the request as it came
+    Ray proxy ── HTTP, gRPC ──> service? ──> own group: its server
+                                         └──> other group: GroupLink, with the unchanged request
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 import orjson
@@ -23,11 +24,10 @@ from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc import GrpcAnswer
-from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY, STREAM
+from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, NAME, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
 from ovmstrio.cluster.ray.request_streams import answer_stream, pass_stream
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
-from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http import BODILESS, HttpRequest
@@ -36,7 +36,7 @@ from ovmstrio.serving.ovms_errors import inflated_body
 from ovmstrio.transport.http.responses import error_answer, size_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
     from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
@@ -44,7 +44,86 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http import Headers
 
-__all__ = ["ClusterIngress"]
+__all__ = ["ClusterIngress", "HttpTarget", "grpc_target", "http_target", "is_openai", "plain_path"]
+
+# Routing
+
+_BY_NAME: Final = ("/v1/models/", "/v2/models/")
+_STREAMED: Final = "/generate_stream"
+_OPENAI: Final = (
+    "/v3/",
+    "/v1/chat/",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/audio/",
+    "/v1/images/",
+    "/v1/rerank",
+    "/v1/tokenize",
+    "/v1/v2/rerank",
+    "/v2/rerank",
+)
+_LIST: Final = "/v1/models"
+_ANY_PATH: Final = "/v3/"
+_INGRESS_HINT: Final = 'place all text models in the group "ingress"'
+
+
+class HttpTarget(NamedTuple):
+    """Service of a request (empty for the server itself), and whether the response may be streamed."""
+
+    name: str
+    may_stream: bool
+
+
+def plain_path(request: HttpRequest) -> str:
+    """Return the decoded path of a request without trailing slash."""
+    return unquote(request.target.partition("?")[0]).rstrip("/") or "/"
+
+
+def is_openai(path: str) -> bool:
+    """Return whether a path belongs to the OpenAI API, whose bodies name the model."""
+    return path.startswith(_OPENAI) or path == _LIST
+
+
+def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
+    """Return the service of a request; raises NotSupported without a model name in an OpenAI body."""
+    path = plain_path(request)
+    if is_openai(path):
+        return HttpTarget(_openai_name(request, path, names), may_stream=True)
+    for prefix in _BY_NAME:
+        if path.startswith(prefix):
+            name = path.removeprefix(prefix).partition("/")[0]
+            return HttpTarget(name if name in names else name.partition(":")[0], path.endswith(_STREAMED))
+    first = path.removeprefix("/").partition("/")[0]
+    return HttpTarget(first, may_stream=True) if first in names else HttpTarget("", may_stream=False)
+
+
+def _openai_name(request: HttpRequest, path: str, names: Collection[str]) -> str:
+    """Return the model of the body or the graph of the path; empty for JSON without a name (rejected anyway)."""
+    try:
+        document = orjson.loads(request.body)
+    except orjson.JSONDecodeError:
+        document = None
+    name = document.get("model") if isinstance(document, dict) else None
+    if isinstance(name, str):
+        return name
+    if path.startswith(_ANY_PATH) and (first := path.removeprefix(_ANY_PATH).partition("/")[0]) in names:
+        return first
+    if request.method == "POST" and "json" in (request.header("content-type") or ""):
+        return ""
+    raise NotSupported(f"{path}: only JSON requests with a model are forwarded to other groups; {_INGRESS_HINT}")
+
+
+def grpc_target(path: str, data: bytes) -> str:
+    """Return the service of a gRPC call; empty for the server itself."""
+    where = CALLS[path]
+    if not where:
+        return ""
+    first = first_text(data)
+    return (first if where == NAME else first_text(first)).decode(errors="replace")
+
+
+# Ingress
 
 log = structlog.get_logger(__name__)
 
@@ -52,23 +131,18 @@ _READY_SECONDS: Final = 2.0
 _LISTS: Final = frozenset({"/v1/config", "/v2/models", "/v2/repository/index"})
 _READY_PATHS: Final = frozenset({"/health", "/v2/health/ready"})
 _LENGTH: Final = b"content-length"
-_OF_SEQUENCES: Final = "its sequences are shared out among several replicas, which ModelInfer finds, and no stream does"
+_NO_STREAM: Final = "its sequences are sharded; use ModelInfer instead of a stream"
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ClusterIngress(GroupReplica):
-    """A replica that has the doors; see :class:`GroupReplica`."""
+    """Replica with the public endpoints; see :class:`GroupReplica`."""
 
-    # HTTP
-
-    async def __call__(self, asked: Request) -> Response:
-        """Answer a request that Ray's proxy passes on.
-
-        Cancellation: by Ray, when the client leaves; of everything that works on it.
-        """
-        request = _request_of(asked)
+    async def __call__(self, starlette_request: Request) -> Response:
+        """Answer an HTTP request of Ray's proxy; cancelled by Ray if the client disconnects."""
+        request = _request_of(starlette_request)
         try:
-            body = await _body_of(asked, self.server.http.max_body_bytes)
+            body = await _body_of(starlette_request, self.server.http.max_body_bytes)
             return await self._answer(request._replace(body=body))
         except ClientDisconnect:
             raise
@@ -90,7 +164,7 @@ class ClusterIngress(GroupReplica):
             return await self._answer_here(request)
         path = plain_path(request)
         if path in _LISTS and request.method != "HEAD":
-            return _response(*await self._listed(path, request))
+            return _response(*await self._merged_list(path, request))
         if path in _READY_PATHS:
             await self._check_groups()
         read = request
@@ -117,9 +191,8 @@ class ClusterIngress(GroupReplica):
         status, headers = await anext(pieces)
         return _streamed(status, headers, pieces)
 
-    async def _listed(self, path: str, request: HttpRequest) -> HttpParts:
-        """Put together what the groups list, each of its own services."""
-        # Of a group with several parts, one tells what all of them have.
+    async def _merged_list(self, path: str, request: HttpRequest) -> HttpParts:
+        # All shards of a group have the same services.
         firsts = {group: shard_names(group, self.plan.shards.get(group, 1))[0] for group in self.plan.owners.values()}
         groups = {
             group: self.links[first].call("answer_http", request)
@@ -133,28 +206,21 @@ class ClusterIngress(GroupReplica):
             return failed
         documents = {group: orjson.loads(body) for group, (_, _, body) in parts.items()}
         status, headers, _ = next(iter(parts.values()))
-        return status, headers, orjson.dumps(_joined(path, documents, self.plan.owners))
+        return status, headers, orjson.dumps(_merge_lists(path, documents, self.plan.owners))
 
     async def _check_groups(self) -> None:
-        """See that every group can be called.
-
-        Raises:
-            NotReady: one cannot; the message names it.
-        """
-        reasons = await asyncio.gather(*map(_obstacle_of, self.links.values()))
+        reasons = await asyncio.gather(*map(_unready_reason, self.links.values()))
         for group, reason in zip(self.links, reasons, strict=True):
             if reason:
                 raise NotReady(f'Server is not ready - group "{group}": {reason}')
 
-    # gRPC, whose methods Ray calls by their names
-
     async def answer_call(self, path: str, data: bytes, context: RayServegRPCContext) -> GrpcAnswer:
-        """Answer a call of one message."""
+        """Answer a unary gRPC call."""
         try:
             answer = await self._answer_call(path, data)
-        except Exception as error:  # noqa: BLE001 - the border of one call
+        except Exception as error:  # noqa: BLE001 - top level of one call
             answer = self.server.grpc.refuse(error, path)
-        _tell(answer, context)
+        _set_status(answer, context)
         return answer
 
     async def _answer_call(self, path: str, data: bytes) -> GrpcAnswer:
@@ -165,7 +231,7 @@ class ClusterIngress(GroupReplica):
             answer = await self.links[shard].call("answer_grpc", path, data, math.inf)
             return GrpcAnswer(*answer)
         if owners and path == INDEX:
-            raise NotSupported("the index of several groups is told over HTTP, at /v2/repository/index")
+            raise NotSupported("with several groups, use HTTP: /v2/repository/index")
         if owners and path == READY:
             await self._check_groups()
         return await self.answer_grpc(path, data)
@@ -173,10 +239,10 @@ class ClusterIngress(GroupReplica):
     async def ModelStreamInfer(  # noqa: N802 - the call's name
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncIterator[GrpcAnswer]:
-        """Answer a stream of inferences, by the group of the service that its first request names.
+        """Answer an inference stream with the group of its first request.
 
         Raises:
-            StreamFailure: it ended with another status than OK, which Ray takes from the context then.
+            StreamFailure: the status is not OK; Ray takes it from the context.
         """
         failure = None
         try:
@@ -189,7 +255,7 @@ class ClusterIngress(GroupReplica):
         except ServerError as error:
             failure = self.server.grpc.refuse(error, STREAM)
         if failure is not None:
-            _tell(failure, grpc_context)
+            _set_status(failure, grpc_context)
             raise StreamFailure(failure.text)
 
     async def _replies(self, requests: gRPCInputStream[bytes]) -> AsyncGenerator[StreamReply]:
@@ -204,7 +270,7 @@ class ClusterIngress(GroupReplica):
         if group == self.plan.group:
             replies = answer_stream(self.trio, self.server.grpc, next_request)
         elif group in self.plan.shards:
-            raise NotSupported(f'"{name[:80]}": {_OF_SEQUENCES}')
+            raise NotSupported(f'"{name[:80]}": {_NO_STREAM}')
         else:
             replies = pass_stream(self.links[group], next_request)
         async with aclosing(replies):
@@ -213,14 +279,14 @@ class ClusterIngress(GroupReplica):
 
 
 class StreamFailure(Exception):
-    """A stream has ended with a status of its own."""
+    """A stream ended with an error status in the context."""
 
 
 Answering = Callable[[ClusterIngress, bytes, "RayServegRPCContext"], Awaitable[GrpcAnswer]]
 
 
 def _answering(path: str) -> Answering:
-    """Make the method that Ray calls for a path; it finds it by the last part of the path."""
+    """Return the method that Ray calls for a gRPC path, by its last segment."""
 
     async def answer(self: ClusterIngress, data: bytes, grpc_context: RayServegRPCContext) -> GrpcAnswer:
         return await self.answer_call(path, data, grpc_context)
@@ -234,15 +300,14 @@ for _path in CALLS:
     setattr(ClusterIngress, _path.rpartition("/")[2], _answering(_path))
 
 
-def _tell(answer: GrpcAnswer, context: RayServegRPCContext) -> None:
-    """Have Ray's proxy tell the status of an answer."""
+def _set_status(answer: GrpcAnswer, context: RayServegRPCContext) -> None:
     if answer.status:
         context.set_code(_CODES[answer.status])
         context.set_details(answer.text)
         context.set_trailing_metadata([*context.trailing_metadata(), *answer.trailers])
 
 
-async def _obstacle_of(link: GroupLink) -> str:
+async def _unready_reason(link: GroupLink) -> str:
     try:
         async with asyncio.timeout(_READY_SECONDS):
             reason: str = await link.call("obstacle")
@@ -253,17 +318,13 @@ async def _obstacle_of(link: GroupLink) -> str:
     return reason
 
 
-async def _body_of(asked: Request, limit: int) -> bytes:
-    """Read a body, of which no more is kept than may be.
-
-    Raises:
-        PayloadTooLarge: it is larger.
-    """
-    said = asked.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > limit:
-        raise size_refusal(int(said), limit)
+async def _body_of(starlette_request: Request, limit: int) -> bytes:
+    """Read a request body of bounded size; raises PayloadTooLarge if the limit is exceeded."""
+    content_length = starlette_request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length) > limit:
+        raise size_refusal(int(content_length), limit)
     pieces, size = [], 0
-    async for piece in asked.stream():
+    async for piece in starlette_request.stream():
         pieces.append(piece)
         size += len(piece)
         if size > limit:
@@ -271,8 +332,8 @@ async def _body_of(asked: Request, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _request_of(asked: Request) -> HttpRequest:
-    scope = asked.scope
+def _request_of(starlette_request: Request) -> HttpRequest:
+    scope = starlette_request.scope
     target = scope.get("raw_path") or scope["path"].encode()
     root = scope.get("root_path", "").encode()
     path = target.removeprefix(root).decode("latin-1") or "/"
@@ -300,13 +361,12 @@ def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
-def _joined(path: str, documents: dict[str, Any], owners: dict[str, str]) -> Any:
-    """Put lists of groups together, without what they list of others."""
+def _merge_lists(path: str, documents: dict[str, Any], owners: dict[str, str]) -> Any:
     if path == "/v1/config":
         return {
-            name: told
+            name: entry
             for group, document in documents.items()
-            for name, told in document.items()
+            for name, entry in document.items()
             if owners.get(name) == group
         }
     rows = [

@@ -1,12 +1,13 @@
-"""Streams of requests: answered by the trio side, and passed on to the replica of another group that has the service.
+"""Inference streams: answered on the trio side, and forwarded to a replica of another group.
 
 ::
 
-    group with the doors ── open ──────────────> a replica of the other group ──> the key of the stream, and its replies
-                         ── push(key, request) ──────────^  the same replica, by the key
+    ingress group ── open ─────────────────────> replica of the other group ──> stream key, then replies
+                  ── push(key, request) ──────^  the same replica, by key
 
-A replica that has ended takes its streams with it, and so does one that no call finds any more, as it is being
-replaced.  Whatever keeps a request from its replica ends the stream at once with what it was.
+A stream ends with its replica, also when the replica is being replaced.  An error in forwarding a request ends the
+stream
+with that error.
 """
 
 from __future__ import annotations
@@ -30,38 +31,33 @@ if TYPE_CHECKING:
 __all__ = ["OpenStreams", "StreamReply", "answer_stream", "pass_stream"]
 
 StreamReply = bytes | GrpcAnswer
-"""A message of the answer, or in the end the status that is not OK."""
+"""A reply, or at the end a status other than OK."""
 NextRequest = Callable[[], Awaitable[bytes | None]]
-"""Gives the next request of a stream; None behind the last one."""
+"""Returns the next request, or None at the end."""
 
-_WAITING: Final = 8
-"""How many requests of a stream may wait for their replica's server."""
+_MAX_BUFFERED_REQUESTS: Final = 8
+"""Maximum buffered requests per stream."""
 _BEAT_SECONDS: Final = 20.0
 _SILENCE_SECONDS: Final = 90.0
-"""Who passes a stream on says at times that it is still there; where nothing comes for this long, it is not."""
+"""A stream without requests or heartbeats for this time is closed."""
 _FULL: Final = (
-    "{} streams of requests are open at this replica, and no more may be: half of the max_ongoing_requests of its "
-    "placement, as each of their requests needs a place, too; raise that, or the number of replicas"
+    "{} streams are open at this replica, the limit (half of the max_ongoing_requests of its "
+    "placement); raise it, or the number of replicas"
 )
 
 
 class StreamLink(Protocol):
-    """A way to the replicas of another group."""
+    """Connection to the replicas of another group."""
 
     async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of one of them, and no other one when that is lost."""
-        ...
+        """Call a method of a replica without repetition."""
 
     def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
-        """Call a method that gives one thing after the other."""
-        ...
+        """Call a streaming method."""
 
 
 async def answer_stream(guest: TrioGuest, door: GrpcDoor, next_request: NextRequest) -> AsyncGenerator[StreamReply]:
-    """Have the trio side answer a stream.
-
-    Cancellation: of both directions, when it is closed.
-    """
+    """Answer a stream on the trio side."""
     send_request, receive_request = trio.open_memory_channel[bytes](0)
     send_reply, receive_reply = trio.open_memory_channel[bytes](0)
     broken: list[ServerError] = []
@@ -84,7 +80,7 @@ async def answer_stream(guest: TrioGuest, door: GrpcDoor, next_request: NextRequ
                 yield await guest.call(receive_reply.receive)
         failure = await answering
         if failure is None and broken:
-            # What has come so far is not to be taken for all.
+            # The replies so far are incomplete.
             failure = door.refuse(broken[0], STREAM)
     except ServerError as error:
         failure = door.refuse(error, STREAM)
@@ -99,18 +95,16 @@ async def answer_stream(guest: TrioGuest, door: GrpcDoor, next_request: NextRequ
 async def pass_stream(
     link: StreamLink, next_request: NextRequest, *, beat_seconds: float = _BEAT_SECONDS
 ) -> AsyncGenerator[StreamReply]:
-    """Have a replica of another group answer a stream.
+    """Forward a stream to a replica of another group.
 
     Args:
-        link: leads to the replicas of that group.
-        next_request: returns the next request of the stream.
-        beat_seconds: interval of the signs of life while no request comes.
+        link: connection to the group.
+        next_request: returns the next request.
+        beat_seconds: heartbeat interval while there are no requests.
 
     Raises:
-        NotReady: there is no replica, or it has ended under the stream, or is being replaced.
-        Exception: what kept a request from it.
-
-    Cancellation: of both directions, and there, too, when it is closed.
+        NotReady: there is no replica, or it was lost or is being replaced.
+        Exception: a request could not be forwarded.
     """
     async with aclosing(link.stream("open_stream")) as replies:
         key = await anext(replies)
@@ -124,12 +118,6 @@ async def pass_stream(
 
 
 async def _next_reply(replies: AsyncGenerator[Any], passing: asyncio.Future[None]) -> Any:
-    """Give the next reply; None behind the last one.
-
-    Raises:
-        Exception: what ended the replies, or what kept a request from its replica, so that none would come.
-    """
-
     async def receive() -> Any:
         return await anext(replies, None)
 
@@ -162,12 +150,11 @@ async def _push_all(link: StreamLink, key: str, next_request: NextRequest, beat_
 
 
 class OpenStreams:
-    """The streams that other groups have opened at this replica; on the asyncio side.
+    """Streams that other groups have opened at this replica; on the asyncio side.
 
     Args:
-        replica: its name for Ray.
-        most: how many of them there may be.
-        silence_seconds: timeout of a stream whose other side sends nothing, not even a sign of life.
+        replica: Ray's replica id.
+        silence_seconds: timeout without requests or heartbeats.
     """
 
     def __init__(self, replica: str, most: int, *, silence_seconds: float = _SILENCE_SECONDS) -> None:
@@ -182,13 +169,13 @@ class OpenStreams:
         return list(self._inboxes)
 
     async def open(self, guest: TrioGuest, door: GrpcDoor) -> AsyncGenerator[str | StreamReply]:
-        """Give the key of a new stream, and then its replies; or its status, where there are as many as may be."""
+        """Yield the key of a new stream, then its replies; a status if the limit is reached."""
         key = make_key(self._replica)
         if len(self._inboxes) >= self._most:
             yield key
             yield door.refuse(Overloaded(_FULL.format(self._most)), STREAM)
             return
-        inbox = self._inboxes[key] = asyncio.Queue(_WAITING)
+        inbox = self._inboxes[key] = asyncio.Queue(_MAX_BUFFERED_REQUESTS)
 
         async def next_request() -> bytes | None:
             while True:
@@ -197,7 +184,7 @@ class OpenStreams:
                         message, is_last = await inbox.get()
                 except TimeoutError:
                     raise NotReady(
-                        f"nothing was heard for {self._silence_seconds:g} s of who passes the stream on"
+                        f"stream timed out: no request or heartbeat for {self._silence_seconds:g} s"
                     ) from None
                 if is_last or message is not None:
                     return message
@@ -209,20 +196,18 @@ class OpenStreams:
                     yield reply
         finally:
             del self._inboxes[key]
-            # Who waits for room has to hear that there is nobody any more.
+            # Wake up senders that wait for room.
             while not inbox.empty():
                 inbox.get_nowait()
 
     async def push(self, key: str, message: bytes | None, *, is_last: bool) -> bool:
-        """Take a request of a stream, or its end, or a sign of life; gives whether the stream is still open.
+        """Add a request, the end or a heartbeat to a stream; return whether the stream is open.
 
         Raises:
-            NotReady: it is another replica's, which is not found any more.
-
-        Cancellation: while there is no room.
+            NotReady: the stream belongs to another replica, which cannot be reached any more.
         """
         if replica_of(key) != self._replica:
-            raise NotReady("the replica of this stream has ended, or is being replaced; begin the stream anew")
+            raise NotReady("the replica of this stream has stopped; restart the stream")
         inbox = self._inboxes.get(key)
         if inbox is not None:
             await inbox.put((message, is_last))

@@ -1,4 +1,4 @@
-"""Groups whose sequences are shared out among several parts: which part a request is for."""
+"""Selection of a shard by sequence id."""
 
 from __future__ import annotations
 
@@ -17,21 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["grpc_shard", "http_shard", "shard_of"]
 
-_NO_ID: Final = (
-    "the request starts a sequence without saying which: its model is shared out among several replicas by the ids of "
-    "sequences, so that clients choose them (sequence_id)"
-)
-_OTHER_WAY: Final = "steps of a sequence find its replica by KServe's ModelInfer and /v2/models/NAME/infer alone"
-_ASKING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_ID: Final = "missing sequence_id: the model is sharded by sequence id, so clients must choose ids"
+_UNSUPPORTED_API: Final = "sequences of sharded models require KServe's ModelInfer or /v2/models/NAME/infer"
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEAD_LENGTH: Final = "inference-header-content-length"
 
 
 def shard_of(request: InferRequest, group: str, shards: int) -> str:
-    """Name the part of a group that a request of a sequence is for.
-
-    Raises:
-        InvalidRequest: it does not say which sequence it is for.
-    """
+    """Return the shard of a sequence request; raises InvalidRequest if the request has no sequence id."""
     if shards == 1:
         return group
     control, _ = read_control(request)
@@ -41,31 +34,31 @@ def shard_of(request: InferRequest, group: str, shards: int) -> str:
 
 
 def grpc_shard(path: str, data: bytes, group: str, shards: int) -> str:
-    """Name the part of a group that a call is for; any if it is no step.
+    """Return the shard of a gRPC call; the first one for calls without sequence.
 
     Raises:
-        InvalidRequest: it is one, and cannot be read, or does not say of which sequence.
-        NotSupported: it may be one, of another API.
+        InvalidRequest: malformed sequence request, or without sequence id.
+        NotSupported: possibly a sequence request of another API.
     """
     if shards > 1 and path == INFER:
         return shard_of(decode_request(data), group, shards)
     if shards > 1 and CALLS[path] == MODEL_SPEC and path.endswith("/Predict"):
-        raise NotSupported(_OTHER_WAY)
+        raise NotSupported(_UNSUPPORTED_API)
     return shard_names(group, shards)[0]
 
 
 def http_shard(request: HttpRequest, group: str, shards: int) -> str:
-    """Name the part of a group that a request is for; any if it is no step.
+    """Return the shard of an HTTP request; the first one for requests without sequence.
 
     Raises:
-        InvalidRequest: it is one, and cannot be read, or does not say of which sequence.
-        NotSupported: it may be one, of another API, or is about the sequences of all parts.
+        InvalidRequest: malformed sequence request, or without sequence id.
+        NotSupported: possibly a sequence request of another API, or a request for the sequences of all shards.
     """
     if shards == 1:
         return group
     path = request.target.partition("?")[0].rstrip("/")
     if path.endswith("/infer") and request.method == "POST":
         return shard_of(read_infer_request("", "", request.body, request.header(_HEAD_LENGTH)), group, shards)
-    if request.method not in _ASKING or path.endswith("/sequences"):
-        raise NotSupported(_OTHER_WAY)
+    if request.method not in _SAFE_METHODS or path.endswith("/sequences"):
+        raise NotSupported(_UNSUPPORTED_API)
     return shard_names(group, shards)[0]

@@ -1,11 +1,11 @@
-"""A trio loop as a guest of an asyncio one, in its thread, and the one bridge between the two.
+"""Trio as a guest of an asyncio loop in the same thread, and calls in both directions.
 
 ::
 
-    asyncio ── call(function) ──> a task and a cancel scope ──> its result ──> asyncio
-    trio ───── ask(function) ───> a task of asyncio ──────────> its result ──> trio
+    asyncio ── call(function) ──> trio task with cancel scope ──> result ──> asyncio
+    trio ───── ask(function) ───> asyncio task ─────────────────> result ──> trio
 
-Whoever is cancelled on one side has what it waits for cancelled on the other.
+Cancellation is forwarded in both directions.
 """
 
 from __future__ import annotations
@@ -24,26 +24,21 @@ from ovmstrio.transport.grpc.headers import single_error
 
 __all__ = ["GuestTurns", "TrioGuest", "TrioProgram"]
 
-# ----------------------------------------------------------------------
-# When a loop of trio that is a guest of an asyncio loop, in the same thread, has its turns
-# ----------------------------------------------------------------------
+# Guest scheduling
 
-_RESTING_SECONDS: Final = 0.05
-"""How long what nobody waits for may go unnoticed."""
-_ASKING_SECONDS: Final = 0.001
-"""The same while calls wait for the host alone, as far as is known: some part of theirs may wait for the outside."""
-_AT_ONCE: Final = 4
+_IDLE_DELAY_SECONDS: Final = 0.05
+"""Maximum delay of events that no call waits for."""
+_HOST_DELAY_SECONDS: Final = 0.001
+"""Maximum delay while calls wait for the host only, as far as is known; parts may wait for I/O."""
+_MAX_TURNS: Final = 4
 
 
 class GuestTurns(trio.abc.Clock):
-    """The clock of a guest run, which trio asks how long it may sleep, and what the run hands its turns to.
-
-    Args:
-        loop: the host.
+    """Clock and scheduler of a guest run.
 
     Attributes:
-        calls: how many calls have not ended, and whatever else may not go unnoticed.
-        asking: how many questions to the host those wait for.
+        calls: number of running calls, and other work that must not be delayed.
+        asking: number of calls to the host that these wait for.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,53 +51,51 @@ class GuestTurns(trio.abc.Clock):
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
 
-    # As trio's clock
-
     def start_clock(self) -> None:
-        """Need no start."""
+        """Do nothing."""
 
     def current_time(self) -> float:
-        """Give the time, in seconds."""
+        """Return the time in seconds."""
         return perf_counter()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Tell how long trio may wait for events; it asks where nothing can run."""
+        """Return the time until a deadline; called when no task can run."""
         self._is_idle, self._deadline = True, deadline
-        # With no time to wait it hands its next turn over, and starts no thread.
+        # With a timeout of 0, trio schedules its next turn and starts no thread.
         return deadline - perf_counter() if self._waits_outside else 0.0
 
     @property
     def _waits_outside(self) -> bool:
         return self.calls > self.asking
 
-    # As what the run hands its turns to
-
     def hold(self, turn: Callable[[], object]) -> None:
-        """Take over the next turn, from the host's thread."""
+        """Schedule the next turn; called in the host's thread."""
         self._turn = turn
         if self._is_idle and not self._waits_outside:
-            self._wake_at(min(self._deadline, perf_counter() + (_ASKING_SECONDS if self.calls else _RESTING_SECONDS)))
+            self._wake_at(
+                min(self._deadline, perf_counter() + (_HOST_DELAY_SECONDS if self.calls else _IDLE_DELAY_SECONDS))
+            )
         else:
-            self._loop.call_soon(self._take)
+            self._loop.call_soon(self._run_held_turn)
 
     def deliver(self, turn: Callable[[], object]) -> None:
-        """Have the host take a turn for which a thread has waited, from any thread.
+        """Run a turn after a thread has waited for it; thread-safe.
 
         Raises:
-            RuntimeError: the host has ended.
+            RuntimeError: the host loop has ended.
         """
         self._loop.call_soon_threadsafe(self._run, turn)
 
     def take_now(self) -> None:
-        """Take a turn, and some more while there is something to do, where trio does not wait in a thread.
+        """Run turns while there is work, unless trio waits in a thread.
 
-        What has been handed to trio from outside of a turn is seen to; without a turn in hand trio is woken by itself.
+        Handles events from outside of a turn; without a scheduled turn, trio is woken by itself.
         """
-        for _ in range(_AT_ONCE):
-            if not self._take() or self._is_idle:
+        for _ in range(_MAX_TURNS):
+            if not self._run_held_turn() or self._is_idle:
                 return
 
-    def _take(self) -> bool:
+    def _run_held_turn(self) -> bool:
         turn, self._turn = self._turn, None
         if turn is None:
             return False
@@ -114,7 +107,7 @@ class GuestTurns(trio.abc.Clock):
         turn()
 
     def _wake_at(self, due: float) -> None:
-        """See that a turn is taken by then; a timer that comes earlier is kept, for making one costs more than it."""
+        """Schedule a turn; an earlier timer is kept, as creating one costs more than it saves."""
         if self._due <= due:
             return
         if self._timer is not None:
@@ -124,39 +117,33 @@ class GuestTurns(trio.abc.Clock):
 
     def _wake(self) -> None:
         self._timer, self._due = None, math.inf
-        self._take()
+        self._run_held_turn()
 
     def stop(self) -> None:
-        """Drop the timer, behind the last turn."""
+        """Cancel the timer after the last turn."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-# ----------------------------------------------------------------------
-# A trio loop as a guest of an asyncio one, in its thread, and the one bridge between the two
-# ----------------------------------------------------------------------
+# Guest
 
 log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-_ENDED: Final = "the replica has ended"
+_ENDED: Final = "the replica has stopped"
 
 
 class TrioProgram(Protocol):
-    """What runs on the trio side beside the calls."""
+    """Program that runs in the guest."""
 
     async def __call__(self, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[Any]) -> None:
-        """Run until ``until`` returns and it has come to an end of its own; calls are taken once it has started."""
-        ...
+        """Run until ``until`` returns; calls are accepted after the start is reported."""
 
 
 class TrioGuest:
-    """The loop of trio, as the asyncio side sees it; made on a running asyncio loop, in whose thread it runs.
-
-    Ownership: the run of trio, which :meth:`aclose` ends, and every call in it.
-    """
+    """Trio loop in the thread of the running asyncio loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -165,25 +152,17 @@ class TrioGuest:
         self._ending: trio.Event | None = None
         self._started: asyncio.Future[Any] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._asked: set[asyncio.Task[None]] = set()
+        self._asyncio_tasks: set[asyncio.Task[None]] = set()
         self._is_running = False
         self._is_ending = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing can be called any more."""
+        """Whether no calls are possible any more."""
         return self._ended.done()
 
-    # Its life, from asyncio
-
     async def start(self, hosted: TrioProgram) -> Any:
-        """Start the loop and what runs in it; gives what that reports.
-
-        Raises:
-            BaseException: what it raised in place of starting.
-
-        Cancellation: the loop is told to end.
-        """
+        """Start the loop and its program, and return the reported value; raises BaseException if the start failed."""
         self._is_running = True
         self._turns.calls += 1
         trio.lowlevel.start_guest_run(
@@ -191,7 +170,7 @@ class TrioGuest:
             hosted,
             run_sync_soon_threadsafe=self._turns.deliver,
             run_sync_soon_not_threadsafe=self._turns.hold,
-            done_callback=self._note_end,
+            done_callback=self._on_end,
             host_uses_signal_set_wakeup_fd=True,
             clock=self._turns,
         )
@@ -204,10 +183,7 @@ class TrioGuest:
             self._turns.calls -= 1
 
     async def aclose(self) -> None:
-        """Have what runs end gently, cancel the calls that are left, and wait for the end.
-
-        Cancellation: it ends by itself.
-        """
+        """Stop the program, cancel remaining calls, and wait for the end."""
         self._end_soon()
         if self._is_running:
             await asyncio.shield(self._ended)
@@ -216,23 +192,23 @@ class TrioGuest:
         if self._is_ending:
             return
         self._is_ending = True
-        # From here on nothing may go unnoticed.
+        # No event must be delayed from now on.
         self._turns.calls += 1
         if self._ending is not None and not self.has_ended:
             self._ending.set()
             self._turns.take_now()
 
-    def _note_end(self, outcome: Any) -> None:
+    def _on_end(self, outcome: Any) -> None:
         self._turns.stop()
         error: BaseException | None = None
         try:
             outcome.unwrap()
-        except Exception as raised:  # noqa: BLE001 - it is raised where the loop was started
+        except Exception as raised:  # noqa: BLE001 - raised in the starter
             error = single_error(raised)
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
         if error is not None and self._started.done():
-            log.error("the server of a replica has failed", exc_info=error)
+            log.error("replica server failed", exc_info=error)
         _settle(self._started, None, error or NotReady(_ENDED))
         _settle(self._ended, None, None)
 
@@ -248,71 +224,61 @@ class TrioGuest:
     async def _host(
         self, hosted: TrioProgram, everything: trio.CancelScope, *, task_status: trio.TaskStatus[Any]
     ) -> None:
-        assert self._ending is not None  # noqa: S101 - made before
+        assert self._ending is not None  # noqa: S101 - set before
         await hosted(self._ending.wait, task_status=task_status)
         everything.cancel()
 
-    # Calls from asyncio
-
     async def call(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Run an async function on the trio side, in a task of its own; work that does not wait is done at once.
+        """Run an async function in a trio task; it starts at once.
 
         Raises:
-            Exception: what it raised.
-            NotReady: the other side has ended.
-
-        Cancellation: at once, and of its work.
+            Exception: as the function.
+            NotReady: the loop has ended.
         """
         nursery = self._nursery
         if nursery is None or nursery.cancel_scope.cancel_called or self.has_ended:
             raise NotReady(_ENDED)
-        crossing = _Crossing(function, arguments, self._turns)
-        nursery.start_soon(crossing.run)
+        trio_call = _TrioCall(function, arguments, self._turns)
+        nursery.start_soon(trio_call.run)
         self._turns.take_now()
-        if not crossing.has_ended:
-            crossing.done = self._loop.create_future()
+        if not trio_call.has_ended:
+            trio_call.done = self._loop.create_future()
             try:
-                await crossing.done
+                await trio_call.done
             except asyncio.CancelledError:
-                crossing.scope.cancel()
+                trio_call.scope.cancel()
                 self._turns.take_now()
                 raise
-        if crossing.error is not None:
-            raise crossing.error
-        result: _T = crossing.result
+        if trio_call.error is not None:
+            raise trio_call.error
+        result: _T = trio_call.result
         return result
 
-    # Questions from trio
-
     async def ask(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Run an async function on the asyncio side, from a task of the trio side.
+        """Run an async function in an asyncio task and wait for it in the current trio task.
 
         Raises:
-            Exception: what it raised.
-
-        Cancellation: at once, and of its work.
+            Exception: as the function.
         """
-        question = _Question(trio.lowlevel.current_task(), self._turns)
+        host_call = _AsyncioCall(trio.lowlevel.current_task(), self._turns)
         self._turns.asking += 1
-        question.task = self._loop.create_task(question.run(function, arguments))
-        self._asked.add(question.task)
-        question.task.add_done_callback(self._asked.discard)
+        host_call.task = self._loop.create_task(host_call.run(function, arguments))
+        self._asyncio_tasks.add(host_call.task)
+        host_call.task.add_done_callback(self._asyncio_tasks.discard)
 
         def leave(_: Any) -> trio.lowlevel.Abort:
-            question.stop_waiting()
-            question.task.cancel()
+            host_call.stop_waiting()
+            host_call.task.cancel()
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(leave)
-        if question.error is not None:
-            raise question.error
-        result: _T = question.result
+        if host_call.error is not None:
+            raise host_call.error
+        result: _T = host_call.result
         return result
 
 
-class _Crossing:
-    """A call from asyncio, until its outcome is known."""
-
+class _TrioCall:
     __slots__ = ("_arguments", "_function", "_turns", "done", "error", "has_ended", "result", "scope")
 
     def __init__(self, function: Callable[..., Any], arguments: Any, turns: GuestTurns) -> None:
@@ -327,12 +293,11 @@ class _Crossing:
         turns.calls += 1
 
     async def run(self) -> None:
-        """Make the call, in a task of trio's."""
         try:
             with self.scope:
                 try:
                     self.result = await self._function(*self._arguments)
-                except Exception as raised:  # noqa: BLE001 - it is raised where the call came from
+                except Exception as raised:  # noqa: BLE001 - raised in the caller
                     self.error = raised
                 else:
                     self.error = None
@@ -343,36 +308,32 @@ class _Crossing:
                 _settle(self.done, None, None)
 
 
-class _Question:
-    """A call from trio, until its outcome is known there."""
-
-    __slots__ = ("_asker", "_is_waiting", "_turns", "error", "result", "task")
+class _AsyncioCall:
+    __slots__ = ("_asker", "_is_caller_waiting", "_turns", "error", "result", "task")
 
     task: asyncio.Task[None]
 
     def __init__(self, asker: trio.lowlevel.Task, turns: GuestTurns) -> None:
         self._asker = asker
         self._turns = turns
-        self._is_waiting = True
+        self._is_caller_waiting = True
         self.result: Any = None
         self.error: BaseException | None = None
 
     async def run(self, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
-        """Make the call, in a task of asyncio's."""
         try:
             self.result = await function(*arguments)
         except asyncio.CancelledError:
             self.error = NotReady("the call was cancelled")
-        except Exception as raised:  # noqa: BLE001 - it is raised where the call came from
+        except Exception as raised:  # noqa: BLE001 - raised in the caller
             self.error = raised
-        if self._is_waiting:
+        if self._is_caller_waiting:
             self.stop_waiting()
             trio.lowlevel.reschedule(self._asker)
             self._turns.take_now()
 
     def stop_waiting(self) -> None:
-        """Note that nobody waits for it any more."""
-        self._is_waiting = False
+        self._is_caller_waiting = False
         self._turns.asking -= 1
 
 

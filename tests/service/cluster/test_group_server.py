@@ -153,7 +153,7 @@ async def test_requests_about_one_process_are_refused(tmp_path: Path, method: st
     async with _serving(_server(tmp_path)) as server:
         status, document = await _get(server, target, method)
         assert status == 501
-        assert "`ovms deploy ray` changes what is served" in document["error"]
+        assert "`ovms deploy ray` for changes" in document["error"]
 
 
 async def test_a_replica_that_cannot_load_does_not_start(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ async def test_a_silent_stream_ends_as_unavailable(link: _NearLink) -> None:
         assert await link.call_once("push_to_stream", await anext(replies), _numbered(0), is_last=False)
         reply, end = [reply async for reply in replies]
     assert _id(reply) == "0"
-    assert (end.status, "nothing was heard for 1 s" in end.text) == (Status.UNAVAILABLE.value, True)
+    assert (end.status, "no request or heartbeat for 1 s" in end.text) == (Status.UNAVAILABLE.value, True)
 
 
 @_on_link()
@@ -360,7 +360,7 @@ async def test_a_request_that_reaches_another_replica_ends_the_stream(link: _Nea
         link.streams = other
         return _numbered(0)
 
-    with pytest.raises(NotReady, match="begin the stream anew"):
+    with pytest.raises(NotReady, match="restart the stream"):
         async with aclosing(pass_stream(link, next_request)) as replies:
             await anext(replies)
 

@@ -359,8 +359,8 @@ async def test_the_stream_of_a_revoked_caller_ends_with_the_reason(tmp_path: Pat
         assert (await streams["stays"].next("frame"))["totals"]["ready"] is True
         assert (await server.get(LIVE, headers=bearer("revoked"))).status_code == 401
     assert ends == {
-        "revoked": "the key is not known, or not any more",
-        "limited": "'limited' may not do that: it needs the scope read",
+        "revoked": "unknown or expired key",
+        "limited": "'limited' lacks the scope read",
     }
 
 

@@ -181,7 +181,7 @@ async def test_event_stream_of_a_removed_caller_ends_with_an_error(
         _streaming(server, "stays", path, body) as kept,
     ):
         set_callers("stays")
-        assert (await _read(removed, LAST_CHUNK)).rpartition(b"data: ")[2].count(b"the key is not known") == 1
+        assert (await _read(removed, LAST_CHUNK)).rpartition(b"data: ")[2].count(b"unknown or expired key") == 1
         await kept.receive_some()
         assert b"tick" in await _read(kept, b"tick")
 
@@ -216,8 +216,8 @@ def _stream_over_grpc(address: str, name: str, change: Callable[[], None]) -> st
 @pytest.mark.parametrize(
     ("name", "callers_afterwards", "expected"),
     [
-        ("graph", (), "UNAUTHENTICATED.*the key is not known"),
-        ("model", (), "UNAUTHENTICATED.*the key is not known"),
+        ("graph", (), "UNAUTHENTICATED.*unknown or expired key"),
+        ("model", (), "UNAUTHENTICATED.*unknown or expired key"),
         ("graph", ("shop",), "PERMISSION_DENIED.*shop"),
     ],
 )

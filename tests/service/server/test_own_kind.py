@@ -146,7 +146,7 @@ async def test_configuration_of_an_own_kind_is_checked(tmp_path: Path) -> None:
     assert report.loaded == (LoadedVersion("a", 1),)
     assert [(problem.path, problem.message, problem.severity) for problem in report.problems] == [
         ("echo_config_list[1].name", "The name is taken: 'b' is a handler's, which is served", "error"),
-        ("echo_config_list[2].name", "there is an echo 'a' already, so this one is left out", "warning"),
+        ("echo_config_list[2].name", "duplicate echo 'a', ignored", "warning"),
         ("handler_config_list[0].path", "the project does not exist", "error"),
     ]
 

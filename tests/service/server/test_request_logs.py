@@ -189,7 +189,7 @@ async def test_repeated_refusals_are_counted(tmp_path: Path, log: Path) -> None:
 async def test_refusals_of_many_hosts_are_counted_together(log: Path) -> None:
     with bounded_refusals() as refusals:
         for number in range(5000):
-            error = Unauthenticated("who calls must be known")
+            error = Unauthenticated("authentication required")
             tell_refused("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
         with trio.CancelScope() as scope:
             scope.cancel()

@@ -74,12 +74,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("two", {"ingress": {"replicas": 2}}, ""),
     ("one", {"settings": {"max_message_size": "much"}}, "settings.max_message_size: the value cannot be used"),
     ("one", {"settings": {"max_message_size": 1}}, "(expected 1024 or more, found 1)"),
-    ("one", {"settings": {"port": 1}}, "settings that have no meaning in a replica: port"),
+    ("one", {"settings": {"port": 1}}, "settings not supported in a replica: port"),
     ("one", {"setting": {}}, "setting: the value cannot be used (expected one of config, settings, ingress"),
     ("one", {"ingress": []}, "ingress: the value cannot be used"),
     ("one", {"ingress": {"replicas": 0}}, "ingress.replicas: the value cannot be used (expected 1 or more, found 0)"),
-    ("two", {"ingress": "x"}, 'the group in front of all others is "ingress"'),
-    ("one", {"ingress": {"replicas": 2}}, 'say it in the "placement" of "m"'),
+    ("two", {"ingress": "x"}, 'the ingress group must be named "ingress"'),
+    ("one", {"ingress": {"replicas": 2}}, 'set the "placement" of "m"'),
 ]
 
 

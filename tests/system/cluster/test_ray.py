@@ -182,7 +182,7 @@ def test_requests_about_all_groups_are_answered_or_refused(rest: httpx.Client) -
     assert rest.get("/health").json() == {"status": "ok"}
     refused = rest.get("/v1/models")
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert 'place all models of text in the group "ingress"' in refused.json()["error"]["message"]
+    assert 'place all text models in the group "ingress"' in refused.json()["error"]["message"]
     missing = rest.post("/v3/chat/completions", json={"messages": []})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "model")
 

@@ -134,7 +134,7 @@ def test_connections_of_a_dead_process_end(project: ProjectProcess, tmp_path: Pa
 
 def _wait_end(project: ProjectProcess, pid: int) -> dict[str, Any]:
     """Wait until the parent has noticed the end of a process, and return its line of the log."""
-    return project.wait_logged(lambda line: (line["message"], line.get("pid")) == ("a worker process has ended", pid))
+    return project.wait_logged(lambda line: (line["message"], line.get("pid")) == ("worker exited", pid))
 
 
 def test_a_stream_ends_with_its_process(project: ProjectProcess, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ async def test_directory_of_a_model_is_checked_with_all_versions(tmp_path: Path)
 async def test_directory_of_a_configuration_is_checked(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     (empty,) = (await check_config(tmp_path)).errors
-    assert (empty.file, empty.message) == (str(tmp_path), "no version of a model and no graph found")
+    assert (empty.file, empty.message) == (str(tmp_path), "no model version or graph found")
     (inside,) = (await check_config(tmp_path / "m/1")).errors
     assert inside.suggestion == f"did you mean {tmp_path / 'm'}?"
     _config(tmp_path, {"name": "m", "base_path": "m"})
@@ -159,7 +159,7 @@ async def test_directory_of_a_configuration_is_checked(tmp_path: Path) -> None:
 
 async def test_unusable_configuration_is_a_problem(tmp_path: Path) -> None:
     (missing,) = (await check_config(tmp_path / "config.json")).errors
-    assert missing.message == "the configuration cannot be read: No such file or directory"
+    assert missing.message == "configuration not readable: No such file or directory"
     (tmp_path / "config.json").write_text("{,}")
     (broken,) = (await check_config(tmp_path / "config.json")).errors
     assert broken.line == 1

@@ -129,7 +129,7 @@ async def test_unsupported_architecture_is_named(serve_tiny: ServeTiny, tmp_path
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        (["openvino_language_model.xml"], ".", "models that take images or sound beside text are not served"),
+        (["openvino_language_model.xml"], ".", "multimodal models beside text are not served"),
         (["model_index.json"], ".", "models that make images are not served"),
         (["openvino_encoder_model.xml"], ".", "its task is speech2text or text2speech"),
         ([], ".", r"without openvino_model\.xml"),

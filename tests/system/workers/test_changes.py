@@ -124,7 +124,7 @@ def _infer_in_region(client: httpx.Client) -> Any:
 
 def test_counters_stay_when_a_worker_has_died_or_been_renewed(servers: SystemServers) -> None:
     server = servers.serving("recovering_workers")
-    renewals = server.printed_so_far().count("processes renewed")
+    renewals = server.printed_so_far().count("rolling restart finished")
     with each_worker(server) as clients:
         before = _requests(clients[0])
         assert _statuses(clients, "counted") == [[200]] * 2
@@ -134,7 +134,7 @@ def test_counters_stay_when_a_worker_has_died_or_been_renewed(servers: SystemSer
         assert [_requests(client) for client in clients] == [before + 2] * 2
         assert _statuses(clients, "counted") == [[200]] * 2
     server.process.send_signal(signal.SIGHUP)
-    until(lambda: server.printed_so_far().count("processes renewed") > renewals)
+    until(lambda: server.printed_so_far().count("rolling restart finished") > renewals)
     with each_worker(server) as clients:
         assert [_requests(client) for client in clients] == [before + 4] * 2
         some = clients[0].get("/metrics", params={"name[]": "ovms_requests_success"}).text

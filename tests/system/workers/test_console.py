@@ -112,11 +112,11 @@ def test_a_stuck_worker_is_named_and_not_waited_for(servers: SystemServers) -> N
 
 def _connect_until_stuck(server: OvmsProcess) -> None:
     """Open connections until the parent process notices that a worker accepts none."""
-    known = server.printed_so_far().count("a worker process is stuck")
+    known = server.printed_so_far().count("worker stuck")
 
     def is_noticed() -> bool:
         with suppress(httpx.TimeoutException):
             httpx.get(f"{server.rest}/v2/health/live", timeout=0.5)
-        return server.printed_so_far().count("a worker process is stuck") > known
+        return server.printed_so_far().count("worker stuck") > known
 
     until(is_noticed)

@@ -33,13 +33,13 @@ async def test_measured_calls_of_trivial_models_need_more_workers_than_those_of_
         file = write_config(tmp_path, *({"name": name, "base_path": name} for name in names))
         plan = await choose_workers(await read_plan(ServerSettings(config_path=file, workers=0)))
         assert (plan.processes, repr(names[0]) in plan.workers_reason) == (count, True)
-    assert "computing is most" in (await choose_workers(plan, Measuring(max_model_bytes=1))).workers_reason
+    assert "mostly OpenVINO compute" in (await choose_workers(plan, Measuring(max_model_bytes=1))).workers_reason
 
 
 @pytest.mark.parametrize(
     ("measuring", "reason"),
     [
-        (Measuring(timeout_seconds=0.01), "the models were not loaded in 0.01 s"),
+        (Measuring(timeout_seconds=0.01), "models not loaded within 0.01 s"),
         (Measuring(program="ovmstrio.no_such_program"), ""),
     ],
     ids=["timeout", "error"],

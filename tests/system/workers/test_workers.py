@@ -136,11 +136,11 @@ def test_workers_are_renewed_one_after_the_other_and_no_call_fails(tmp_path: Pat
             before = worker_pids(server)
             file.write_text("{", encoding="utf-8")
             server.process.send_signal(signal.SIGHUP)
-            until(lambda: "processes not renewed" in server.printed_so_far())
+            until(lambda: "rolling restart aborted" in server.printed_so_far())
             assert worker_pids(server) == before
             worker_configuration(tmp_path, "other", "dummy")
             server.process.send_signal(signal.SIGHUP)
-            until(lambda: "processes renewed" in server.printed_so_far())
+            until(lambda: "rolling restart finished" in server.printed_so_far())
             now = worker_pids(server)
             assert now.isdisjoint(before)
             with each_worker(server) as clients:
@@ -180,11 +180,11 @@ def test_a_stuck_worker_is_killed_and_renewed(tmp_path: Path) -> None:
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: "does not end, and is killed" in server.printed_so_far())
+        until(lambda: "worker killed: drain timeout" in server.printed_so_far())
         for pid in before:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        until(lambda: "processes renewed" in server.printed_so_far())
+        until(lambda: "rolling restart finished" in server.printed_so_far())
         assert worker_pids(server).isdisjoint(before)
         assert server.stop()[0] == 0
 
@@ -275,7 +275,7 @@ def test_requests_of_a_caller_are_counted_over_all_workers(tmp_path: Path) -> No
     rare = run_ovms("keys", "new", "rare", "--requests_per_second", "0.001", *new).stdout.split()[-1]
     with serving(*_options(tmp_path), "--keys_file", str(keys), log=tmp_path / "log") as server:
         with each_worker(server, **{"x-api-key": busy}) as (one, other):
-            _expect_one_at_a_time(tmp_path, one, other, "'busy' has 1 requests under way")
+            _expect_one_at_a_time(tmp_path, one, other, "'busy' has 1 concurrent requests")
         with each_worker(server, **{"x-api-key": busy}) as clients:
             for client in clients:
                 client.headers["x-api-key"] = rare

@@ -168,7 +168,7 @@ async def test_callers_are_identified_again_only_after_a_change() -> None:
             await gate.end_unknown()
             await trio.sleep_forever()
 
-    with pytest.raises(Unauthenticated, match="not known, or not any more"):
+    with pytest.raises(Unauthenticated, match="unknown or expired"):
         await go_on()
     assert not gate.long_requests
     leave_caller()
@@ -272,7 +272,7 @@ async def test_scopes_come_from_either_claim_and_clocks_may_differ(claims: dict[
     ],
 )
 async def test_invalid_claims_are_refused_without_quoting_them(claims: dict[str, Any]) -> None:
-    with pytest.raises(Unauthenticated, match="the token is not valid") as caught:
+    with pytest.raises(Unauthenticated, match="invalid token") as caught:
         await _tokens().verify(_token(**claims))
     assert "ann" not in caught.value.message
     assert "example" not in caught.value.message
@@ -300,7 +300,7 @@ def _forged() -> list[str]:
 
 @pytest.mark.parametrize("token", _forged())
 async def test_forged_and_malformed_tokens_are_refused(token: str) -> None:
-    with pytest.raises(Unauthenticated, match="the token is not valid"):
+    with pytest.raises(Unauthenticated, match="invalid token"):
         await _tokens().verify(token)
 
 
@@ -365,7 +365,7 @@ async def test_a_withdrawn_key_ends_within_an_hour(mock_clock: trio.testing.Mock
 async def test_an_unreachable_issuer_is_reported_as_such(name: Any, keys: Any) -> None:
     issuer = _Issuer()
     issuer.name, issuer.keys = name, keys
-    with pytest.raises(Unauthenticated, match="cannot be verified now"):
+    with pytest.raises(Unauthenticated, match="token verification unavailable"):
         await Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW).verify(_token())
 
 

@@ -87,7 +87,7 @@ def test_each_scope_meets_only_its_needs(scope: str, met: set[Need]) -> None:
         if need in met:
             caller.demand(need, "add")
             continue
-        with pytest.raises(MissingScope, match="'shop' may not do that: it needs the scope") as caught:
+        with pytest.raises(MissingScope, match="'shop' lacks the scope") as caught:
             caller.demand(need, "add")
         expected = {Need.INFER: "infer:add", Need.GENERATE: "infer:add", Need.ABOUT: "read"}
         assert caught.value.scope == expected.get(need, need.name.lower())
@@ -165,14 +165,14 @@ _GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
         ([{"name": "shop", "sha256": digest_of("x")}], "'scopes' is missing"),
         ([{"name": "shop", "scopes": []}], "expected one of sha256, certificate, subject"),
         ([{**_GOOD, "subject": "s"}], "expected one of sha256, certificate, subject"),
-        ([{**_GOOD, "sha256": "ovms_secret"}], "no hash (expected 64 small hexadecimal digits"),
-        ([{**_GOOD, "name": "a b"}], "no such name"),
-        ([{**_GOOD, "expires": "2026-2-30"}], "no such day"),
+        ([{**_GOOD, "sha256": "ovms_secret"}], "invalid hash (expected 64 lower-case hexadecimal digits"),
+        ([{**_GOOD, "name": "a b"}], "invalid name"),
+        ([{**_GOOD, "expires": "2026-2-30"}], "invalid date"),
         ([{**_GOOD, "scopes": ["write"]}], "got 'write'"),
         ([{**_GOOD, "concurrency": -1}], "0 or more"),
         ([{**_GOOD, "tokens_per_minute": -1}], "0 or more"),
-        ([_GOOD, {**_GOOD, "sha256": digest_of("y")}], "another caller has the same name"),
-        ([_GOOD, {**_GOOD, "name": "other"}], "another caller has the same sha256"),
+        ([_GOOD, {**_GOOD, "sha256": digest_of("y")}], "duplicate name"),
+        ([_GOOD, {**_GOOD, "name": "other"}], "duplicate sha256"),
     ],
 )
 def test_a_mistake_is_reported_with_its_line_and_without_secrets(callers: list[Any], expected: str) -> None:
@@ -208,7 +208,9 @@ async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_cl
     allowance = CallerAllowance("shop", requests_per_second=4)
     for _ in range(4):
         allowance.take()
-    with pytest.raises(CallerLimited, match=r"'shop' may make 4 requests a second; try again in 0.25 s") as caught:
+    with pytest.raises(
+        CallerLimited, match=r"'shop' is limited to 4 requests per second; try again in 0.25 s"
+    ) as caught:
         allowance.take()
     assert caught.value.retry_after_seconds == pytest.approx(0.25)
     mock_clock.jump(0.25)
@@ -222,7 +224,7 @@ async def test_concurrent_requests_count_until_they_end() -> None:
     allowance = CallerAllowance("shop", concurrency=2)
     allowance.take()
     allowance.take()
-    with pytest.raises(CallerLimited, match="'shop' has 2 requests under way"):
+    with pytest.raises(CallerLimited, match="'shop' has 2 concurrent requests"):
         allowance.take()
     allowance.give_back()
     allowance.take()
@@ -235,7 +237,7 @@ async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: tri
     allowance.spend_tokens(119)
     allowance.check_tokens()
     allowance.spend_tokens(31)
-    refusal = r"'shop' may use 120 tokens a minute; try again in 16 s"
+    refusal = r"'shop' is limited to 120 tokens per minute; try again in 16 s"
     with pytest.raises(CallerLimited, match=refusal) as caught:
         allowance.check_tokens()
     assert caught.value.retry_after_seconds == pytest.approx(15.5)

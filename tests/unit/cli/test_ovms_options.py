@@ -69,8 +69,8 @@ WARNED = {
     ],
 }
 
-_HUB = "models are fetched from no hub"
-_IMAGES = "models that take or make images are not served"
+_HUB = "model download is not supported"
+_IMAGES = "image models are not supported"
 _FILE = "model_config_list"
 REFUSED = {
     "--source_model Org/Model-int4-ov --model_repository_path /models --rest_port 8000": [_HUB],
@@ -81,17 +81,17 @@ REFUSED = {
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin_config"],
     "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
     "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
-    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["no hub"],
+    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["model download"],
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
-        "--pipeline_type: models that take"
+        "--pipeline_type: multimodal models"
     ],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
     "--model_path s3://bucket/model --model_name m --port 9000": [
-        "--model_path: remote storage is not served",
+        "--model_path: remote storage is not supported",
         "mount",
     ],
-    "--model_path azfs://share/model --model_name m --port 9001": ["--model_path: remote storage is not served"],
+    "--model_path azfs://share/model --model_name m --port 9001": ["--model_path: remote storage is not supported"],
 }
 
 
@@ -293,7 +293,7 @@ def test_a_local_model_of_a_hub_is_served(
 @pytest.mark.parametrize("arguments", [["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]])
 def test_models_are_not_downloaded(repository: Path, arguments: list[str]) -> None:
     done = _run(*arguments, "--model_repository_path", str(repository), "--task", "text_generation")
-    assert (done.exit_code, "models are fetched from no hub" in done.output) == (EX_USAGE, True)
+    assert (done.exit_code, "model download is not supported" in done.output) == (EX_USAGE, True)
 
 
 @pytest.mark.parametrize("command", ["ovms", "ovms serve"])

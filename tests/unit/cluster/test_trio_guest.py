@@ -202,7 +202,7 @@ def test_a_later_failure_is_logged() -> None:
     with structlog.testing.capture_logs() as logged:
         asyncio.run(run())
     assert [(each["event"], str(each["exc_info"])) for each in logged] == [
-        ("the server of a replica has failed", "a wire was loose")
+        ("replica server failed", "a wire was loose")
     ]
 
 
@@ -214,9 +214,9 @@ def test_calls_at_and_after_the_end_are_refused() -> None:
             call = asyncio.ensure_future(guest.call(trio.sleep_forever))
             assert await guest.call(_twice, 1) == 2
             await guest.aclose()
-            with pytest.raises(NotReady, match="the replica has ended"):
+            with pytest.raises(NotReady, match="the replica has stopped"):
                 await call
-            with pytest.raises(NotReady, match="the replica has ended"):
+            with pytest.raises(NotReady, match="the replica has stopped"):
                 await guest.call(_twice, 1)
 
     asyncio.run(run())

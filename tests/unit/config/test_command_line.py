@@ -173,7 +173,7 @@ def test_metric_families_are_chosen_by_list_or_by_patterns() -> None:
 @pytest.mark.parametrize(
     ("options", "beginnings"),
     [
-        ({"rest_prot": 1}, ["--rest_prot: there is no such option; did you mean 'rest_port'?"]),
+        ({"rest_prot": 1}, ["--rest_prot: unknown option; did you mean 'rest_port'?"]),
         (
             {"metrics_families": "ovmstrio_redy,nothing_*"},
             [
@@ -212,7 +212,7 @@ def test_a_graph_refuses_the_options_of_models(tmp_path: Path) -> None:
     with pytest.raises(UsageProblems) as error:
         read_settings(options)
     assert error.value.lines == [
-        f"--{name}: is an option of models, and this is a graph; leave it out" for name in ("batch_size", "nireq")
+        f"--{name}: is an option of models, not of graphs; remove it" for name in ("batch_size", "nireq")
     ]
 
 

@@ -153,22 +153,22 @@ def test_an_op_pipeline_is_a_configuration_and_a_script(entry: dict[str, str], c
     ("section", "entry", "key", "message"),
     [
         ("handler", {"name": ""}, "name", "the name is empty"),
-        ("handler", {"name": "v2"}, "name", "the name is the beginning of the server's own paths"),
-        ("handler", {"name": "v3"}, "name", "the name is the beginning of the server's own paths"),
-        ("handler", {"name": "health"}, "name", "the name is the beginning of the server's own paths"),
+        ("handler", {"name": "v2"}, "name", "the name is reserved for the server's paths"),
+        ("handler", {"name": "v3"}, "name", "the name is reserved for the server's paths"),
+        ("handler", {"name": "health"}, "name", "the name is reserved for the server's paths"),
         ("handler", {"name": "a/b"}, "name", "the name cannot be used"),
         ("handler", {"path": ""}, "path", "the path is empty"),
-        ("handler", {"path": "s3://b/a"}, "path", "remote storage is not served"),
+        ("handler", {"path": "s3://b/a"}, "path", "remote storage is not supported"),
         ("handler", {"path": "a\0"}, "path", "the path cannot be used"),
-        ("handler", {"python": "none/bin/python"}, "python", "there is no such interpreter"),
+        ("handler", {"python": "none/bin/python"}, "python", "Python interpreter not found"),
         ("mediapipe", {"name": ""}, "name", "the name is empty"),
-        ("mediapipe", {"base_path": "s3://bucket/g"}, "base_path", "remote storage is not served"),
+        ("mediapipe", {"base_path": "s3://bucket/g"}, "base_path", "remote storage is not supported"),
         ("mediapipe", {"graph_path": "g\0"}, "graph_path", "the path cannot be used"),
-        ("mediapipe", {"subconfig": "gs://bucket/s.json"}, "subconfig", "remote storage is not served"),
-        ("op_pipeline", {"name": "metrics"}, "name", "the name is the beginning of the server's own paths"),
+        ("mediapipe", {"subconfig": "gs://bucket/s.json"}, "subconfig", "remote storage is not supported"),
+        ("op_pipeline", {"name": "metrics"}, "name", "the name is reserved for the server's paths"),
         ("op_pipeline", {"name": "a/b"}, "name", "the name cannot be used"),
         ("op_pipeline", {"path": ""}, "path", "the path is empty"),
-        ("op_pipeline", {"path": "s3://b"}, "path", "remote storage is not served"),
+        ("op_pipeline", {"path": "s3://b"}, "path", "remote storage is not supported"),
         ("op_pipeline", {"service": ""}, "service", "the service is empty"),
         ("op_pipeline", {"service": "a\0"}, "service", "the path cannot be used"),
     ],
@@ -266,7 +266,7 @@ def test_the_path_of_an_interpreter_is_relative_to_the_file_and_stays_a_link(tmp
     ("settings", "path", "message"),
     [
         ({"python": "venv/bin/python"}, "python", "which does not exist"),
-        ({"python": "config.json"}, "python", "which cannot be run"),
+        ({"python": "config.json"}, "python", "which is not executable"),
         ({"python_isolation": "none", "python_processes": 2}, "python_processes", "set python_isolation to process"),
     ],
 )
@@ -400,7 +400,7 @@ def test_models_that_two_files_configure_are_served_once(tmp_path: Path) -> None
     assert [(model.name, model.nireq) for model in spec.of(ModelSpec)] == [("same", 0), ("other", 0)]
     (problem,) = spec.problems
     assert (problem.severity, problem.file) == ("warning", f"{tmp_path}/g/subconfig.json")
-    assert problem.suggestion == f"{tmp_path}/config.json:10 has it"
+    assert problem.suggestion == f"first defined in {tmp_path}/config.json:10"
 
 
 def test_a_graph_in_a_subconfig_is_refused(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_voices_and_speeds_of_speech_models() -> None:
             "idle_unload_seconds",
             "of models for speech2text, text2speech, text_generation",
         ),
-        ({"pipeline_type": "VLM"}, "pipeline_type", "images or sound"),
+        ({"pipeline_type": "VLM"}, "pipeline_type", "multimodal"),
         ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),
         ({"plugin_config": {"A": [1]}}, "plugin_config.A", "a text, a number, true or false"),
         ({"chat_template_mode": "jinja"}, "chat_template_mode", "did you mean 'JINJA'?"),

@@ -165,7 +165,7 @@ def test_custom_loaders_are_warnings_and_empty_sections_are_not() -> None:
     sections = ("model_config_list", "pipeline_config_list", "custom_node_library_config_list")
     document = {**{key: [] for key in sections}, "custom_loader_config_list": [{"config": {"loader_name": "c"}}]}
     (problem,) = _parse(document).problems
-    assert (problem.severity, problem.message) == ("warning", "custom loader 'c' is not served by this version")
+    assert (problem.severity, problem.message) == ("warning", "custom loader 'c' is not supported")
     assert _parse({key: [] for key in document}) == ServerSpec()
 
 

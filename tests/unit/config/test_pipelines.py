@@ -144,8 +144,8 @@ def test_keys_of_a_pipeline_become_fields_of_the_spec() -> None:
         (_pipeline(_node(outputs=[{"data_item": "a", "allias": "a"}])), ".nodes[0].outputs[0].allias", "'alias'?"),
         (_pipeline(_node(type="dl model")), ".nodes[0].type", "did you mean 'DL model'?"),
         (_pipeline(_node(type=1)), ".nodes[0].type", "expected a string"),
-        (_pipeline(_node(library_name="l")), ".nodes[0].library_name", "not for a node of type 'DL model'"),
-        (_pipeline(_custom() | {"model_name": "m"}), ".nodes[0].model_name", "not for a node of type 'custom'"),
+        (_pipeline(_node(library_name="l")), ".nodes[0].library_name", "not allowed for node type 'DL model'"),
+        (_pipeline(_custom() | {"model_name": "m"}), ".nodes[0].model_name", "not allowed for node type 'custom'"),
         (_pipeline(_node(version=0)), ".nodes[0].version", "1 or more"),
         (_pipeline(_custom(params={"a": 1})), ".nodes[0].params.a", "expected a string"),
         (_pipeline(_node(gather_from_node=[])), ".nodes[0].gather_from_node", "expected a string"),
@@ -164,7 +164,7 @@ def test_a_wrong_form_of_a_pipeline_makes_the_file_unusable(pipeline: Any, path:
 @pytest.mark.parametrize(
     ("pipeline", "fields", "warnings"),
     [
-        (_pipeline(demultiply_count=0), {"demultiply_count": -1}, {".demultiply_count": "write -1"}),
+        (_pipeline(demultiply_count=0), {"demultiply_count": -1}, {".demultiply_count": "use -1"}),
         (_pipeline(inputs=["image", "mask", "image"]), {"inputs": ("image", "mask")}, {".inputs": ""}),
         (_pipeline(_node(params={}), _custom(version=2)), {}, {".nodes[0].params": "", ".nodes[1].version": ""}),
     ],
@@ -206,7 +206,7 @@ def test_a_library_is_a_file_or_built_in(tmp_path: Path, base_path: str, path: s
     assert pipeline.libraries == {"crop": Path(path.format(root=tmp_path))}
 
 
-_UNUSABLE = "the custom node library 'crop' cannot be used"
+_UNUSABLE = "invalid custom node library 'crop'"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ _UNUSABLE = "the custom node library 'crop' cannot be used"
             (_library(base_path=path), _UNUSABLE, "", ["custom_node_library_config_list[0].base_path"])
             for path in ("", "../crop.so", "/opt/../crop.so", "s3://bucket/crop.so", "c\0.so")
         ),
-        (_library("crops"), "there is no custom node library 'crop'", "did you mean 'crops'?", []),
+        (_library("crops"), "unknown custom node library 'crop'", "did you mean 'crops'?", []),
     ],
 )
 def test_an_unusable_library_fails_only_the_pipelines_that_use_it(

@@ -194,13 +194,13 @@ SCHEMA = {
     "no number": ("max_in_flight: 2.5", ""),
     "too large a number": ("max_in_flight: 2147483648", ""),
     "no truth value": ("input_stream_info { tag_index: 'A' back_edge: maybe }", ""),
-    "a field given twice": ("name: 'a' name: 'b'", "keep one; line 2 has one too"),
+    "a field given twice": ("name: 'a' name: 'b'", "remove one; also in line 2"),
     "a list for one value": ("name: ['a']", "write one value without [ and ]"),
     "a value for a message": ("options: 3", ""),
     "a message for a value": ("name { }", ""),
     "two messages in one Any": (
         f"node_options {{ {STRUCT} {{ }} {STRUCT} {{ }} }}",
-        "give each its own braces",
+        "use separate braces",
     ),
 }
 

@@ -36,10 +36,10 @@ def _plan(folder: Path, options: dict[str, Any], **keys: Any) -> Plan:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"tls_cert": FILE}, "each needs the other"),
-        ({"tls_key": FILE}, "each needs the other"),
+        ({"tls_cert": FILE}, "both are required"),
+        ({"tls_key": FILE}, "both are required"),
         ({"client_ca": FILE}, "needs --tls_cert and --tls_key"),
-        ({"port": 9000, "probe_port": 9000}, "--probe_port: 9000 is the port of a protocol"),
+        ({"port": 9000, "probe_port": 9000}, "--probe_port: port 9000 is in use by gRPC or REST"),
         ({"port": 65_536}, "--port: the value cannot be used .expected 65535 or less, found 65536"),
         ({"drain_seconds": -1}, "--drain_seconds: the value cannot be used .expected 0.0 or more, found -1"),
         ({"workers": "2"}, r"--workers.*nucleus\.yaml"),

@@ -197,7 +197,7 @@ def _limit_kept_bodies() -> Iterator[None]:
     [
         (gzip.compress(BODY, mtime=0), "gzip", r'\{"password": "\*\*\*", "text": "mine mine.*'),
         (zlib.compress(BODY), "Deflate", r'\{"password": "\*\*\*", "text": "mine mine.*'),
-        (BODY, "br", r"\(compressed, and cannot be read\)"),
+        (BODY, "br", r"\(compressed body, decompression failed\)"),
         (b"\xff" * 5000, "", r"(\\xff){250}"),
     ],
 )

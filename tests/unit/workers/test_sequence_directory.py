@@ -345,7 +345,7 @@ def test_number_of_slots_follows_the_configured_sequences(count: int, slots: int
 async def test_start_is_refused_if_no_slot_is_free(two: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = two.load(0)
     monkeypatch.setattr(two.boards[0].sequences, "put", lambda *_: False)
-    with pytest.raises(TooManySequences, match="start it again"):
+    with pytest.raises(TooManySequences, match="restart the server"):
         _start(manager, 1)
     assert (len(manager), two.directories[1].count("m", 1)) == (0, 0)
     monkeypatch.undo()

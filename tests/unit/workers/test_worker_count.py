@@ -51,28 +51,28 @@ def test_workers_are_counted_by_option_and_services(workers: str | None, service
 
 
 TRIVIAL, HALF, LONG = MeasuredCall(20e-6, 0.0), MeasuredCall(120e-6, 200e-6), MeasuredCall(300e-6, 20e-3)
-COMPUTING = "computing is most of what is served, and fills all cores from one process"
+COMPUTING = "mostly OpenVINO compute, which uses all cores from one process"
 
 
 @pytest.mark.parametrize(
     ("cores", "measured", "services", "count", "reason"),
     [
-        (8, {"m": TRIVIAL}, (MODEL,), 8, "100% is work of the event loop"),
+        (8, {"m": TRIVIAL}, (MODEL,), 8, "100% on the event loop"),
         (8, {"m": LONG}, (MODEL,), 1, ""),
-        (8, {"m": HALF}, (MODEL,), 4, "50% is work of the event loop"),
+        (8, {"m": HALF}, (MODEL,), 4, "50% on the event loop"),
         (2, {"m": HALF}, (MODEL,), 1, ""),
         (
             4,
             {"m": LONG, "small": TRIVIAL},
             (MODEL,),
             4,
-            "of a call of the model 'small' 100% is work of the event loop, and 0.00 ms beside it",
+            "a call of model 'small' spends 100% on the event loop, 0.00 ms in other threads",
         ),
-        (4, {}, (HANDLER,), 4, "the handler 'h' may run Python code, of which one process fills one core"),
-        (4, {}, (REMOTE,), 4, "the remote model 'r' is asked by the event loop, of which one process fills one core"),
+        (4, {}, (HANDLER,), 4, "the handler 'h' may run Python code, which uses one core per process"),
+        (4, {}, (REMOTE,), 4, "the remote model 'r' is called from the event loop, which uses one core per process"),
         (4, {}, (MODEL,), 1, COMPUTING),
         (4, {}, (TEXT,), 1, COMPUTING),
-        (1, {"m": TRIVIAL}, (HANDLER,), 1, "the server may use one core"),
+        (1, {"m": TRIVIAL}, (HANDLER,), 1, "one usable core"),
     ],
 )
 def test_workers_are_chosen_by_cores_measured_calls_and_kinds(
@@ -116,7 +116,7 @@ async def test_stored_sequences_decide_the_number_of_workers(tmp_path: Path, mon
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, sequence_store=store)
     with trio.fail_after(PATIENCE_SECONDS):
         plan = await choose_workers(await read_plan(settings))
-    assert (plan.processes, plan.workers_reason) == (3, "--sequence_store has the sequences of so many")
+    assert (plan.processes, plan.workers_reason) == (3, "--sequence_store has sequences of this number of workers")
     check_store(store, plan.processes)
 
 

@@ -241,7 +241,7 @@ def test_input_form_that_does_not_fit_the_model_is_refused(tmp_path: Path, form:
     [
         ("x", r"expected NAME=TYPE\[SIZES\] such as .*, got 'x'"),
         ("x=FP33[1]", "unknown element type 'FP33'; known are BOOL"),
-        ("x=FP32[a]", "'a' is no dimension"),
+        ("x=FP32[a]", "invalid dimension 'a'"),
     ],
 )
 def test_invalid_input_form_is_refused(form: str, message: str) -> None:

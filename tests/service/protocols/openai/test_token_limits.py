@@ -28,7 +28,7 @@ def _check_refused(answer: httpx.Response, used: str, seconds: int) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, str(seconds)), answer.text
     error = answer.json()["error"]
     assert error["code"] == "rate_limit_exceeded"
-    assert f"'shop' may use {used} tokens a minute" in error["message"]
+    assert f"'shop' is limited to {used} tokens per minute" in error["message"]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
