@@ -19,7 +19,7 @@ from ovmstrio.isolation.process_exit import MEANINGS
 
 __all__ = ["Program", "describe_end", "describe_exit", "signal_name", "start_program"]
 
-_ROOT: Final = Path(__file__).parents[3]
+_ROOT: Final = Path(__file__).parents[2]
 
 
 _SERVER_PACKAGES: Final = ("ovmstrio", "pyovms", "cortex_internal")

@@ -285,7 +285,7 @@ class LoopCalls:
 # ----------------------------------------------------------------------
 
 _MACHINERY: Final = (
-    f"{Path(__file__).parents[2]}/",
+    f"{Path(__file__).parents[1]}/",
     *(f"{Path(module.__file__).parent}/" for module in (trio, pyovms) if module.__file__ is not None),
 )
 
