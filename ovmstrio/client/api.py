@@ -75,11 +75,7 @@ class StreamReply:
 
 
 def to_wire(name: str, value: Value, datatype: str | None = None) -> RawTensor:
-    """Convert an input to a raw tensor; by default the datatype is that of the array.
-
-    Raises:
-        InvalidRequest: KServe has no such datatype.
-    """
+    """Convert an input to a raw tensor; raises ``InvalidRequest`` if KServe has no datatype for the array."""
     if isinstance(value, bytes):
         return RawTensor(name, "BYTES", (len(value),), value)
     return raw_tensor(name, value, datatype)
@@ -123,11 +119,9 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """Live sequence of a stateful model.
+    """Live sequence of a stateful model; ``requests`` counts the successful ones.
 
-    Attributes:
-        requests: number of successful requests.
-        lost_seconds: maximum time whose requests are missing in a sequence restored after a crash.
+    After a crash, requests of at most ``lost_seconds`` are missing in a restored sequence.
     """
 
     id: int
@@ -171,12 +165,8 @@ class Client(ABC):
     ) -> dict[str, Array]:
         """Infer with a model and return its outputs by name.
 
-        Args:
-            model: name of the model.
-            inputs: arrays or bytes by name; see ``Value``.
-            version: version of the model; default: the server's choice.
-            datatypes: KServe datatypes of inputs that the array does not determine (``BF16``).
-            parameters: request parameters, such as those of sequences.
+        Inputs are arrays or bytes; see ``Value``. ``datatypes`` names KServe datatypes that the array does not
+        determine (``BF16``); ``parameters`` are request parameters, such as those of sequences.
         """
         tensors = [to_wire(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
         return self._infer(model, version, tensors, parameters or {})
@@ -193,12 +183,8 @@ class Client(ABC):
     ) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once.
 
-        Args:
-            model: name of the graph.
-            requests: read one by one in a thread of the library; the input ends with them. Their exceptions are raised
-                here.
-            timeout: over gRPC the maximum seconds of the stream, over REST (one request only) between events; None for
-                no limit.
+        ``requests`` are read one by one in a thread of the library; their exceptions are raised here. ``timeout`` is
+        the maximum seconds of the stream over gRPC, and between events over REST, which has one request only.
         """
 
     @abstractmethod
@@ -223,14 +209,9 @@ class Client(ABC):
 
     @abstractmethod
     def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
-        """Profile the server and return the document of ``POST /v2/profile``; ``NotSupported`` over gRPC.
+        """Profile the server (admin scope) and return the document of ``POST /v2/profile``; ``NotSupported`` over gRPC.
 
-        Requires the admin scope.
-
-        Args:
-            seconds: sampling time.
-            rate: samples per second.
-            models: names of models whose layers are timed.
+        Samples for ``seconds`` at ``rate`` per second, then times the layers of ``models``.
         """
 
     @abstractmethod

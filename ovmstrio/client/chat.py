@@ -56,9 +56,6 @@ class ChatClient:
         api_key: sent as bearer token, unless empty.
         timeout: maximum seconds without data.
         tls: TLS settings.
-
-    Raises:
-        InvalidRequest: the URL is malformed, or a file of ``tls`` cannot be used.
     """
 
     def __init__(
@@ -70,12 +67,7 @@ class ChatClient:
         self._verify = tls is None or tls.context()
 
     def models(self) -> list[str]:
-        """Return the names of the served models, text generation models first.
-
-        Raises:
-            Unreachable: no server answers.
-            ServerError: the server refuses, or is no OpenAI API.
-        """
+        """Return the names of the served models, text generation models first."""
         try:
             with self._open() as http:
                 answer = http.get(f"{self.url}/models")
@@ -91,10 +83,7 @@ class ChatClient:
     def stream(self, model: str, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Generator[ChatPiece]:
         """Send a chat request and yield the answer's deltas; closing the iterator cancels the request at once.
 
-        Args:
-            model: name of the model.
-            messages: the conversation, ending with the message to answer.
-            options: further request fields, such as ``temperature``.
+        ``options`` are further request fields, such as ``temperature``.
 
         Raises:
             Unreachable: no server answers, or the connection broke.

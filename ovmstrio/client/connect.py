@@ -85,11 +85,7 @@ class ClientTls:
     key: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Load the files.
-
-        Raises:
-            InvalidRequest: a file cannot be read or is malformed.
-        """
+        """Load the files; raises ``InvalidRequest`` if one cannot be read or is malformed."""
         try:
             if self.ca is not None:
                 check_regular(self.ca)

@@ -42,12 +42,7 @@ class PredictFuture:
         self._call = call
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answer, at most ``timeout`` seconds.
-
-        Raises:
-            grpc.RpcError: the call failed.
-            grpc.FutureTimeoutError: timeout; the call continues.
-        """
+        """Wait at most ``timeout`` seconds for the answer; raises ``grpc.RpcError`` or ``grpc.FutureTimeoutError``."""
         return self._call.result(timeout)
 
 
@@ -59,12 +54,7 @@ class PipelineClient:
         self._inference: Any = None
 
     def connect(self, endpoints: Sequence[str] | str) -> None:
-        """Set the servers (``host:port``), which are used round-robin.
-
-        Raises:
-            ValueError: no server is given.
-            OSError: a host name cannot be resolved.
-        """
+        """Set the servers (``host:port``), which are used round-robin; raises ``ValueError`` or ``OSError``."""
         listed = [endpoints] if isinstance(endpoints, str) else list(endpoints)
         if not listed:
             raise ValueError("connect needs at least one endpoint, such as '127.0.0.1:9998'")

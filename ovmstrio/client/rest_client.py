@@ -47,11 +47,7 @@ _JSON_TYPES: Final = frozenset({"bool", "int64", "float64"})
 
 
 def only(requests: Iterable[StreamRequest]) -> StreamRequest:
-    """Return the single request of a REST stream.
-
-    Raises:
-        InvalidRequest: there is not exactly one.
-    """
+    """Return the single request of a REST stream; raises ``InvalidRequest`` if there is not exactly one."""
     found = list(requests)
     if len(found) != 1:
         raise InvalidRequest(f"a stream over REST has one request, got {len(found)}; use gRPC")
@@ -59,11 +55,7 @@ def only(requests: Iterable[StreamRequest]) -> StreamRequest:
 
 
 def body_of(request: StreamRequest) -> bytes:
-    """Encode the request body: inputs by name, and parameters.
-
-    Raises:
-        InvalidRequest: JSON cannot represent an input or parameter.
-    """
+    """Encode the request body; raises ``InvalidRequest`` if JSON cannot represent an input or parameter."""
     inputs = {name: _value(name, value) for name, value in request.inputs.items()}
     parameters = dict(request.parameters)
     if request.timestamp is not None:
@@ -90,12 +82,7 @@ def _value(name: str, value: Value) -> Any:
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:
-    """Parse the events of a stream of replies.
-
-    Raises:
-        ValueError: event data is not JSON.
-        AttributeError: event data is not a JSON object.
-    """
+    """Parse the events of a stream of replies; raises ``ValueError`` or ``AttributeError`` if they are malformed."""
     for kind, data in split_events(chunks):
         yield _reply(kind, orjson.loads(data))
 

@@ -26,10 +26,9 @@ class ChannelLost(Exception):
 
 
 class BlockingChannel:
-    """Channel for threads: any thread may send, one at a time may receive. Answers stack sampling requests itself.
+    """Channel for threads; takes over the socket. Answers stack sampling requests itself.
 
-    Args:
-        end: a socket of a packet pair; taken over.
+    Any thread may send, one at a time may receive. All methods raise ``ChannelLost``.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -45,13 +44,7 @@ class BlockingChannel:
         self._send_lock = threading.Lock()
 
     def send(self, value: Any) -> None:
-        """Send a value. Arrays that lie in memory of the server are not copied.
-
-        Raises:
-            ChannelLost: user code has closed the socket.
-            TypeError: the value cannot be sent; nothing was sent.
-            OSError: out of memory.
-        """
+        """Send a value; raises ``TypeError`` or ``OSError``. Arrays that lie in memory of the server are not copied."""
         with self._packets_lock:
             message = self._packets.prepare(value)
         try:
@@ -90,21 +83,13 @@ class BlockingChannel:
         return True
 
     def receive(self) -> Message | None:
-        """Wait for a message; None when the server has closed the channel.
-
-        Raises:
-            ChannelLost: user code has closed the socket.
-        """
+        """Wait for a message; None when the server has closed the channel."""
         while not self._received:
             self._receive_one()
         return self._received.pop()
 
     def has_message(self) -> bool:
-        """Return whether :meth:`receive` would return at once, also for the end of the channel.
-
-        Raises:
-            ChannelLost: user code has closed the socket.
-        """
+        """Return whether :meth:`receive` would return at once, also for the end of the channel."""
         try:
             while not self._received and self._poll.poll(0):
                 self._receive_one()
@@ -133,11 +118,7 @@ class BlockingChannel:
         self._received.append(message)
 
     def wait(self, descriptors: Collection[int], seconds: float | None = None) -> None:
-        """Wait until :meth:`has_message` may be true, another descriptor is readable, or ``seconds`` have passed.
-
-        Raises:
-            ChannelLost: user code has closed the socket.
-        """
+        """Wait until :meth:`has_message` may be true, another descriptor is readable, or ``seconds`` have passed."""
         for descriptor in descriptors:
             self._poll.register(descriptor, select.POLLIN)
         try:

@@ -85,12 +85,7 @@ class Swift(NamedTuple):
 
 
 def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
-    """Encode the packet of a ``Swift`` message; None if it is too large or not JSON.
-
-    Args:
-        head: JSON value.
-        buffers: contiguous buffers whose bytes follow.
-    """
+    """Encode the packet of a ``Swift`` message (JSON and contiguous buffers); None if it is too large or not JSON."""
     import orjson  # noqa: PLC0415 - may be missing in the environment of user code, which sends no such messages
 
     try:
@@ -102,12 +97,7 @@ def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
 
 
 class PreparedMessage:
-    """Message that is written and sent; finished with ``sent`` or ``withdrawn``.
-
-    Attributes:
-        size: bytes that :meth:`write` writes.
-        files: descriptors to send with the packet; not owned.
-    """
+    """Message that is written and sent; finished with ``sent`` or ``withdrawn``. ``files`` are not owned."""
 
     __slots__ = ("_encoded", "files", "number", "region", "size")
 
@@ -138,10 +128,8 @@ class PreparedMessage:
 class MessagePackets:
     """Encoder and decoder of one end, which tracks the memory in use.
 
-    Not thread-safe, except that leases may end in any thread.
-
-    Args:
-        send_now: sends a packet without blocking and returns whether it was sent; thread-safe.
+    Not thread-safe, except that leases may end in any thread. ``send_now`` sends a packet without blocking, in any
+    thread, and returns whether it was sent.
     """
 
     def __init__(self, send_now: Callable[[bytes], bool]) -> None:
@@ -153,12 +141,7 @@ class MessagePackets:
         self._backlog: deque[bytes] = deque()
 
     def prepare(self, value: Any, descriptor: int | None = None) -> PreparedMessage:
-        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdrawn` for it.
-
-        Raises:
-            TypeError: the value cannot be sent.
-            OSError: out of memory.
-        """
+        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdrawn` for it."""
         encoded = Encoded(value, shares_above=MOST_INLINE, shares_most=MOST_FILES - 2)
         if encoded.size <= MOST_INLINE and not encoded.shared:
             return PreparedMessage(encoded, 0, None, descriptor)
@@ -195,8 +178,7 @@ class MessagePackets:
     def read(self, packet: bytes, files: list[int]) -> Message | None:
         """Decode a packet and take over its descriptors; return None if it has no message.
 
-        Raises:
-            ValueError, LookupError, TypeError, OSError, RecursionError: malformed packet; its descriptors were closed.
+        Raises ``NO_MESSAGE`` exceptions for a malformed packet, whose descriptors are closed.
         """
         try:
             return self._read(packet, files)
@@ -298,12 +280,10 @@ class PacketSocket:
         self._packets_since_checkpoint = 0
 
     async def send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
-        """Send a non-empty packet with copies of descriptors; one task at a time.
+        """Send a non-empty packet with copies of descriptors, completely or not at all; one task at a time.
 
         Raises:
             BrokenResourceError: the peer has exited, or this end is closed.
-
-        Cancellation: the packet is sent completely or not at all.
         """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, files))] if files else []
         try:
@@ -322,11 +302,7 @@ class PacketSocket:
         return True
 
     def try_send(self, packet: bytes) -> bool:
-        """Send a packet without blocking and return whether it was sent; not while another task sends.
-
-        Raises:
-            BrokenResourceError: the peer has exited, or this end is closed.
-        """
+        """Like :meth:`send_now`, but raise ``BrokenResourceError`` if the peer has exited; not thread-safe."""
         try:
             self._end.send(packet, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -399,7 +375,7 @@ class MessageChannel:
         self._send_lock = trio.Lock()
 
     async def send(self, value: Any, descriptor: int | None = None) -> None:
-        """Send a value with an optional descriptor (copied).
+        """Send a value with an optional descriptor (copied), completely or not at all.
 
         Arrays that lie in memory of another process are not copied.
 
@@ -407,8 +383,6 @@ class MessageChannel:
             BrokenResourceError: the peer has exited, or this end is closed.
             TypeError: the value cannot be sent; nothing was sent.
             OSError: out of memory.
-
-        Cancellation: not while large arrays are copied; the message is sent completely or not at all.
         """
         message = self._packets.prepare(value, descriptor)
         try:
@@ -423,20 +397,12 @@ class MessageChannel:
         self._packets.sent(message)
 
     async def send_packet(self, packet: bytes) -> None:
-        """Send a packet of :func:`swift_packet`.
-
-        Raises:
-            BrokenResourceError: the peer has exited, or this end is closed.
-        """
+        """Send a packet of :func:`swift_packet`; raises ``BrokenResourceError`` if the peer has exited."""
         if not self.send_packet_now(packet):
             await self._send(packet)
 
     def send_packet_now(self, packet: bytes) -> bool:
-        """Send a packet of :func:`swift_packet` without blocking; return whether it was sent.
-
-        Raises:
-            BrokenResourceError: the peer has exited, or this end is closed.
-        """
+        """Like :meth:`send_packet`, without blocking; return whether the packet was sent."""
         return not (self._send_lock.locked() or self._packets.has_backlog) and self._socket.try_send(packet)
 
     def send_soon(self, value: Any) -> None:
@@ -448,11 +414,7 @@ class MessageChannel:
             self._packets.withdrawn(message)
 
     def send_later(self, value: Any) -> None:
-        """Send a small value now, or before the next message if the socket is full.
-
-        Raises:
-            TypeError, ValueError: the value cannot be sent or is not small.
-        """
+        """Send a small value now, or before the next message if the socket is full; raises ``ValueError`` if large."""
         message = self._packets.prepare(value)
         if message.region is not None:
             self._packets.withdrawn(message)
@@ -473,11 +435,7 @@ class MessageChannel:
             self._send_lock.release()
 
     async def receive(self) -> Message | None:
-        """Wait for a message; None when the peer has closed. The caller closes the descriptor.
-
-        Raises:
-            ValueError, LookupError, TypeError, OSError, RecursionError: malformed packet.
-        """
+        """Wait for a message; None when the peer has closed. Raises ``NO_MESSAGE`` errors if malformed."""
         while (received := await self._socket.receive(MOST_PACKET)) is not None:
             message = self._packets.read(*received)
             if message is not None:

@@ -42,12 +42,7 @@ _ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 
 
 class CodeHost:
-    """Server of one channel.
-
-    Args:
-        channel: connection to the server.
-        hosted: the user's object.
-    """
+    """Server of one channel to the server, for requests to the user's object ``hosted``."""
 
     def __init__(self, channel: BlockingChannel, hosted: Hosted) -> None:
         self._channel = channel

@@ -118,11 +118,7 @@ def _frames(traceback: TracebackType | None) -> list[list[Any]]:
 
 
 def decode_error(data: dict[str, Any]) -> BaseException:
-    """Recreate an error from the data of :func:`encode_error`.
-
-    Raises:
-        ValueError, LookupError, TypeError: the data is malformed.
-    """
+    """Recreate an error from the data of :func:`encode_error`; raises ``NO_MESSAGE`` exceptions if it is malformed."""
     if data["members"]:
         error: BaseException = BaseExceptionGroup(data["text"], [decode_error(one) for one in data["members"]])
     else:
@@ -203,14 +199,9 @@ Array = np.ndarray[Any, Any]
 
 
 class MappedFile:
-    """Mapped memory file of any process; unmapped and closed with its last view.
+    """Memory file of any process, mapped and sealed against shrinking; unmapped and closed with its last view.
 
-    Args:
-        file: its descriptor; taken over, also on errors.
-
-    Raises:
-        OSError: the file cannot be sealed or mapped.
-        ValueError: the file is empty.
+    Takes over the descriptor, also on errors. Raises ``OSError``, or ``ValueError`` if the file is empty.
     """
 
     def __init__(self, file: int) -> None:
@@ -261,11 +252,7 @@ class _LeasedBytes(np.ndarray[Any, Any]):
 
 
 class RegionLease:
-    """Lease of one message's memory; ends with the last view.
-
-    Args:
-        ended: called at the end, in any thread.
-    """
+    """Lease of one message's memory; ``ended`` is called after the last view, in any thread."""
 
     __slots__ = ("_ended",)
 
@@ -278,11 +265,7 @@ class RegionLease:
             self._ended()
 
     def view(self, mapped: MappedFile, offset: int, size: int) -> memoryview:
-        """Return a part of a mapped file.
-
-        Raises:
-            ValueError: the part exceeds the file.
-        """
+        """Return a part of a mapped file; raises ``ValueError`` if it exceeds the file."""
         if offset < 0 or size < 0 or offset + size > mapped.size:
             raise ValueError(f"{size} bytes from {offset} of a file of {mapped.size}")
         made = mapped.bytes[offset : offset + size].view(_LeasedBytes)
@@ -292,11 +275,7 @@ class RegionLease:
 
 
 class Region:
-    """Memory file that this process created and writes to.
-
-    Attributes:
-        is_known: the peer has its descriptor.
-    """
+    """Memory file that this process created and writes to; ``is_known`` if the peer has its descriptor."""
 
     __slots__ = ("bytes", "file", "is_known", "number", "size")
 
@@ -321,11 +300,7 @@ class Region:
 
 
 class RegionPool:
-    """Regions of this process: used ones, and free ones for further messages. Not thread-safe.
-
-    Args:
-        most_kept: limit of free bytes.
-    """
+    """Regions of this process: used ones, and up to ``most_kept`` bytes of free ones. Not thread-safe."""
 
     def __init__(self, most_kept: int = MOST_KEPT) -> None:
         self._max_free_bytes = most_kept
@@ -338,11 +313,7 @@ class RegionPool:
         return sum(region.size for region in self._free)
 
     def take(self, size: int) -> Region:
-        """Return a region of at least ``size`` bytes.
-
-        Raises:
-            OSError: out of memory or descriptors.
-        """
+        """Return a region of at least ``size`` bytes; raises ``OSError`` if out of memory or descriptors."""
         candidates = [region for region in self._free if size <= region.size <= 4 * max(size, _MIN_REGION_BYTES)]
         if candidates:
             region = min(candidates, key=lambda one: one.size)
@@ -474,11 +445,7 @@ def _name(value: Any) -> str:
 
 
 def decode(source: memoryview, shared: Sequence[memoryview] = ()) -> Any:
-    """Deserialise a value; its arrays are views of ``source`` or ``shared``.
-
-    Raises:
-        ValueError, LookupError, TypeError, RecursionError: the data is malformed.
-    """
+    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``NO_MESSAGE`` exceptions."""
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
     base = _aligned(_LENGTH_BYTES + length)

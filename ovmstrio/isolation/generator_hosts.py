@@ -63,8 +63,7 @@ class LoopThread:
     ) -> LoopCall:
         """Run an async function on the loop, then call ``done`` there with its result or exception.
 
-        Raises:
-            ModuleNotFoundError: the interpreter has no trio.
+        Raises ``ModuleNotFoundError`` if the interpreter has no trio.
         """
         import trio  # noqa: PLC0415 - needed for async user code only
 

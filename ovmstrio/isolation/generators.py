@@ -55,10 +55,7 @@ class Pump(Protocol[_T_co]):
         ...
 
     async def aclose(self) -> BaseException | None:
-        """Stop and close the generator; return the exception of closing, if any.
-
-        Cancellation: shielded, for the pool's grace period.
-        """
+        """Stop and close the generator, shielded for the grace period; return the exception of closing, if any."""
         ...
 
 
@@ -66,9 +63,7 @@ class ThreadPump(Generic[_T]):
     """Plain iterator in worker threads.
 
     Args:
-        iterator: the user's iterator.
         convert: converts each value in the same thread; its exceptions count as the iterator's.
-        threads: thread pool.
         context: context of each turn, copied.
     """
 
@@ -192,14 +187,7 @@ class ThreadPump(Generic[_T]):
 
 
 class AsyncPump(Generic[_T]):
-    """Async iterator on the event loop.
-
-    Args:
-        iterator: the user's iterator.
-        convert: converts each value.
-        grace_seconds: time limit of closing.
-        around: returns the context manager of each step.
-    """
+    """Async iterator on the event loop; each step runs in the context manager that ``around`` returns."""
 
     def __init__(
         self,
@@ -214,11 +202,7 @@ class AsyncPump(Generic[_T]):
         self._around = around
 
     async def pull(self) -> _T | End | Failed:
-        """Run the iterator to its next value; see :class:`Pump`.
-
-        Cancellation: wherever the iterator waits; closing it after a failed conversion is shielded for the grace
-        period.
-        """
+        """Run the iterator to its next value; see :class:`Pump`. Closing after a failed conversion is shielded."""
         with self._around():
             try:
                 value = await anext(self._iterator)

@@ -45,11 +45,7 @@ __all__ = ["CALLS_AT_ONCE", "GRACE_SECONDS", "CodeWorker", "IsolatedCode", "Isol
 class RemoteGenerator:
     """Generator in a worker process, pulled value by value; see :class:`ovmstrio.isolation.generators.Pump`.
 
-    Args:
-        process: its process.
-        number: its number there.
-        limit_seconds: time limit per value.
-        grace_seconds: time limit of closing.
+    ``number`` identifies it there; ``limit_seconds`` applies per value, ``grace_seconds`` to closing.
     """
 
     def __init__(self, process: WorkerProcess, number: int, limit_seconds: float, grace_seconds: float = 2.0) -> None:
@@ -61,10 +57,7 @@ class RemoteGenerator:
         self._end: End | Failed | None = None
 
     async def pull(self) -> Any:
-        """Return the next value, ``End`` after the last, or ``Failed`` if the generator raised or its process exited.
-
-        Cancellation: the generator stops after the current step.
-        """
+        """Return the next value, ``End``, or ``Failed`` if the generator raised or its process exited."""
         while not self._ready:
             if self._end is not None:
                 return self._end
@@ -85,10 +78,7 @@ class RemoteGenerator:
             self._end = Failed(WorkerEnded(self._process.why, was_called=True))
 
     async def aclose(self) -> BaseException | None:
-        """Stop and close the generator after the current step; return the exception of closing, if any.
-
-        Cancellation: shielded, for ``grace_seconds``.
-        """
+        """Stop and close the generator, shielded for ``grace_seconds``; return the exception of closing, if any."""
         self._ready.clear()
         if self._end is not None:
             return None
@@ -143,10 +133,7 @@ class Isolation:
     def of(cls, spec: PythonSpec, *, is_default: bool, memory_limit: int) -> Isolation | None:
         """Return the settings of a service; None if its code runs in the server.
 
-        Args:
-            spec: settings of the service.
-            is_default: isolate services that do not specify it.
-            memory_limit: default limit in bytes.
+        ``is_default`` isolates services that do not specify it; ``memory_limit`` is the default in bytes.
         """
         if spec.isolation == "none" or (spec.isolation is None and not is_default):
             return None
@@ -155,12 +142,7 @@ class Isolation:
 
 
 class CodeWorker:
-    """One process whose object is ready.
-
-    Args:
-        process: the worker process.
-        limit_seconds: time limit per answer; 0 for none.
-    """
+    """One process whose object is ready; ``limit_seconds`` applies per answer (0 for none)."""
 
     __slots__ = ("_limit", "process")
 
@@ -248,8 +230,6 @@ class IsolatedCode:
             WorkerEnded: a process exited before it was ready.
             OSError: a process cannot be started.
             Exception: raised by ``prepare``.
-
-        Cancellation: the processes are killed.
         """
         problem: Exception | None = None
         try:
@@ -271,11 +251,9 @@ class IsolatedCode:
             raise problem
 
     async def aclose(self, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float) -> None:
-        """Finalise and end all processes; kill those that take longer than ``grace_seconds``.
+        """Finalise and end all processes; kill those that take longer than ``grace_seconds``. Shielded.
 
         May be called repeatedly, and before :meth:`run`.
-
-        Cancellation: shielded and bounded.
         """
         self._stopping.set()
         with trio.CancelScope(shield=True):
@@ -360,11 +338,7 @@ class IsolatedCode:
     # -- Calls ---------------------------------------------------------------------------------------------------------
 
     async def worker(self) -> CodeWorker:
-        """Return the process with the fewest calls; wait while all are starting.
-
-        Raises:
-            NotReady: no process can be started, or all are closed.
-        """
+        """Return the process with the fewest calls, once one is ready; raises ``NotReady`` if none can be started."""
         while True:
             usable = [worker for worker in self._workers.values() if not worker.process.is_retired]
             if usable:
@@ -379,13 +353,8 @@ class IsolatedCode:
     async def call(self, method: str, value: Any) -> tuple[CodeWorker, Any]:
         """Call a method in the process with the fewest calls; return the process and the result.
 
-        Raises:
-            UserCodeRaisedError: the method raised.
-            WorkerEnded: the process exited before it answered.
-            NotReady: as for :meth:`worker`.
-            OSError: out of memory.
-
-        Cancellation: as for :meth:`CodeWorker.call`.
+        Raises like :meth:`worker` and :meth:`CodeWorker.call`; retries on another process if this one exited before the
+        call.
         """
         while True:
             worker = await self.worker()

@@ -73,11 +73,7 @@ _captured: Final = _CapturedStreams()
 
 @contextmanager
 def prints_logged(*, is_all: bool = False) -> Iterator[None]:
-    """Log what user code prints in this process during the block; other output stays unchanged.
-
-    Args:
-        is_all: also log output of other code, such as threads started by user code.
-    """
+    """Log what user code prints in this process during the block; with ``is_all`` also output of other code."""
     _captured.enter(is_all=is_all)
     try:
         yield

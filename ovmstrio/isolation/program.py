@@ -65,7 +65,7 @@ def _package_folders() -> dict[str, str]:
 async def start_program(
     program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False, is_heard: bool = False
 ) -> trio.Process:
-    """Start a program; the caller owns the process and its pipes, and keeps the files.
+    """Start a program; the caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 
     Args:
         program: the program.
@@ -73,11 +73,6 @@ async def start_program(
         lifeline: read end of the parent-watch pipe.
         own_group: start a process group, which terminal signals do not reach.
         is_heard: create pipes for stdout and stderr instead of inheriting them.
-
-    Raises:
-        OSError: the process cannot be started.
-
-    Cancellation: not cancelled while the process starts.
     """
     output = subprocess.PIPE if is_heard else None
     return await trio.lowlevel.open_process(

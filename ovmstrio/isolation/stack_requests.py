@@ -49,12 +49,7 @@ def sampler_of_process(rate: float) -> StackSampler:
 
 
 def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
-    """Sample in a thread and send the result.
-
-    Args:
-        asked: the message.
-        send: sends a message; thread-safe.
-    """
+    """Sample in a thread as ``asked`` and send the result; ``send`` must be thread-safe."""
     number, seconds, rate = asked[1]
 
     def run() -> None:
@@ -79,11 +74,7 @@ def encode_samples(sampled: list[SampledThreads]) -> dict[str, Any]:
 
 
 def decode_samples(document: Any) -> list[SampledThreads]:
-    """Decode the data of :func:`encode_samples`.
-
-    Raises:
-        ValueError: the data is malformed or an error text.
-    """
+    """Decode the data of :func:`encode_samples`; raises ``ValueError`` if it is malformed or an error text."""
     if isinstance(document, str):
         raise ValueError(f"its threads could not be sampled: {document}")  # noqa: TRY004 - an error text, not a type error
     try:

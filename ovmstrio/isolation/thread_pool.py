@@ -73,9 +73,6 @@ class Places:
         limit: number of places.
         look: wakes an idle thread, which then offers its place to waiting threads; thread-safe.
         lent: called when a place was released by a waiting call; thread-safe.
-
-    Attributes:
-        stuck: abandoned threads that still run.
     """
 
     def __init__(self, limit: int, look: Callable[[], None], lent: Callable[[], None]) -> None:
@@ -411,7 +408,7 @@ class WorkerThreads:
         """Run the threads until :meth:`close`; call with ``nursery.start``. Stuck threads are abandoned at the end.
 
         Cancellation: shielded unless ``is_shielded`` is False, because cancelled tasks need threads for cleanup; the
-        owner must call :meth:`close`. Unshielded, busy threads are abandoned.
+        owner must call :meth:`close`.
         """
         with current_census().threads(self, self._owner), trio.CancelScope() as scope:
             try:
@@ -509,10 +506,8 @@ class WorkerThreads:
     ) -> ThreadCall:
         """Start a call without waiting; the caller must wait for its end with :meth:`finish`.
 
-        ``on_done`` is called on the event loop when the call has ended, unless it was abandoned.
-
-        Raises:
-            RuntimeError: the pool is not running.
+        ``on_done`` is called on the event loop when the call has ended, unless it was abandoned. Raises
+        ``RuntimeError`` if the pool is not running.
         """
         if self._nursery is None:
             raise RuntimeError("worker threads are not running: their owner is not loaded or was closed")
@@ -527,10 +522,7 @@ class WorkerThreads:
         return job
 
     async def finish(self, job: ThreadCall, seconds: float | None = None) -> bool:
-        """Wait for a call to end; after ``seconds`` (default ``grace_seconds``) abandon its thread and return False.
-
-        Cancellation: shielded and bounded.
-        """
+        """Wait, shielded, for a call to end; after ``seconds`` (or ``grace_seconds``) abandon it and return False."""
         if not job.is_done and not job.is_abandoned:
             timeout_seconds = self.grace_seconds if seconds is None else seconds
             with trio.CancelScope(shield=True, deadline=trio.current_time() + timeout_seconds):
@@ -567,11 +559,7 @@ class WorkerThreads:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     async def _wait_for_start(self, seconds: float, job: ThreadCall) -> None:
-        """Wait until the call has ended, or has started and ``seconds`` have passed.
-
-        Raises:
-            QueueTimeout: the call was not started in time and was dropped.
-        """
+        """Wait until the call has ended or started; raises ``QueueTimeout`` if it has not started after ``seconds``."""
         with trio.move_on_after(seconds) as scope:
             await self._wait(job)
         if scope.cancelled_caught and self._withdraw(job):

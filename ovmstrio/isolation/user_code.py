@@ -84,15 +84,13 @@ async def call_user_code(
         keywords: keyword arguments.
         around: returns a context manager around the call.
         context: replaces ``around`` for plain functions, which run in a copy of it.
-        on_cancel: as for :meth:`WorkerThreads.call`.
-        may_leave: as for :meth:`WorkerThreads.call`.
-        start_within: as for :meth:`WorkerThreads.call`.
+        on_cancel: like ``may_leave`` and ``start_within`` as for :meth:`WorkerThreads.call`.
+        may_leave: see there.
+        start_within: see there.
 
     Raises:
         QueueTimeout: no thread was free in time.
         UserCodeRaisedError: the function raised.
-
-    Cancellation: of a plain function as for :meth:`WorkerThreads.call`; other code is cancelled where it waits.
     """
     if is_async(function):
         with around():
@@ -112,13 +110,11 @@ async def call_user_code(
 
 
 async def call_in_thread(threads: WorkerThreads, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a plain function in a thread, and leave it there if the caller is cancelled.
+    """Call a plain function in a thread; if the caller is cancelled, the call continues and keeps its arguments.
 
     Raises:
         UserCodeRaisedError: the function raised.
         Exception: the pool refuses the call.
-
-    Cancellation: a started call continues and keeps its arguments.
     """
     result = await threads.call(call_here, function, args, may_leave=True)
     if isinstance(result, UserCodeRaisedError):
@@ -150,14 +146,7 @@ async def call_on_loop(
 ) -> Any:
     """Call a function on the event loop and await its result if it is awaitable.
 
-    Args:
-        method: the function.
-        args: positional arguments.
-        keywords: keyword arguments.
-        names: log fields of printed output; default: those of the context.
-
-    Raises:
-        UserCodeRaisedError: the function raised.
+    ``names`` are the log fields of printed output; default: those of the context. Raises ``UserCodeRaisedError``.
     """
     token = code_names.set(names or code_names.get())
     try:

@@ -36,9 +36,9 @@ _DRAIN_SECONDS: Final = 0.5
 
 @asynccontextmanager
 async def output_logged(process: trio.Process, names: Mapping[str, str]) -> AsyncIterator[None]:
-    """Log the output of a process during the block, and what is left in its pipes afterwards.
+    """Log the output of a process during the block, and the rest afterwards; closes the pipes.
 
-    Closes this end of both pipes. A process that prints faster than its lines are logged is blocked.
+    A process that prints faster than its lines are logged is blocked.
     """
     pipes: tuple[tuple[StreamName, trio.abc.ReceiveStream | None], ...] = (
         ("stdout", process.stdout),
@@ -215,7 +215,7 @@ class WorkerProcess:
         descriptor: int | None = None,
         buried: Callable[[], Awaitable[None]] = _nothing,
     ) -> Any:
-        """Start the process and return the answer to its first request. Cancelling the nursery kills the process.
+        """Start the process and return the answer to its first request. Cancellation kills the process.
 
         Args:
             nursery: runs the process.
@@ -226,8 +226,6 @@ class WorkerProcess:
         Raises:
             OSError: the process cannot be started.
             WorkerEnded: the process exited before it answered.
-
-        Cancellation: the process is killed.
         """
         await nursery.start(self._run_process, buried)
         try:
@@ -381,10 +379,7 @@ class WorkerProcess:
             self._channel.finish()
 
     async def close(self, grace_seconds: float) -> None:
-        """Finish the process and wait for its exit; kill it after ``grace_seconds``.
-
-        Cancellation: shielded and bounded.
-        """
+        """Finish the process and wait, shielded, for its exit; kill it after ``grace_seconds``."""
         self.finish()
         with trio.move_on_after(grace_seconds, shield=True):
             await self.ended.wait()
@@ -395,14 +390,12 @@ class WorkerProcess:
     # -- Requests ------------------------------------------------------------------------------------------------------
 
     async def tell(self, value: Any, descriptor: int | None = None) -> None:
-        """Send a message that has no answer, with an optional file descriptor (copied).
+        """Send a message that has no answer, completely or not at all, with an optional file descriptor (copied).
 
         Raises:
             WorkerEnded: the process takes no more.
             TypeError: the value cannot be sent.
             OSError: out of memory.
-
-        Cancellation: the message is sent completely or not at all.
         """
         try:
             await self._send(_NO_ANSWER_EXPECTED, value, descriptor)
@@ -410,28 +403,19 @@ class WorkerProcess:
             raise WorkerEnded(self.why, was_called=False) from None
 
     def tell_soon(self, value: Any) -> None:
-        """Send a message that has no answer and may be dropped if the process is busy or has exited.
-
-        Raises:
-            TypeError: the value cannot be sent.
-        """
+        """Send a message that has no answer and may be dropped; raises ``TypeError`` if the value cannot be sent."""
         if self._channel is not None and not self.ended.is_set():
             self._channel.send_soon([_NO_ANSWER_EXPECTED, value])
 
     async def call(self, value: Any, descriptor: int | None = None, *, limit_seconds: float = math.inf) -> Any:
         """Send a request and return its answer; up to ``calls_at_once`` run concurrently.
 
-        Args:
-            value: the request.
-            descriptor: file descriptor sent with it.
-            limit_seconds: time limit. After that the process takes no more requests, as after ``grace_seconds``.
+        After ``limit_seconds`` the process takes no more requests, as ``grace_seconds`` after a cancellation.
 
         Raises:
             WorkerEnded: the process exited before it answered, timed out, or takes no more.
             TypeError: the value cannot be sent; nothing was sent.
             OSError: out of memory.
-
-        Cancellation: the request may run for ``grace_seconds``.
         """
         pending, number = _PendingAnswer(), next(self._numbers)
         try:
@@ -452,11 +436,7 @@ class WorkerProcess:
         return pending.value
 
     async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
-        """Sample the stacks of the process's threads, concurrently with its requests.
-
-        Args:
-            seconds: sampling time.
-            rate: samples per second.
+        """Sample the stacks of the threads for ``seconds`` at ``rate`` per second, concurrently with the requests.
 
         Raises:
             WorkerEnded: the process has exited.
@@ -601,14 +581,7 @@ class KeptProcess:
         self.is_replaced = False
 
     async def keep(self) -> None:
-        """Run and restart processes until ``stopping`` is set.
-
-        Raises:
-            OSError: the process cannot be started.
-            Exception: raised by ``ended``.
-
-        Cancellation: the process is killed.
-        """
+        """Run and restart processes until ``stopping`` is set; raises ``OSError`` if none can be started."""
         while not self._stopping.is_set():
             started = trio.current_time()
             await self._run_one()

@@ -25,12 +25,7 @@ _NO_ANSWER: Final = 0
 
 
 class WorkRequest:
-    """Request of the server.
-
-    Attributes:
-        value: the request.
-        descriptor: file descriptor sent with it; the receiver closes it.
-    """
+    """Request of the server; the receiver closes its ``descriptor``."""
 
     __slots__ = ("_channel", "_number", "descriptor", "value")
 
@@ -40,12 +35,7 @@ class WorkRequest:
         self.descriptor = message.descriptor
 
     async def answer(self, value: Any) -> None:
-        """Send the answer, at most once; ignored if the server has exited.
-
-        Raises:
-            TypeError: the value cannot be sent; another one may be.
-            OSError: out of memory.
-        """
+        """Send the answer, at most once; ignored if the server has exited. Raises ``TypeError`` or ``OSError``."""
         with suppress(trio.BrokenResourceError):
             await self._channel.send([self._number, value])
 
@@ -58,11 +48,7 @@ class WorkRequests:
         self._tasks = tasks
 
     async def tell(self, value: Any) -> None:
-        """Send an unsolicited message; ignored if the server has exited.
-
-        Raises:
-            TypeError: the value cannot be sent.
-        """
+        """Send an unsolicited message; ignored if the server has exited. Raises ``TypeError``."""
         with suppress(trio.BrokenResourceError):
             await self._channel.send([_NO_ANSWER, value])
 
@@ -87,11 +73,7 @@ class WorkRequests:
             await self._channel.send([SAMPLES, [number, answer]])
 
     async def handle_all(self, handle: Callable[[WorkRequest], Awaitable[None]], *, grace_seconds: float = 0) -> None:
-        """Handle each request in its own task; tasks that run at the end get ``grace_seconds``.
-
-        Raises:
-            ExceptionGroup: raised by ``handle``.
-        """
+        """Handle each request in its own task; tasks that run at the end get ``grace_seconds``."""
         async with trio.open_nursery() as nursery:
             while (request := await self.next()) is not None:
                 nursery.start_soon(handle, request)
@@ -105,11 +87,7 @@ ServeRequests = Callable[[WorkRequest, WorkRequests], Awaitable[None]]
 
 
 def run_program(serve: ServeRequests) -> None:
-    """Serve the server's requests until there are no more; the first argument is the descriptor of the socket.
-
-    Raises:
-        Exception, SystemExit: raised by ``serve``.
-    """
+    """Serve the server's requests until there are no more; the first argument is the descriptor of the socket."""
     ignore_stop_signals()
     ignore_failed_writes("stdout", "stderr")
     end = socket.socket(fileno=int(sys.argv[1]))

@@ -93,11 +93,7 @@ _DROP_SYN_FILTER: Final = b"".join(
 
 
 class Accepting:
-    """Accept loop over several listeners; for single use.
-
-    Attributes:
-        ended: set when all listeners are closed.
-    """
+    """Accept loop over several listeners, for single use; ``ended`` is set when all are closed."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
@@ -109,12 +105,8 @@ class Accepting:
     ) -> None:
         """Accept until ``stop``, drain the queues and close the listeners; each connection is a task of ``nursery``.
 
-        Pauses while the system lacks descriptors or memory, with one log line per second.
-
-        Raises:
-            ExceptionGroup: of ``OSError``, a listener failed.
-
-        Cancellation: queued connections are reset.
+        Pauses while the system lacks descriptors or memory, with one log line per second. Raises an ``ExceptionGroup``
+        of ``OSError`` if a listener fails.
         """
         bound_wakeups()
         try:

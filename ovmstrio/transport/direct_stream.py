@@ -54,11 +54,9 @@ _MAX_SKIPPED_READS: Final = 31
 
 
 class DirectStream(trio.abc.HalfCloseableStream):
-    """Stream of a connected socket. Sending is no checkpoint if the socket takes all bytes at once.
+    """Stream of a connected socket, with the ``peer_address`` reported by ``accept``.
 
-    Attributes:
-        peer_address: the other end, as reported by ``accept``.
-        socket: trio's socket.
+    Sending is no checkpoint if the socket takes all bytes at once. Methods raise like those of ``trio.SocketStream``.
     """
 
     def __init__(self, stream: trio.SocketStream, peer_address: ClientAddress = UNKNOWN) -> None:
@@ -83,12 +81,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
             self._may_have_more = True
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive available bytes; empty at the end.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: the stream is closed.
-        """
+        """Receive available bytes; empty at the end."""
         size = max_bytes or READ_BYTES
         while True:
             if is_speculative := self._may_have_more:
@@ -109,7 +102,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
                 return data
 
     async def receive_into(self, target: memoryview) -> int:
-        """Receive into a buffer and return the number of bytes; 0 at the end. Raises like :meth:`receive_some`."""
+        """Receive into a buffer and return the number of bytes; 0 at the end."""
         while True:
             await self._wait_readable()
             try:
@@ -132,12 +125,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.wait_readable(number)
 
     def send_now(self, *buffers: Buffer) -> int:
-        """Send what the socket takes without blocking and return the number of bytes; 0 while another task is sending.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: the stream or its sending side is closed.
-        """
+        """Send what the socket takes without blocking and return how many bytes; 0 while another task is sending."""
         # After shutdown the write must fail: a sender that got 0 would wait for room forever.
         if self._is_sending and not self.socket.did_shutdown_SHUT_WR:
             return 0
@@ -151,15 +139,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
             raise _translate_error(error) from error
 
     async def send_all(self, data: Buffer) -> None:
-        """Send all bytes.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: the stream or its sending side is closed.
-            trio.BusyResourceError: another task is sending.
-
-        Cancellation: an unknown part was sent.
-        """
+        """Send all bytes; after a cancellation an unknown part was sent."""
         self._check_sending()
         sent = self.send_now(data)
         if sent < len(data):
@@ -320,11 +300,9 @@ def has_unread_bytes(stream: trio.abc.Stream) -> bool:
 
 
 async def close_now(stream: trio.abc.Stream) -> None:
-    """Close a stream without notifying the peer.
+    """Close a stream without notifying the peer, also on cancellation.
 
     A plain socket is closed directly: cancel scopes and checkpoints are slower, and thousands may close at once.
-
-    Cancellation: the stream is closed in any case.
     """
     if isinstance(stream, DirectStream):
         stream.close()
@@ -338,8 +316,6 @@ async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS)
     """Send EOF, discard input until the peer closes or ``seconds`` have passed, then close.
 
     Closing a socket with unread bytes resets the connection and discards what the peer has not read yet.
-
-    Cancellation: closes at once.
     """
     transport = transport_of(stream)
     try:

@@ -73,14 +73,7 @@ class PlainListener(trio.abc.Listener[DirectStream]):
         self._accepted: deque[DirectStream] = deque()
 
     async def accept(self) -> DirectStream:
-        """Accept one connection.
-
-        Raises:
-            OSError: the system lacks resources, or the socket failed.
-            trio.ClosedResourceError: the listener is closed.
-
-        Cancellation: not a checkpoint if a connection was already accepted.
-        """
+        """Accept one connection; raises ``OSError`` if the system lacks resources. Not always a checkpoint."""
         while not self._accepted:
             try:
                 sock, name = await self.socket.accept()
@@ -129,17 +122,16 @@ _DESCRIPTOR_PREFIX: Final = "fd:"
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
-    """Create the server's TLS settings from PEM files.
+    """Create the server's TLS settings from PEM files; with ``client_ca``, clients need a certificate of that CA.
 
     Args:
         certificate: certificate chain.
         key: private key.
-        client_ca: CA of client certificates, which are then required.
+        client_ca: CA of client certificates.
         protocol: ALPN protocol.
 
     Raises:
-        OSError: a file cannot be read.
-        ssl.SSLError: a file is malformed, or the key does not match the certificate.
+        OSError: a file cannot be read; ``ssl.SSLError`` if it is malformed or the key does not match.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -76,14 +76,7 @@ class _Message:
 class Senders:
     """Senders of one connection that wait for flow-control windows or for the writer.
 
-    Args:
-        core: the connection's state.
-        share: send budget of the connection.
-        high_water_bytes: limit of response bytes queued for the socket.
-        mark_dirty: wakes the writer.
-
-    Attributes:
-        counted: bytes queued in the core that the share still counts; the writer resets it when it takes them.
+    ``counted`` is the number of bytes queued in the core that the share still counts; the writer resets it.
     """
 
     def __init__(
@@ -100,10 +93,7 @@ class Senders:
         self._by_credit: list[tuple[int, int]] = []
 
     async def send(self, stream: StreamState, prefix: bytes, message: bytes | memoryview | PiecedMessage) -> bool:
-        """Send a message in pieces, as windows and writer allow; return False if the stream ended first.
-
-        Cancellation: a part of the message may have been sent.
-        """
+        """Send a message in pieces, as windows and writer allow; return False if the stream ended first."""
         pieces = iter(message.pieces if isinstance(message, PiecedMessage) else ((b"", memoryview(message)),))
         rest = memoryview(b"")
         left = len(prefix) + len(message)
@@ -200,13 +190,9 @@ class Senders:
 
 
 class StallWatch:
-    """Detector of a peer that does not read its responses.
+    """Detector of a peer that does not read its responses; the writer maintains ``is_writing`` and ``written`` (bytes).
 
     Streams without waiting data never count as stalled.
-
-    Attributes:
-        is_writing: bytes are being passed to the socket.
-        written: number of bytes passed.
     """
 
     def __init__(self, core: Http2Core, senders: Senders, stream: trio.abc.Stream) -> None:
@@ -242,8 +228,7 @@ _CHECKPOINTS_PER_BATCH: Final = 2
 class Endings:
     """Paced cancellation of the calls of closed connections, one connection after the other, a few calls at a time.
 
-    Attributes:
-        pace: limiter of connections that end.
+    ``pace`` limits connections that end at the same time.
     """
 
     __slots__ = ("_turn", "pace")
@@ -418,10 +403,8 @@ class Connection:
     async def run(self) -> None:
         """Serve the peer until it disconnects, violates the protocol or has been drained.
 
-        Raises:
-            ExceptionGroup: of ``OSError`` and similar, the stream failed below HTTP/2.
-
-        Cancellation: ends all calls at once without notifying the peer; the stream is closed.
+        Raises an ``ExceptionGroup`` of ``OSError`` and similar if the stream failed below HTTP/2. Cancellation ends all
+        calls at once, without notifying the peer.
         """
         current_share.set(self.share)
         try:
@@ -684,8 +667,6 @@ class Connection:
         Announces the end, waits until the client has acknowledged that, names the last stream (so no call is lost),
         waits for running calls, and cancels the rest with UNAVAILABLE. Returns early if only handlers that ignore
         cancellation remain.
-
-        Cancellation: the drain stays incomplete.
         """
         deadline = trio.current_time() + grace_seconds
         if not self._is_drain_announced:
@@ -775,10 +756,7 @@ class Connection:
 
 
 async def close_stream(stream: trio.abc.Stream) -> None:
-    """Close a stream and ignore its errors; forcefully if the peer does not cooperate within a second.
-
-    Cancellation: shielded, at most one second.
-    """
+    """Close a stream, shielded, and ignore its errors; forcefully if the peer does not cooperate within a second."""
     if isinstance(stream, DirectStream):
         await close_now(stream)
         return

@@ -75,11 +75,7 @@ class ContinuedBlock:
         self._frames_left = limits.max_continuations
 
     def extend(self, payload: bytes) -> None:
-        """Append the payload of a CONTINUATION frame.
-
-        Raises:
-            ConnectionFault: the block exceeds the frame or byte limit.
-        """
+        """Append the payload of a CONTINUATION frame; raises ``ConnectionFault`` above the frame or byte limit."""
         self._frames_left -= 1
         self.data += payload
         if self._frames_left < 0 or len(self.data) > self._limit:
@@ -96,9 +92,7 @@ _LARGEST_FRAME_SETTING: Final = 2**24 - 1
 class PeerSettings:
     """SETTINGS of one peer.
 
-    Attributes:
-        max_frame_bytes: largest payload to send in one frame.
-        table_update: HPACK table size update that the next sent header block must begin with; None for none.
+    ``table_update`` is the HPACK table size update that the next sent header block must begin with, or None.
     """
 
     __slots__ = ("_has_disabled_table", "max_frame_bytes", "table_update")
@@ -109,12 +103,9 @@ class PeerSettings:
         self._has_disabled_table = False
 
     def apply(self, payload: bytes) -> int | None:
-        """Apply the entries of a SETTINGS frame and return INITIAL_WINDOW_SIZE, if present.
+        """Apply the entries of a SETTINGS frame and return INITIAL_WINDOW_SIZE, if present; raises ``ConnectionFault``.
 
         Parsing stops at an INITIAL_WINDOW_SIZE above the maximum; ``SendWindows.set_initial`` reports that error.
-
-        Raises:
-            ConnectionFault: a value is out of range.
         """
         initial_window = None
         for start in range(0, len(payload), SETTING_BYTES):
@@ -149,7 +140,6 @@ class SendWindows:
     """Flow-control windows for sending on one connection.
 
     Attributes:
-        connection: bytes that all streams together may send.
         initial: the peer's INITIAL_WINDOW_SIZE.
         opened: the connection window or INITIAL_WINDOW_SIZE has grown since the flag was last cleared.
     """
@@ -167,11 +157,7 @@ class SendWindows:
         return stream.credit + self.initial
 
     def grant_connection(self, increment: int) -> None:
-        """Add a WINDOW_UPDATE to the connection window.
-
-        Raises:
-            ConnectionFault: the increment is 0, or the window overflows.
-        """
+        """Add a WINDOW_UPDATE to the connection window; raises ``ConnectionFault`` if it is 0 or overflows."""
         self.connection += increment
         if not increment or self.connection > MAX_WINDOW:
             raise ConnectionFault(window_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
@@ -191,13 +177,10 @@ class SendWindows:
         return True
 
     def set_initial(self, value: int) -> None:
-        """Set INITIAL_WINDOW_SIZE.
+        """Set INITIAL_WINDOW_SIZE; raises ``ConnectionFault`` if it or a resulting window exceeds 2**31 - 1.
 
         Only the stream with the largest credit is checked for overflow, so the cost does not depend on the stream
         count. If that stream has ended or sent data, an overflow of another stream is found by its next ``grant``.
-
-        Raises:
-            ConnectionFault: the value or a resulting window exceeds 2**31 - 1.
         """
         if value > MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}")

@@ -85,11 +85,7 @@ class RetryLater(TrailedError):
 
 
 class FailureTranslator:
-    """Translator of handler exceptions to gRPC errors.
-
-    Args:
-        map_error: maps the application's errors; returns None for unknown errors.
-    """
+    """Translator of handler exceptions to gRPC errors; ``map_error`` maps errors of the application."""
 
     __slots__ = ("_map_error",)
 
@@ -146,11 +142,7 @@ class Wakeup:
         return self._task is not None
 
     async def wait(self) -> None:
-        """Wait for the next ``wake``.
-
-        Raises:
-            trio.BusyResourceError: another task is waiting.
-        """
+        """Wait for the next ``wake``; raises ``BusyResourceError`` if another task is waiting."""
         if self._task is not None:
             raise trio.BusyResourceError("another task is already waiting")
         self._task = trio.lowlevel.current_task()
@@ -349,11 +341,7 @@ class HeaderDecoder:
 
 
 def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
-    """Check and parse a request's header list.
-
-    Raises:
-        MalformedRequest: the list violates RFC 9113, section 8.
-    """
+    """Check and parse a request's header list; raises ``MalformedRequest`` if it violates RFC 9113, section 8."""
     pseudo, fields = _split(headers)
     if b":method" not in pseudo or b":scheme" not in pseudo or not pseudo.get(b":path"):
         raise MalformedRequest(":method, :scheme and :path are required")
@@ -377,11 +365,7 @@ def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
 
 
 def read_trailers(headers: HeaderList) -> None:
-    """Check the trailers of a request, which have no meaning in gRPC.
-
-    Raises:
-        MalformedRequest: pseudo-headers or names that HTTP/2 forbids.
-    """
+    """Check the trailers of a request, which have no meaning in gRPC; raises ``MalformedRequest``."""
     pseudo, _ = _split(headers)
     if pseudo:
         raise MalformedRequest("trailers hold pseudo-headers")

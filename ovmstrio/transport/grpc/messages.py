@@ -94,10 +94,9 @@ class MessageBuffer:
         return self.size >= self.wanted
 
     def take(self, max_bytes: int) -> tuple[int, bytes] | None:
-        """Return flag and bytes of the next message; None while it is incomplete.
+        """Return flag and bytes of the next message, None while it is incomplete.
 
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED, the message is larger than ``max_bytes``.
+        Raises ``GRPCError`` with RESOURCE_EXHAUSTED if the message is larger than ``max_bytes``.
         """
         found = self._next(max_bytes)
         return None if found is None else (found[0], self._join_parts(found[1]))
@@ -188,11 +187,7 @@ _INLINE_BYTES: Final = 64 * 1024
 
 
 class Inflater:
-    """Decompressor of one connection with a limit on the total size of decompressed messages in use.
-
-    Args:
-        max_bytes: limit per message and for all messages in use.
-    """
+    """Decompressor of one connection; ``max_bytes`` limits each message and all decompressed messages in use."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -202,10 +197,7 @@ class Inflater:
     async def inflate(self, data: bytes, encoding: str = "gzip") -> bytes:
         """Decompress a ``gzip`` or ``deflate`` (zlib format) message, which counts as in use until :meth:`release`.
 
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED, the result is too large; INVALID_ARGUMENT, the data is malformed.
-
-        Cancellation: waits for a running decompression thread.
+        Raises ``GRPCError``: RESOURCE_EXHAUSTED if the result is too large, INVALID_ARGUMENT if the data is malformed.
         """
         try:
             return await self._inflate(data, encoding)

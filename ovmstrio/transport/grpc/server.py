@@ -60,7 +60,7 @@ class GrpclibService(Protocol):
 
 
 class GrpcServer:
-    """gRPC server for grpclib services on trio.
+    """gRPC server for grpclib services on trio; raises ``ValueError`` if two services have the same path.
 
     Args:
         services: objects whose ``__mapping__()`` returns handlers by path.
@@ -68,12 +68,9 @@ class GrpcServer:
         further: lookup of paths that no service has; called for every request.
         limits: transport limits.
         pending: send budget; unlimited by default.
-        observer: notified of every call; None for none.
+        observer: notified of every call.
         trusted_proxies: proxies whose headers name the client.
         map_error: translates exceptions of handlers and codec other than ``GRPCError``.
-
-    Raises:
-        ValueError: two services have the same path.
     """
 
     def __init__(
@@ -144,8 +141,6 @@ class GrpcServer:
 
         Accepts queued connections, closes the listeners, waits for running calls and cancels the rest with UNAVAILABLE.
         Returns when the last connection is closed, at most about two seconds after the grace period.
-
-        Cancellation: the drain stays incomplete; cancel ``serve`` to stop at once.
         """
         self._accepting.stop()
         for handshake in self._handshakes:
@@ -235,13 +230,7 @@ class GrpcServer:
 
 
 class _Drain:
-    """Graceful shutdown of the server's connections.
-
-    Attributes:
-        deadline: trio time at which running calls are cancelled.
-        cut: number of cancelled calls.
-        is_over: no further connections are accepted.
-    """
+    """Graceful shutdown of the server's connections; ``cut`` counts the cancelled calls."""
 
     def __init__(self, nursery: trio.Nursery, deadline: float) -> None:
         self._nursery = nursery

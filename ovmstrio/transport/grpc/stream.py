@@ -47,11 +47,7 @@ _OK: Final[int] = Status.OK.value
 
 
 def current_call() -> Call:
-    """Return the call that the running task serves.
-
-    Raises:
-        LookupError: the task does not descend from a call.
-    """
+    """Return the call that the running task serves; raises ``LookupError`` if there is none."""
     found = current_request.get()
     if isinstance(found, Call):
         return found
@@ -75,8 +71,7 @@ class Call:
         arrival: arrival order of a unary request, if the handler is an :class:`OrderedHandler`.
         deadline: deadline in trio time; ``math.inf`` for none.
         handler: the request handler; it may replace itself before anything is received.
-        received: bytes of received messages.
-        sent: bytes of sent messages.
+        received: bytes of received messages; ``sent`` likewise.
         event: the call event; None before it exists and after its end.
         told: the request as seen by observers; None if no observer needs it before its end.
     """
@@ -166,11 +161,7 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """The client's metadata; ``-bin`` values are bytes.
-
-        Raises:
-            GRPCError: INVALID_ARGUMENT, a ``-bin`` value is not base64.
-        """
+        """The client's metadata; ``-bin`` values are bytes. Raises ``GRPCError`` if they are not base64."""
         result: Metadata = MultiDict()
         for key, value in self.state.head.headers:
             if key.startswith((":", "grpc-")) or key in _HIDDEN_HEADERS:
@@ -248,11 +239,7 @@ class Call:
             raise
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """Decode a message that was received with ``is_decoded=False``.
-
-        Raises:
-            GRPCError: the message is malformed.
-        """
+        """Decode a message that was received with ``is_decoded=False``; raises ``GRPCError`` if it is malformed."""
         try:
             return self._decode(data)
         except GRPCError as error:

@@ -306,13 +306,7 @@ class _Connection(TCPServer):
 
 
 class ApplicationServer:
-    """Runs the Quart application on accepted connections.
-
-    Args:
-        app: the application.
-        ending: shutdown state of the front end.
-        receive_seconds: time limit from the first to the last byte of a request.
-    """
+    """Runs the Quart application on accepted connections."""
 
     def __init__(self, app: QuartTrio, ending: Ending, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
@@ -347,11 +341,7 @@ _CALLER: Final = "ovmstrio.caller"
 def serve_application(router: Router, ending: Ending, max_body_bytes: int, receive_seconds: float) -> ApplicationServer:
     """Create the application server of a front end.
 
-    Args:
-        router: finds and runs handlers.
-        ending: shutdown state of the front end.
-        max_body_bytes: size limit of request bodies.
-        receive_seconds: time limit from the first to the last byte of a request.
+    ``receive_seconds`` limits the time from the first to the last byte of a request.
     """
     app = _Application(__name__, static_folder=None)
     app.router = router

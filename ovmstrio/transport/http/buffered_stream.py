@@ -28,16 +28,10 @@ _UNLIMITED: Final = PendingAnswers()
 
 
 async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
-    """Send all buffers, as long as the peer reads at all.
+    """Send all buffers, as long as the peer reads at all; raises ``BrokenResourceError`` if it has stalled.
 
     Bytes that the socket does not take at once count in the send budget of the connection. Not a checkpoint if the
-    socket takes all.
-
-    Raises:
-        trio.BrokenResourceError: the connection broke, or the peer has stalled.
-        trio.ClosedResourceError: the stream or its sending side is closed.
-
-    Cancellation: the stream is unusable afterwards.
+    socket takes all. The stream is unusable after a cancellation.
     """
     sent, size = 0, sum(map(len, buffers))
     if not size:
@@ -106,12 +100,10 @@ _JOINED_BYTES: Final = 2**16
 
 
 async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_alive: bool) -> None:
-    """Send a response. A complete body is sent at once; a stream is sent in chunks and closed.
+    """Send a response: a complete body at once, a stream in chunks; closes the stream.
 
-    Raises:
-        trio.BrokenResourceError: the connection broke, the peer has stalled, or the response stream failed.
-
-    Cancellation: the connection is unusable afterwards.
+    Raises ``BrokenResourceError`` if the connection broke, the peer has stalled, or the response stream failed. The
+    connection is unusable after a cancellation.
     """
     status, body = answer.status, answer.body
     is_bodiless = status in BODILESS
@@ -144,8 +136,7 @@ CLOSE_SECONDS: Final = 1.0
 class PrefixedStream:
     """Stream for hypercorn whose first bytes have already been read.
 
-    Attributes:
-        is_finished: nothing more is sent, and input is discarded.
+    Once ``is_finished``, nothing more is sent, and input is discarded.
     """
 
     def __init__(self, stream: trio.abc.Stream, prefix: bytes) -> None:
@@ -175,9 +166,7 @@ class PrefixedStream:
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return the bytes read before, then received bytes; empty at the end or once finished.
 
-        Raises:
-            trio.TooSlowError: the deadline has passed.
-            trio.BrokenResourceError: the connection broke.
+        Raises ``TooSlowError`` after the deadline.
         """
         if self._prefix:
             prefix, self._prefix = self._prefix, b""
@@ -197,11 +186,7 @@ class PrefixedStream:
         await send_bounded(self._stream, data)
 
     async def send_eof(self) -> None:
-        """Shut down the sending side, below TLS.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-        """
+        """Shut down the sending side, below TLS."""
         await self.transport.send_eof()
 
     async def finish(self) -> None:

@@ -21,8 +21,7 @@ _MAX_SECONDS: Final = 86_400.0
 def deadline_of(request: HttpRequest) -> float:
     """Return the deadline in trio time from the ``X-Request-Timeout`` header (seconds); infinite without it.
 
-    Raises:
-        InvalidField: the header is not a positive number.
+    Raises ``InvalidField`` if the header is not a positive number.
     """
     value = request.header(_HEADER)
     if value is None:

@@ -112,12 +112,9 @@ async def answer_with_events(
 
     Args:
         request: request of a route with ``has_tasks``.
-        make: sends events and returns after the last one.
+        make: sends events and returns after the last one; its ``ServerError`` before the first event is raised here.
         write_error: encodes an error as last event; None to abort the response.
         headers: response headers.
-
-    Raises:
-        ServerError: raised by ``make`` before its first event.
     """
     if request.method == "HEAD":
         return HttpAnswer(200, headers)

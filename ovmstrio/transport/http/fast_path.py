@@ -128,15 +128,7 @@ _IDLE, _RECEIVING, _ANSWERING, _OVER = _Phase
 
 
 class FastLane:
-    """One connection while it stays on the fast path.
-
-    Args:
-        router: finds and runs handlers.
-        stream: the connection; the caller closes it.
-        max_body_bytes: requests with larger bodies move to the application.
-        ending: shutdown state of the front end.
-        receive_seconds: time limit from the first to the last byte of a request.
-        peer: the other end of the connection.
+    """One connection while it stays on the fast path; the caller closes the stream.
 
     Attributes:
         receive_until: deadline of the request that is being received.
@@ -189,10 +181,7 @@ class FastLane:
     async def run(self) -> bytes | None:
         """Answer requests until the connection ends; return the bytes of a request for the application, else None.
 
-        Raises:
-            trio.BrokenResourceError: the connection broke while a response was sent.
-
-        Cancellation: also cancels the running call.
+        Raises ``BrokenResourceError`` if the connection broke while a response was sent.
         """
         # Same as trio.current_time(), without two function calls.
         self._now = trio.lowlevel.current_clock().current_time

@@ -137,15 +137,7 @@ def size_refusal(size: int | str, limit: int) -> PayloadTooLarge:
 def answer_head(
     status: int, headers: Iterable[tuple[str, str]], *, length: int | None, is_chunked: bool, keep_alive: bool
 ) -> bytes:
-    """Encode a response head, including its blank line.
-
-    Args:
-        status: HTTP status.
-        headers: headers other than connection and body framing.
-        length: body size for ``content-length``; None to omit it.
-        is_chunked: chunked transfer encoding.
-        keep_alive: the connection stays open.
-    """
+    """Encode a response head, including its blank line; ``headers`` exclude connection and body framing."""
     lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}", _date(int(time.time()))]
     lines += [f"{name}: {value.strip(_BLANKS)}" for name, value in headers]
     if length is not None:

@@ -121,8 +121,6 @@ class HttpFrontEnd(AtAddresses):
         Answers received requests, then closes listeners and connections. Idle connections stay open for
         :data:`IDLE_GRACE_SECONDS`, because a request may be in transit. Requests that run longer than the grace period
         are cut.
-
-        Cancellation: the drain stays incomplete; cancel :meth:`serve` to stop at once.
         """
         self.begin_drain()
         self._ending.idle_until = trio.current_time() + min(IDLE_GRACE_SECONDS, grace_seconds)

@@ -54,12 +54,7 @@ class EndingConnection(Protocol):
 
 
 class Handshake:
-    """Connection during its TLS handshake.
-
-    Args:
-        ending: shutdown state of the front end.
-        seconds: handshake timeout.
-    """
+    """Connection during its TLS handshake, with a timeout."""
 
     has_request = False
 
@@ -71,11 +66,7 @@ class Handshake:
         self.hurry()
 
     async def shake(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
-        """Perform the handshake; return False after a timeout.
-
-        Raises:
-            trio.BrokenResourceError: the handshake failed.
-        """
+        """Perform the handshake; return False after a timeout. Raises ``BrokenResourceError`` if it failed."""
         with self._scope:
             await stream.do_handshake()
             return True
