@@ -141,9 +141,9 @@ class ChatClient:
 
 
 def _api_url(url: str, *, secure: bool) -> str:
-    whole = url if "://" in url else f"{'https' if secure else 'http'}://{url or _DEFAULT_ADDRESS}"
+    full_url = url if "://" in url else f"{'https' if secure else 'http'}://{url or _DEFAULT_ADDRESS}"
     try:
-        parts = urlsplit(whole)
+        parts = urlsplit(full_url)
         parts.port  # noqa: B018 - parsed on access
     except ValueError as error:
         raise InvalidRequest(f"invalid URL {url}: {error}") from None

@@ -214,11 +214,11 @@ class MessagePackets:
             self._mapped[region] = MappedFile(files.pop(0))
         lease = RegionLease(lambda: self.tell(_RELEASED + _NUMBER.pack(number)))
         source = lease.view(self._mapped[region], 0, size)
-        others = []
+        shared_views = []
         for _ in range(shared):
             mapped = MappedFile(files.pop(0))
-            others.append(lease.view(mapped, 0, mapped.size))
-        return Message(decode(source, others), _pop_descriptor(files))
+            shared_views.append(lease.view(mapped, 0, mapped.size))
+        return Message(decode(source, shared_views), _pop_descriptor(files))
 
     def _released(self, number: int) -> None:
         message = self._in_flight.pop(number)

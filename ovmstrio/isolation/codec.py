@@ -155,8 +155,8 @@ def _create_error(classes: list[list[str]], text: str, arguments: tuple[Any, ...
     base = next(
         found for found in (_known_class(*each) for each in classes[known_class is not None :]) if found is not None
     )
-    made = type(name.rpartition(".")[2], (base,), {"__module__": module, "__str__": lambda _: text})
-    return base.__new__(made, *arguments)
+    error_class = type(name.rpartition(".")[2], (base,), {"__module__": module, "__str__": lambda _: text})
+    return base.__new__(error_class, *arguments)
 
 
 def _known_class(module: str, name: str) -> type[BaseException] | None:
@@ -179,13 +179,13 @@ _FRAME_CODE: Final[CodeType] = _current_frame.__code__
 
 def _traceback(frames: list[list[Any]]) -> TracebackType | None:
     """Create a traceback with these lines."""
-    made: TracebackType | None = None
+    result: TracebackType | None = None
     for file, line, name in reversed(frames):
         code = _FRAME_CODE.replace(co_filename=str(file), co_name=str(name))
         frame = FunctionType(code, {"sys": sys, "__name__": "", "__file__": file})()
         # An instruction index of -1 prevents the lookup of columns.
-        made = TracebackType(made, frame, -1, int(line))
-    return made
+        result = TracebackType(result, frame, -1, int(line))
+    return result
 
 
 # -- Shared memory -----------------------------------------------------------------------------------------------------
@@ -268,10 +268,10 @@ class RegionLease:
         """Return a part of a mapped file; raises ``ValueError`` if it exceeds the file."""
         if offset < 0 or size < 0 or offset + size > mapped.size:
             raise ValueError(f"{size} bytes from {offset} of a file of {mapped.size}")
-        made = mapped.bytes[offset : offset + size].view(_LeasedBytes)
-        made.lease = self
-        made.mapped = mapped
-        return memoryview(made)  # type: ignore[arg-type]  # an array offers its buffer in C
+        view = mapped.bytes[offset : offset + size].view(_LeasedBytes)
+        view.lease = self
+        view.mapped = mapped
+        return memoryview(view)  # type: ignore[arg-type]  # an array offers its buffer in C
 
 
 class Region:

@@ -265,12 +265,12 @@ class ThreadCall:
         "claim",
         "context",
         "discard",
+        "discard_lock",
         "error",
         "fn",
         "is_abandoned",
         "is_done",
         "is_left",
-        "meeting",
         "on_done",
         "value",
         "waiter",
@@ -291,7 +291,7 @@ class ThreadCall:
         self.on_done = on_done
         self.discard = discard
         self.claim = threading.Lock()
-        self.meeting = None if discard is None else threading.Lock()
+        self.discard_lock = None if discard is None else threading.Lock()
         self.value: Any = None
         self.error: BaseException | None = None
         self.worker: PoolThread | None = None
@@ -316,7 +316,7 @@ class ThreadCall:
 
     def meet(self) -> None:
         """Discard the result on the second of two calls: one by the thread, one by the leaving caller."""
-        if self.discard is not None and self.meeting is not None and not self.meeting.acquire(blocking=False):
+        if self.discard is not None and self.discard_lock is not None and not self.discard_lock.acquire(blocking=False):
             self.discard(self.value)
 
 

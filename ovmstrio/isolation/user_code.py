@@ -316,14 +316,14 @@ def _is_in(folder: Path, file: str) -> bool:
 
 def trimmed(error: BaseException) -> TracebackType | None:
     """Return the traceback without frames of the server and the import system."""
-    kept: list[TracebackType] = []
+    kept_frames: list[TracebackType] = []
     frame = error.__traceback__
     while frame is not None:
         file = frame.tb_frame.f_code.co_filename
         if not file.startswith((*_TRIMMED_FOLDERS, "<frozen importlib")):
-            kept.append(frame)
+            kept_frames.append(frame)
         frame = frame.tb_next
     result: TracebackType | None = None
-    for each in reversed(kept):
+    for each in reversed(kept_frames):
         result = TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return result

@@ -237,17 +237,21 @@ class WorkerProcess:
     async def _run_process(self, buried: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
         lifeline, kept_open = os.pipe()
         try:
-            ours, theirs = packet_pair()
+            server_socket, program_socket = packet_pair()
         except OSError:
             os.close(lifeline)
             os.close(kept_open)
             raise
-        channel = self._channel = MessageChannel(ours)
+        channel = self._channel = MessageChannel(server_socket)
         try:
             try:
-                with theirs:
+                with program_socket:
                     process = await start_program(
-                        self._program, theirs, lifeline, own_group=self._own_group, is_heard=self._names is not None
+                        self._program,
+                        program_socket,
+                        lifeline,
+                        own_group=self._own_group,
+                        is_heard=self._names is not None,
                     )
                 self._process = process
             finally:

@@ -21,7 +21,7 @@ import trio
 from ovmstrio.core.connection import UNKNOWN, socket_address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
     from contextvars import Context
 
     from ovmstrio.core.connection import ClientAddress
@@ -248,16 +248,11 @@ def told_of_waiting(
     return outcome
 
 
-def carry_on(running: Coroutine[Any, Any, _T], trap: Any) -> Awaitable[_T]:
-    """Resume a coroutine that was started with ``send(None)`` and blocked with ``trap``; run it to its end."""
-    return _resume_awaitable(running.send, running.throw, trap)
-
-
 @coroutine
-def _resume_awaitable(
-    send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any
-) -> Generator[Any, Any, Any]:
-    return (yield from _resume(send, throw, trap))
+def carry_on(running: Coroutine[Any, Any, _T], trap: Any) -> Generator[Any, Any, _T]:
+    """Resume a coroutine that was started with ``send(None)`` and blocked with ``trap``; run it to its end."""
+    outcome: _T = yield from _resume(running.send, running.throw, trap)
+    return outcome
 
 
 def _resume(send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any) -> Generator[Any, Any, Any]:

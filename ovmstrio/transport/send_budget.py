@@ -73,12 +73,12 @@ class ByteBudget:
         """Wake waiting tasks in order, as far as there is room."""
         while self.waiting:
             queue = self._priority_queue or self._queue
-            turn, wanted = next(iter(queue.items()))
-            if self.held and self.held + wanted > self.limit:
+            turn, size = next(iter(queue.items()))
+            if self.held and self.held + size > self.limit:
                 return
             del queue[turn]
             self.waiting -= 1
-            self.held += wanted
+            self.held += size
             turn.set()
 
 

@@ -88,8 +88,8 @@ def map_error(error: Exception) -> GRPCError | None:
         return RetryLater(status_of(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
         status = status_of(error).grpc
-        if wanted := challenge_of(error):
-            return TrailedError(status, error.message, ("www-authenticate", wanted))
+        if challenge := challenge_of(error):
+            return TrailedError(status, error.message, ("www-authenticate", challenge))
         return GRPCError(status, error.message)
     return None
 

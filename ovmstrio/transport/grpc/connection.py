@@ -212,8 +212,8 @@ class StallWatch:
         if self._socket.seconds(sent, now) >= patience_seconds:
             return None
         windows, stalled = self._core.windows, self._senders.stalled(now, patience_seconds)
-        stood = self._window.seconds(windows.connection if self._senders else now, now)
-        if stalled and len(stalled) == len(self._senders) and stood >= patience_seconds:
+        window_seconds = self._window.seconds(windows.connection if self._senders else now, now)
+        if stalled and len(stalled) == len(self._senders) and window_seconds >= patience_seconds:
             return None
         return [stream for stream in stalled if windows.of(stream) <= 0]
 
@@ -431,10 +431,10 @@ class Connection:
 
     async def _read(self) -> None:
         """Read and answer until the end of input, or until another task has taken over reading."""
-        core, lent, receive_some = self.core, self._reusable_scope, self._stream.receive_some
+        core, reusable_scope, receive_some = self.core, self._reusable_scope, self._stream.receive_some
         try:
-            with lent:
-                while lent is self._reusable_scope and not self._is_reading_stopped:
+            with reusable_scope:
+                while reusable_scope is self._reusable_scope and not self._is_reading_stopped:
                     if core.more:
                         await trio.lowlevel.checkpoint()
                         self._handle(core.go_on())
@@ -460,7 +460,7 @@ class Connection:
             self.mark_dirty()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._is_broken = True
-        if lent is self._reusable_scope:
+        if reusable_scope is self._reusable_scope:
             self._read_to_end.set()
 
     def _handle(self, events: list[Event]) -> None:
@@ -479,23 +479,23 @@ class Connection:
 
     async def _answer_complete(self) -> None:
         """Answer complete requests until one blocks, and send the responses together."""
-        lent = self._reusable_scope
+        reusable_scope = self._reusable_scope
         self._is_answering, has_answered = True, False
         while self._complete_calls:
             # At least one per turn, so that connections with few calls do not wait for busy ones.
             if has_answered and self._loop.is_late:
                 await self._send_answered()
-                if lent is not self._reusable_scope:
+                if reusable_scope is not self._reusable_scope:
                     return
                 await trio.lowlevel.checkpoint()
             has_answered = True
             # Each call has its own context variables, as in a task of its own.
             call = self._complete_calls.popleft()
-            await told_of_waiting(self._serve(call, lent), self._hand_over, copy_context())
-            if lent is not self._reusable_scope:
+            await told_of_waiting(self._serve(call, reusable_scope), self._hand_over, copy_context())
+            if reusable_scope is not self._reusable_scope:
                 return
         await self._send_answered()
-        if lent is not self._reusable_scope:
+        if reusable_scope is not self._reusable_scope:
             return
         self._is_answering = False
         if self.core.waiting_bytes:
@@ -594,9 +594,9 @@ class Connection:
         else:
             await self._stream.send_all(b"".join(data))
 
-    async def _serve(self, call: Call, lent: LentScope | None = None) -> None:
+    async def _serve(self, call: Call, reusable_scope: LentScope | None = None) -> None:
         try:
-            await call.run(lent)
+            await call.run(reusable_scope)
         finally:
             del self.calls[call.state.stream_id]
             self.core.release(call.state)

@@ -199,8 +199,8 @@ def trailers_block(status: Status, message: str | None, details: bytes | None = 
     block = _literal(b"grpc-status", b"%d" % status.value)
     if message:
         # Percent-encoding only lengthens the text.
-        begun = message[: _MAX_MESSAGE_CHARACTERS + 1]
-        text = encode_grpc_message(begun.encode("utf-8", "replace").decode("utf-8"))
+        prefix = message[: _MAX_MESSAGE_CHARACTERS + 1]
+        text = encode_grpc_message(prefix.encode("utf-8", "replace").decode("utf-8"))
         if len(text) > _MAX_MESSAGE_CHARACTERS:
             text = text[:_MAX_MESSAGE_CHARACTERS]
             escape = text.rfind("%", _MAX_MESSAGE_CHARACTERS - 2)

@@ -417,7 +417,7 @@ class Call:
 
     # -- Called by the connection --------------------------------------------------------------------------------------
 
-    async def run(self, lent: LentScope | None = None) -> None:
+    async def run(self, reusable_scope: LentScope | None = None) -> None:
         """Run the handler and send its status, in the reusable scope if given.
 
         Cancellation: cancelling ``scope`` ends in trailers; a cancellation from outside passes through.
@@ -432,12 +432,12 @@ class Call:
         try:
             # A call that was reset before it started has no message, and its client expects no response.
             if not self.state.reset:
-                if lent is None or self.failure is not None:
+                if reusable_scope is None or self.failure is not None:
                     with self.scope:
                         await self._check_start()
                         await self.handler.func(self)
                 else:
-                    await self._run_in_reusable_scope(lent)
+                    await self._run_in_reusable_scope(reusable_scope)
         except Exception as error:  # noqa: BLE001  # an error of one call must not affect other calls
             failure = self._host.failures.translate(error, self.path)
         finally:
@@ -462,41 +462,41 @@ class Call:
         if self.state.head.encoding != "identity":
             self._refuse_unknown_encoding()
 
-    async def _run_in_reusable_scope(self, lent: LentScope) -> None:
+    async def _run_in_reusable_scope(self, reusable_scope: LentScope) -> None:
         """Run the handler in the reusable scope, which is set up only when the handler needs it."""
-        self._reusable_scope, self._scope = lent, None
+        self._reusable_scope, self._scope = reusable_scope, None
         try:
             if self.deadline != math.inf or self.state.head.encoding != "identity":
                 await self._check_start()
             await self.handler.func(self)
         except BaseException as error:
-            if not lent.take_back(error):
+            if not reusable_scope.take_back(error):
                 raise
         else:
-            if lent.is_kept or self._scope is not None:
-                lent.take_back(None)
+            if reusable_scope.is_kept or self._scope is not None:
+                reusable_scope.take_back(None)
         finally:
             self._reusable_scope = None
 
     def _create_record(self, *, is_sampled: bool | None) -> WireRequest:
         head = self.state.head
-        told = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
-        told.traceparent = head.traceparent
-        told.is_stream = self.handler.cardinality.client_streaming
-        told.is_sampled = None if told.is_stream else is_sampled
-        return told
+        record = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
+        record.traceparent = head.traceparent
+        record.is_stream = self.handler.cardinality.client_streaming
+        record.is_sampled = None if record.is_stream else is_sampled
+        return record
 
     def _notify_end(self, observer: RequestObserver) -> None:
         """Notify the observer, also of a failed call that it did not need before its end."""
-        told, event = self.told, self.event
-        if told is None:
+        record, event = self.told, self.event
+        if record is None:
             if event is None or (self._status == _OK and event.code == OK):
                 return
-            told = self._create_record(is_sampled=False)
-        told.event = event
-        told.received, told.sent, told.status = self.received, self.sent, self._status
-        observer.request_ended(told)
-        told.event = None
+            record = self._create_record(is_sampled=False)
+        record.event = event
+        record.received, record.sent, record.status = self.received, self.sent, self._status
+        observer.request_ended(record)
+        record.event = None
 
     def _end(self, failure: GRPCError | None) -> None:
         if self.state.local_closed:

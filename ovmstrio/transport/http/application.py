@@ -381,15 +381,17 @@ class _Application(QuartTrio):
         target, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
         route = self.router.find(scope["method"], target)
         peer = scope["state"][PEER]
-        asked = HttpRequest(scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target)
+        http_request = HttpRequest(
+            scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target
+        )
         if isinstance(route, HttpAnswer):
-            return _respond(await self.router.refuse(route, asked))
-        return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))
+            return _respond(await self.router.refuse(route, http_request))
+        return _respond(await self._answer(route, http_request._replace(path=route.path, mount=route.mount)))
 
-    async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
+    async def _answer(self, route: Route, http_request: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]
         request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
-        refusal = await self.router.admit(route, asked)
+        refusal = await self.router.admit(route, http_request)
         request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
         if refusal is not None:
             return refusal
@@ -397,9 +399,9 @@ class _Application(QuartTrio):
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
-            return self.router.shared(route.refuse(self._refusal(error)), asked.header("origin") or "")
+            return self.router.shared(route.refuse(self._refusal(error)), http_request.header("origin") or "")
         tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
-        return await self.router.answer(route, asked._replace(body=body, tasks=tasks))
+        return await self.router.answer(route, http_request._replace(body=body, tasks=tasks))
 
     def _refusal(self, error: HTTPException) -> Exception:
         if isinstance(error, RequestEntityTooLarge):

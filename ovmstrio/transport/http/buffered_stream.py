@@ -89,8 +89,8 @@ class _Sending:
         if self._standstill is None:
             self._standstill = Standstill(now)
         if self._scope is not None:
-            stood = self._standstill.seconds(unsent_bytes(self._stream), now)
-            self._scope.deadline = now - stood + patience_seconds
+            stalled_seconds = self._standstill.seconds(unsent_bytes(self._stream), now)
+            self._scope.deadline = now - stalled_seconds + patience_seconds
 
 
 # -- Responses ---------------------------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ def retry_after(error: ServerError) -> Headers:
 
 def challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
     """Add ``www-authenticate`` to the response of an authentication failure (RFC 6750)."""
-    wanted = challenge_of(error)
-    return answer.with_headers((("www-authenticate", wanted),)) if wanted else answer
+    auth_challenge = challenge_of(error)
+    return answer.with_headers((("www-authenticate", auth_challenge),)) if auth_challenge else answer
 
 
 def slowness_refusal(seconds: float) -> RequestTooSlow:

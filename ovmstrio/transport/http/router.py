@@ -51,43 +51,43 @@ class ToldRequests:
 
     def begin(self, request: HttpRequest) -> WireRequest:
         """Create the record of a request and make it the task's current request."""
-        told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
+        record = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
         body = request.body if request.view is None else request.view
-        told.received = len(body)
+        record.received = len(body)
         if most := kept_body_bytes.get():
-            told.body = bytes(body[:most])
-        told.is_encrypted = is_over_tls.get()
-        current_request.set(told)
-        return told
+            record.body = bytes(body[:most])
+        record.is_encrypted = is_over_tls.get()
+        current_request.set(record)
+        return record
 
-    def answered(self, told: WireRequest, answer: HttpAnswer) -> HttpAnswer:
+    def answered(self, record: WireRequest, answer: HttpAnswer) -> HttpAnswer:
         """Report an answered request; a streamed response is reported at its end."""
         current_request.set(None)
-        told.status = answer.status
+        record.status = answer.status
         if answer.stream is None:
-            told.sent = answer.size
-            self._tell(told)
+            record.sent = answer.size
+            self._notify(record)
             return answer
-        return answer.followed_by(lambda: self._end_stream(told))
+        return answer.followed_by(lambda: self._end_stream(record))
 
     def refused(self, request: HttpRequest, answer: HttpAnswer) -> None:
         """Report a request that was refused before its body was read."""
         self.answered(self.begin(request), answer)
 
-    def left(self, told: WireRequest) -> None:
+    def left(self, record: WireRequest) -> None:
         """Report a request that was cancelled or whose client disconnected before the response."""
         current_request.set(None)
-        self._tell(told)
+        self._notify(record)
 
-    def _end_stream(self, told: WireRequest) -> None:
-        if told.event is not None:
-            told.sent = told.event.sent
-        self._tell(told)
+    def _end_stream(self, record: WireRequest) -> None:
+        if record.event is not None:
+            record.sent = record.event.sent
+        self._notify(record)
 
-    def _tell(self, told: WireRequest) -> None:
-        self._observer.request_ended(told)
+    def _notify(self, record: WireRequest) -> None:
+        self._observer.request_ended(record)
         # The call references its record; the cycle would live until garbage collection.
-        told.event = None
+        record.event = None
 
 
 # -- Router ------------------------------------------------------------------------------------------------------------
@@ -112,22 +112,6 @@ Admit = Callable[..., Awaitable[CallPlace | None]]
 """Admits a request of a method before its body is read."""
 
 Answering = Callable[["Route", "HttpRequest"], Coroutine[Any, Any, HttpAnswer]]
-
-
-class Rule(NamedTuple):
-    """One path of the server; ``view`` gets the request and the path parameters by name."""
-
-    pattern: re.Pattern[str]
-    first: str
-    methods: frozenset[str]
-    view: View
-    is_hot: bool
-    has_tasks: bool
-    takes_views: bool
-    admit: Admit | None
-    refuse: Callable[[Exception], HttpAnswer]
-    need: Need
-    of_bodies: Callable[..., BodyView | None] | None = None
 
 
 class Route(NamedTuple):
@@ -160,6 +144,15 @@ class Route(NamedTuple):
     need: Need = Need.ADMIN
     service: str = ""
     of_bodies: Callable[[Headers], BodyView | None] | None = None
+
+
+class Rule(NamedTuple):
+    """One path of the server; handlers of ``route`` also get the path parameters by name."""
+
+    pattern: re.Pattern[str]
+    first: str
+    methods: frozenset[str]
+    route: Route
 
 
 class Mounts(Protocol):
@@ -208,8 +201,8 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    first, options = template.split("/")[1], (is_hot, has_tasks, takes_views, admit, refuse, need, of_bodies)
-    return Rule(re.compile(pattern), first, methods, view, *options)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies)
+    return Rule(re.compile(pattern), template.split("/")[1], methods, route)
 
 
 class RoutedRequest(NamedTuple):
@@ -296,8 +289,8 @@ class Router:
                 current_place.set(await route.admit(request.method))
         except ServerError as error:
             if route.need is Need.ADMIN and isinstance(error, Unauthenticated | MissingScope):
-                asked = f"{request.method} {request.path}"
-                tell_refused(_path_pattern(route, request), error, client=request.client, about=asked)
+                request_line = f"{request.method} {request.path}"
+                tell_refused(_path_pattern(route, request), error, client=request.client, about=request_line)
             refusal = self.shared(challenge(route.refuse(error), error), _origin(request.headers))
             if self._events is not None:
                 self._events.refused(request, refusal)
@@ -318,10 +311,10 @@ class Router:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
         unknown = Route(_unanswered, error_answer, "", need=Need.CALLER)
-        told = await self.admit(unknown, request) if is_guarded else None
+        admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:
-            if told is not None:
-                return told
+            if admission_refusal is not None:
+                return admission_refusal
             answer = self.shared(refusal, _origin(request.headers))
             if self._events is not None:
                 self._events.refused(request, answer)
@@ -330,13 +323,13 @@ class Router:
             leave_caller()
 
     async def _answer_observed(self, observer: ToldRequests, route: Route, request: HttpRequest) -> HttpAnswer:
-        told = observer.begin(request)
+        record = observer.begin(request)
         try:
             answer = await self._answer(route, request)
         except BaseException:
-            observer.left(told)
+            observer.left(record)
             raise
-        return observer.answered(told, answer)
+        return observer.answered(record, answer)
 
     async def _answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         try:
@@ -394,14 +387,16 @@ class Router:
             if method not in each.methods:
                 is_known = True
                 continue
-            places = match.groupdict()
-            view = partial(each.view, **places) if places else each.view
-            options: dict[str, Any] = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
-            options |= {"takes_views": each.takes_views}
-            options |= {"admit": partial(each.admit, **places) if each.admit is not None else None}
-            options |= {"of_bodies": partial(each.of_bodies, **places) if each.of_bodies is not None else None}
-            about = places.get("model") or ""
-            return Route(view, each.refuse, path, "", places, **options, need=each.need, service=about)
+            route, places = each.route._replace(path=path), match.groupdict()
+            if not places:
+                return route
+            return route._replace(
+                view=partial(route.view, **places),
+                places=places,
+                admit=partial(route.admit, **places) if route.admit is not None else None,
+                service=places.get("model") or "",
+                of_bodies=partial(route.of_bodies, **places) if route.of_bodies is not None else None,
+            )
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
 
 
