@@ -294,15 +294,12 @@ class PacketSocket:
     def send_now(self, packet: bytes) -> bool:
         """Send a packet without blocking and return whether it was sent; thread-safe. True if the peer has exited."""
         try:
-            self._end.send(packet, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
+            return self.try_send(packet)
+        except trio.BrokenResourceError:
             return True
-        return True
 
     def try_send(self, packet: bytes) -> bool:
-        """Like :meth:`send_now`, but raise ``BrokenResourceError`` if the peer has exited; not thread-safe."""
+        """Like :meth:`send_now`, but raise ``BrokenResourceError`` if the peer has exited."""
         try:
             self._end.send(packet, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -326,7 +323,9 @@ class PacketSocket:
                     packet, ancillary, _, _ = self._end.recvmsg(most, _ANCILLARY_BYTES, _FLAGS)
                     break
                 self._packets_since_checkpoint = 0
-                await self._wait_readable()
+                if (number := self._end.fileno()) < 0:
+                    return None
+                await trio.lowlevel.wait_readable(number)
         except (OSError, trio.ClosedResourceError):
             return None
         if not packet:
@@ -335,12 +334,6 @@ class PacketSocket:
         for _, _, data in ancillary:
             files.frombytes(data)
         return packet, files.tolist()
-
-    async def _wait_readable(self) -> None:
-        number = self._end.fileno()
-        if number < 0:
-            raise trio.ClosedResourceError("the channel is closed")
-        await trio.lowlevel.wait_readable(number)
 
     def finish(self) -> None:
         """Shut down sending; the peer's packets can still be received."""

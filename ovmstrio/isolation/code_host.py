@@ -271,7 +271,10 @@ def serve(end: int, lifeline: int) -> None:
     if first is not None:
         number, target = first.value
         try:
-            hosted = _make(target)
+            if target["path"]:
+                sys.path[:] = target["path"]
+            module, _, name = target["hosted"].partition(":")
+            hosted: Hosted = getattr(import_module(module), name)(target["argument"])
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             channel.send([number, [RAISED, encode_error(error)]])
         else:
@@ -282,11 +285,3 @@ def serve(end: int, lifeline: int) -> None:
     sys.stderr.flush()
     # Without exit handlers, because threads may still run user code.
     os._exit(0)
-
-
-def _make(target: dict[str, Any]) -> Hosted:
-    if target["path"]:
-        sys.path[:] = target["path"]
-    module, _, name = target["hosted"].partition(":")
-    hosted: Hosted = getattr(import_module(module), name)(target["argument"])
-    return hosted

@@ -283,7 +283,7 @@ class IsolatedCode:
             cannot_start=partial(self._record_failure, row),
             backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._stopping,
-            changed=self._notify_change,
+            changed=self._changes.unpark_all,
             ended=self._on_exit,
         )
 
@@ -319,9 +319,6 @@ class IsolatedCode:
         self._failures.pop(row, None)
         self._workers[row] = worker
         return True
-
-    def _notify_change(self) -> None:
-        self._changes.unpark_all()
 
     def _record_failure(self, row: int, error: Exception) -> None:
         self._failures[row] = error

@@ -593,7 +593,7 @@ class WorkerThreads:
             return False
         job.is_abandoned = True
         self._count_ended()
-        job.fn, job.args = _nothing, ()
+        job.fn, job.args = (lambda: None), ()
         return True
 
     def _leave(self, job: ThreadCall) -> None:
@@ -656,6 +656,3 @@ class WorkerThreads:
                 os._exit(0)
             self.wake(partial(self._complete, job))
         return True
-
-
-def _nothing() -> None: ...

@@ -566,7 +566,7 @@ class KeptProcess:
         cannot_start: Callable[[OSError], None] | None = None,
         backoff: Backoff,
         stopping: trio.Event,
-        changed: Callable[[], None],
+        changed: Callable[[], object],
         ended: Callable[[KeptProcess, WorkerProcess], None],
     ) -> None:
         self.row = row

@@ -37,6 +37,7 @@ __all__ = [
     "direct",
     "has_unread",
     "has_unread_bytes",
+    "linger",
     "peer_address_of",
     "told_of_waiting",
     "transport_of",
@@ -276,22 +277,24 @@ LINGER_SECONDS: Final = 2.0
 
 def has_unread(stream: trio.abc.Stream) -> bool:
     """Return whether unread bytes or EOF have arrived; False for streams without a socket."""
-    sock = getattr(transport_of(stream), "socket", None)
-    if sock is None or sock.fileno() < 0:
+    if (number := _descriptor_of(stream)) < 0:
         return False
     poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
+    poll.register(number, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def has_unread_bytes(stream: trio.abc.Stream) -> bool:
     """Return whether unread bytes have arrived; EOF does not count."""
-    sock = getattr(transport_of(stream), "socket", None)
-    if sock is None or sock.fileno() < 0:
-        return False
-    with suppress(OSError):
-        return any(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+    if (number := _descriptor_of(stream)) >= 0:
+        with suppress(OSError):
+            return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
     return False
+
+
+def _descriptor_of(stream: trio.abc.Stream) -> int:
+    sock = getattr(transport_of(stream), "socket", None)
+    return -1 if sock is None else int(sock.fileno())
 
 
 async def close_now(stream: trio.abc.Stream) -> None:
@@ -307,17 +310,23 @@ async def close_now(stream: trio.abc.Stream) -> None:
         await trio.aclose_forcefully(stream)
 
 
-async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
-    """Send EOF, discard input until the peer closes or ``seconds`` have passed, then close.
+async def linger(stream: trio.abc.Stream) -> None:
+    """Send EOF and discard input until the peer closes.
 
     Closing a socket with unread bytes resets the connection and discards what the peer has not read yet.
     """
     transport = transport_of(stream)
+    if isinstance(transport, trio.abc.HalfCloseableStream):
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await transport.send_eof()
+            while await transport.receive_some(READ_BYTES):
+                pass
+
+
+async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
+    """Send EOF, discard input until the peer closes or ``seconds`` have passed, then close."""
     try:
-        with trio.move_on_after(seconds), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if isinstance(transport, trio.abc.HalfCloseableStream):
-                await transport.send_eof()
-                while await transport.receive_some(READ_BYTES):
-                    pass
+        with trio.move_on_after(seconds):
+            await linger(stream)
     finally:
         await close_now(stream)

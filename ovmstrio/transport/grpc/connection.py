@@ -29,7 +29,7 @@ from ovmstrio.core.request import Arrivals, Buffer
 from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
 from ovmstrio.telemetry.loop_load import current_loop_load
 from ovmstrio.transport.accepting import Pace
-from ovmstrio.transport.direct_stream import DirectStream, close_now, told_of_waiting, transport_of
+from ovmstrio.transport.direct_stream import DirectStream, close_now, linger, told_of_waiting
 from ovmstrio.transport.grpc.core import (
     DataReceived,
     Event,
@@ -419,7 +419,7 @@ class Connection:
                     with trio.move_on_after(self.limits.flush_seconds):
                         await self._written.wait()
                         if not self._is_faulty:
-                            await self._linger()
+                            await linger(self._stream)
                 await self._endings.pace.turn()
                 await self._endings.cancel(self.calls.values())
                 nursery.cancel_scope.cancel()
@@ -538,15 +538,6 @@ class Connection:
     def _has_nothing_left(self) -> bool:
         """Whether the peer has ended the connection and nothing waits to be sent, so that it can be closed at once."""
         return self._has_peer_closed and not self.calls and not self.core.waiting_bytes and not self._is_flushing
-
-    async def _linger(self) -> None:
-        """Send EOF and discard input: closing a socket with unread bytes resets the connection."""
-        transport = transport_of(self._stream)
-        if isinstance(transport, trio.abc.HalfCloseableStream):
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await transport.send_eof()
-                while await transport.receive_some(_READ_BYTES):
-                    pass
 
     async def _write(self) -> None:
         try:
