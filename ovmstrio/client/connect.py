@@ -69,7 +69,7 @@ def _address(url: str, *, rest: bool) -> str:
     address = rest_of_url.rstrip("/")
     _, colon, port = address.rpartition(":")
     if colon and not port.endswith("]") and not (port.isdecimal() and int(port) <= _MAX_PORT):
-        raise InvalidRequest(f"{address}: expected a port up to {_MAX_PORT}, got {port!r}")
+        raise InvalidRequest(f"{address}: expected HOST:PORT with a port up to {_MAX_PORT}, got {port!r}")
     return address
 
 
@@ -91,7 +91,7 @@ class ClientTls:
                 check_regular(self.ca)
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
-            raise InvalidRequest(f"{self.ca}: no certificate of a CA can be read: {_reason(error)}") from None
+            raise InvalidRequest(f"{self.ca}: cannot read CA certificate: {_reason(error)}") from None
         if self.cert is not None:
             try:
                 for path in (self.cert, self.key):
@@ -100,7 +100,7 @@ class ClientTls:
                 context.load_cert_chain(self.cert, self.key, password=_no_password)
             except (OSError, ValueError) as error:
                 files = self.cert if self.key is None else f"{self.cert} and {self.key}"
-                raise InvalidRequest(f"{files}: no certificate with its key can be read: {_reason(error)}") from None
+                raise InvalidRequest(f"{files}: cannot read certificate and key: {_reason(error)}") from None
         return context
 
 

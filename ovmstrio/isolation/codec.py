@@ -365,7 +365,7 @@ class Encoded:
         shared: locations of the referenced arrays; the receiver needs their files in this order.
 
     Raises:
-        TypeError: the value contains something other than plain data and arrays.
+        TypeError: the value is of another type; callers put the message after "expects" or similar.
     """
 
     def __init__(self, value: Any, *, shares_above: int = 0, shares_most: int = 0) -> None:
@@ -412,14 +412,14 @@ class Encoded:
             return {"b": self._buffer(memoryview(value).cast("B"))}
         if isinstance(value, complex):
             return {"c": [value.real, value.imag]}
-        raise TypeError(f"expected plain data and arrays, got {_name(value)}")
+        raise TypeError(f"plain data and arrays, not {_name(value)}")
 
     def _array(self, value: Any) -> Any:
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.names is not None:
             if array.dtype.names is None:
                 return {"o": [self._to_json(array.reshape(-1).tolist()), list(array.shape)]}
-            raise TypeError(f"structured arrays cannot be sent, got {array.dtype}")
+            raise TypeError(f"no arrays of {array.dtype}")
         if array.nbytes > self._shares_above and len(self.shared) < self._shares_most:
             part = find_shared(array)
             if part is not None:

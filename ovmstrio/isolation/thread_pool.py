@@ -537,7 +537,7 @@ class WorkerThreads:
             self._is_waking = True
             loop = self._loop
             if loop is None:
-                raise AssertionError("a worker thread runs in a pool that was not started")
+                raise AssertionError("the pool was not started")
             try:
                 loop.run_sync_soon(self._run_finished)
             except trio.RunFinishedError:

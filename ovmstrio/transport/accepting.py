@@ -182,7 +182,7 @@ class _AcceptLoop:
         if now >= self._next_log_at:
             self._next_log_at = now + QUIET_SECONDS
             log.warning(
-                "accepting pauses",
+                "accept paused",
                 address=address_of(self._listener),
                 reason=f"{os.strerror(error.errno or 0)} ({errno.errorcode[error.errno or 0]})",
                 pauses=self._pauses,

@@ -121,11 +121,11 @@ class PeerSettings:
     def _apply_one(self, key: int, value: int) -> None:
         if key == Setting.MAX_FRAME_SIZE:
             if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value} is out of range")
             self.max_frame_bytes = min(value, frames.LARGEST_SENT_BYTES)
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}: expected 0 or 1")
         elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._has_disabled_table:
             self._has_disabled_table = True
             self.table_update = TABLE_SIZE_ZERO
@@ -560,7 +560,7 @@ class Http2Core:
             payload = bytes(frames.strip_padding(payload))
         if flags & Flag.PRIORITY:
             if len(payload) < _PRIORITY_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority fields")
             payload = payload[_PRIORITY_BYTES:]
         if flags & Flag.END_HEADERS:
             self._on_header_block(stream_id, payload, flags & Flag.END_STREAM)
@@ -654,7 +654,7 @@ class Http2Core:
         self._count_idle_frame()
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     # -- Frames of the connection --------------------------------------------------------------------------------------
 
@@ -662,7 +662,7 @@ class Http2Core:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if len(payload) % SETTING_BYTES or (flags & Flag.ACK and payload):
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an impossible length")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "invalid SETTINGS length")
         if self._settings.exceeded(max(1, len(payload) // SETTING_BYTES)):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_settings")
         if flags & Flag.ACK:

@@ -176,7 +176,7 @@ def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
 def check_size(size: int, kind: int) -> None:
     """Raise ``ConnectionFault`` if a frame exceeds the size limit of its type."""
     if size > MAX_FRAME_BYTES and (kind or size > LARGEST_DATA_BYTES):
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes")
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes exceeds the limit")
 
 
 def strip_padding(payload: bytes | memoryview) -> bytes | memoryview:

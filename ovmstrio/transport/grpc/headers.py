@@ -368,7 +368,7 @@ def read_trailers(headers: HeaderList) -> None:
     """Check the trailers of a request, which have no meaning in gRPC; raises ``MalformedRequest``."""
     pseudo, _ = _split(headers)
     if pseudo:
-        raise MalformedRequest("trailers hold pseudo-headers")
+        raise MalformedRequest("trailers contain pseudo-headers")
 
 
 def _split(headers: HeaderList) -> tuple[dict[bytes, bytes], list[tuple[bytes, bytes]]]:
@@ -377,7 +377,7 @@ def _split(headers: HeaderList) -> tuple[dict[bytes, bytes], list[tuple[bytes, b
     for name, value in headers:
         if name[:1] == b":":
             if fields or name in pseudo or name not in _PSEUDO:
-                raise MalformedRequest(f"pseudo-header {name!r} is unknown, repeated or late")
+                raise MalformedRequest(f"pseudo-header {name!r} is unknown, repeated or after other headers")
             pseudo[name] = value
             continue
         if not _NAME(name) or name in _CONNECTION_HEADERS or (name == b"te" and value != b"trailers"):

@@ -89,7 +89,7 @@ class GrpcServer:
         for service in services:
             for path, handler in service.__mapping__().items():
                 if path in self._routes:
-                    raise ValueError(f"two services claim {path}")
+                    raise ValueError(f"two services have the path {path}")
                 self._routes[path] = handler
         self._fallback_routes = further
         self._codec = codec
@@ -216,7 +216,7 @@ class GrpcServer:
             await trio.aclose_forcefully(stream)
             return False
         if stream.selected_alpn_protocol() != "h2":
-            self._faults.tell("tls client does not speak h2", peer=address.endpoint)
+            self._faults.tell("tls client does not support h2", peer=address.endpoint)
             return False
         return True
 

@@ -276,7 +276,7 @@ class Call:
 
     def _end_of_requests(self) -> None:
         if self.state.buffer.size:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"{self.path}: the request ends within a message")
+            raise GRPCError(Status.INVALID_ARGUMENT, f"{self.path}: the request ends with an incomplete message")
         if not self._requests and not self.handler.cardinality.client_streaming:
             raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got none")
 
@@ -354,7 +354,7 @@ class Call:
             await self._wait_for_budget()
         data = self._encode(message)
         if self._sending:
-            raise trio.BusyResourceError("another message is being sent, or was cut short")
+            raise trio.BusyResourceError("another message is being sent, or was cancelled partway")
         self._replies += 1
         self.sent += len(data)
         host, prefix = self._host, message_prefix(len(data))
@@ -413,7 +413,7 @@ class Call:
 
     def _check_open(self) -> None:
         if self.state.local_closed:
-            raise StreamTerminatedError(f"{self.path}: the call is over")
+            raise StreamTerminatedError(f"{self.path}: the call has ended")
 
     # -- Called by the connection --------------------------------------------------------------------------------------
 

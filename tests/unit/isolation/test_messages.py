@@ -120,7 +120,7 @@ class _Custom:
 
 @pytest.mark.parametrize("value", [_Custom(), {"x": threading.Event()}, [lambda: None], np.zeros(1, "i4,f4")])
 def test_value_that_is_no_data_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^(expected plain data and arrays, got|structured arrays cannot be sent, got) "):
+    with pytest.raises(TypeError, match=r"^(plain data and arrays, not|no arrays of) "):
         Encoded(value)
 
 
