@@ -1,6 +1,6 @@
-"""Typed clients of KServe v2, which wait in the thread that calls them.
+"""Typed, blocking clients of KServe v2.
 
-``open_client`` gives one of two classes with the same methods, so that a program works over either protocol.
+``open_client`` returns a client for gRPC or REST; both have the same methods.
 """
 
 from ovmstrio.client.api import (

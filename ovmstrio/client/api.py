@@ -1,4 +1,4 @@
-"""What a client of either protocol can do, and the values that it gives."""
+"""Client interface of KServe v2, common to gRPC and REST, and its value types."""
 
 from __future__ import annotations
 
@@ -36,20 +36,18 @@ __all__ = [
     "to_wire",
 ]
 
-# ----------------------------------------------------------------------
-# What goes into a stream to a graph, and what comes out of it, whatever the protocol
-# ----------------------------------------------------------------------
+# -- Streams -----------------------------------------------------------------------------------------------------------
 
 TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
-"""The parameter of requests and responses that holds the timestamp of their packets."""
+"""Parameter of requests and responses with the timestamp of their packets."""
 
 Value = bytes | Array
-"""An input: bytes go as ``BYTES`` whose content is just these bytes, which is what Python nodes expect of text."""
+"""Input: an array, or bytes, which are sent as one ``BYTES`` tensor of exactly these bytes (text for Python nodes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """One request of a stream; without a ``timestamp`` the server gives it one."""
+    """Request of a stream; without ``timestamp`` the server assigns one."""
 
     inputs: Mapping[str, Value]
     timestamp: int | None = None
@@ -59,7 +57,7 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamOutput:
-    """One output as it came: ``data`` is its content over gRPC, its JSON value over REST."""
+    """Output of a stream; ``data`` is the raw content over gRPC, the JSON value over REST."""
 
     name: str
     datatype: str
@@ -69,7 +67,7 @@ class StreamOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamReply:
-    """One message of the server: outputs of one timestamp, or what was wrong with a request."""
+    """Server message of a stream: outputs of one timestamp, or the error of a request."""
 
     outputs: tuple[StreamOutput, ...] = ()
     timestamp: int | None = None
@@ -77,27 +75,21 @@ class StreamReply:
 
 
 def to_wire(name: str, value: Value, datatype: str | None = None) -> RawTensor:
-    """Give an input as it travels; an array by default as the type that its dtype says.
-
-    Raises:
-        InvalidRequest: KServe has no name for the array's type.
-    """
+    """Convert an input to a raw tensor; raises ``InvalidRequest`` if KServe has no datatype for the array."""
     if isinstance(value, bytes):
         return RawTensor(name, "BYTES", (len(value),), value)
     return raw_tensor(name, value, datatype)
 
 
-# ----------------------------------------------------------------------
-# What a client of either protocol can do, and the values that it gives
-# ----------------------------------------------------------------------
+# -- Client ------------------------------------------------------------------------------------------------------------
 
 Parameter = bool | int | str
-"""A request parameter as both protocols carry it; integers have 64 bits and a sign."""
+"""Request parameter; integers are signed 64-bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output as metadata tells it; -1 in ``shape`` is a dimension of any size."""
+    """Input or output of a model; -1 in ``shape`` is a dynamic dimension."""
 
     name: str
     datatype: str
@@ -106,7 +98,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The metadata of one servable."""
+    """Metadata of a servable."""
 
     name: str
     versions: tuple[str, ...]
@@ -117,7 +109,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One version of one servable and its state: READY, LOADING, UNLOADING or UNAVAILABLE."""
+    """Version of a servable; ``state`` is READY, LOADING, UNLOADING or UNAVAILABLE."""
 
     name: str
     version: str
@@ -127,10 +119,9 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """One live sequence of a stateful model.
+    """Live sequence of a stateful model; ``requests`` counts the successful ones.
 
-    ``requests`` counts those that succeeded; of ``lost_seconds`` at most they are missing in a sequence that was
-    restored after its server had ended without a word.
+    After a crash, requests of at most ``lost_seconds`` are missing in a restored sequence.
     """
 
     id: int
@@ -142,7 +133,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether something is ready, and if not, why, where the protocol tells."""
+    """Readiness, with the reason if the protocol provides one."""
 
     ready: bool
     reason: str = ""
@@ -150,18 +141,17 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What a service said to a body, and of which content type that is."""
+    """Response body of a service and its content type."""
 
     body: bytes
     content_type: str
 
 
 class Client(ABC):
-    """The calls of KServe v2, over either protocol.
+    """KServe v2 client.
 
-    Every method raises the error class that the server raised, ``Unreachable`` when nobody answers, and
-    ``DeadlineExceeded`` when the answer takes longer than the client's timeout.  Arrays of ``BYTES`` hold
-    ``bytes`` objects; ``BF16`` is given as ``float32``.
+    Every method raises the error class that the server raised, ``Unreachable`` if no server answers, and
+    ``DeadlineExceeded`` on timeout. ``BYTES`` arrays contain ``bytes`` objects; ``BF16`` is returned as ``float32``.
     """
 
     def infer(
@@ -173,11 +163,10 @@ class Client(ABC):
         datatypes: Mapping[str, str] | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> dict[str, Array]:
-        """Call a model.
+        """Infer with a model and return its outputs by name.
 
-        Inputs are arrays, or bytes, which go as ``BYTES`` whose content is just these bytes, as in streams;
-        ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``);
-        ``parameters`` are the request's own, such as those of sequences.
+        Inputs are arrays or bytes; see ``Value``. ``datatypes`` names KServe datatypes that the array does not
+        determine (``BF16``); ``parameters`` are request parameters, such as those of sequences.
         """
         tensors = [to_wire(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
         return self._infer(model, version, tensors, parameters or {})
@@ -186,7 +175,7 @@ class Client(ABC):
     def _infer(
         self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
     ) -> dict[str, Array]:
-        """Call a model with tensors as they travel."""
+        pass
 
     @abstractmethod
     def stream(
@@ -194,52 +183,48 @@ class Client(ABC):
     ) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once.
 
-        ``requests`` are taken one by one as they come, in a thread of the library, and the stream's input ends with
-        them; what they raise is raised here.  ``timeout`` is how many seconds the stream may take over gRPC, and over
-        REST, where there is but one request, how many may pass without an event; None for any.
+        ``requests`` are read one by one in a thread of the library; their exceptions are raised here. ``timeout`` is
+        the maximum seconds of the stream over gRPC, and between events over REST, which has one request only.
         """
 
     @abstractmethod
     def post(self, service: str, body: bytes, content_type: str) -> Posted:
-        """Send a body to a service that is called over HTTP at ``/{service}``; ``NotSupported`` over gRPC."""
+        """Post a body to a service at ``/{service}``; ``NotSupported`` over gRPC."""
 
     @abstractmethod
     def metadata(self, model: str, version: str = "") -> ModelInfo:
-        """Tell inputs, outputs and versions of a model."""
+        """Return inputs, outputs and versions of a model."""
 
     @abstractmethod
     def models(self) -> list[ModelState]:
-        """List every version that the server knows of."""
+        """Return all model versions of the server."""
 
     @abstractmethod
     def sequences(self, model: str, version: str = "") -> list[SequenceState]:
-        """List the live sequences of a stateful model; ``NotSupported`` where the protocol does not tell them."""
+        """Return the live sequences of a stateful model; ``NotSupported`` over gRPC."""
 
     @abstractmethod
     def metrics(self, families: Sequence[str] = ()) -> str:
-        """Give the server's metrics in Prometheus's text format, all or those of some families.
-
-        ``NotSupported`` where the protocol does not tell them.
-        """
+        """Return metrics in Prometheus text format, optionally of some families; ``NotSupported`` over gRPC."""
 
     @abstractmethod
     def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
-        """Have the server look for so long at what its time goes to; for administrators.
+        """Profile the server (admin scope) and return the document of ``POST /v2/profile``; ``NotSupported`` over gRPC.
 
-        The document is that of ``POST /v2/profile``; ``NotSupported`` where the protocol has no such call.
+        Samples for ``seconds`` at ``rate`` per second, then times the layers of ``models``.
         """
 
     @abstractmethod
     def server_live(self) -> bool:
-        """Tell whether the server answers at all."""
+        """Return whether the server is live."""
 
     @abstractmethod
     def server_ready(self) -> Health:
-        """Tell whether the server is ready."""
+        """Return the readiness of the server."""
 
     @abstractmethod
     def model_ready(self, model: str, version: str = "") -> Health:
-        """Tell whether a model can be called."""
+        """Return the readiness of a model."""
 
     @abstractmethod
     def close(self) -> None:
@@ -254,31 +239,26 @@ class Client(ABC):
         self.close()
 
 
-# ----------------------------------------------------------------------
-# Ctrl-C while a library waits that cannot stand an exception in the middle of it
-# ----------------------------------------------------------------------
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def interrupts_cancel(cancel: Callable[[], object]) -> Iterator[None]:
-    """Answer Ctrl-C inside the block with ``cancel``, and raise it when the block is left.
+    """On Ctrl-C inside the block call ``cancel``, and raise ``KeyboardInterrupt`` at the end of the block.
 
-    Raised at once, it may come between the taking of a lock and the code that gives it back, and whoever wants the
-    lock next waits for ever.  In other threads, and where the program has a handler of its own, nothing changes.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C came.
+    An immediate exception inside the library might leave a lock taken. No effect in other threads, or if the program
+    has its own SIGINT handler.
     """
     if threading.current_thread() is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
         yield
         return
-    came = False
+    is_interrupted = False
 
     def answer(*_: object) -> None:
-        nonlocal came
-        came = True
+        nonlocal is_interrupted
+        is_interrupted = True
         cancel()
 
     signal.signal(signal.SIGINT, answer)
@@ -286,5 +266,5 @@ def interrupts_cancel(cancel: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
+        if is_interrupted:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Chats over OpenAI's API, whose answers come in pieces; on httpx, in the thread that calls."""
+"""Streaming client of OpenAI chat completions, blocking, on httpx."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END: Final = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class ChatUsage:
-    """How many tokens the prompt and the answer have, and how many of the prompt's were computed before."""
+    """Token counts; ``cached_tokens`` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,7 +39,7 @@ class ChatUsage:
 
 @dataclass(frozen=True, slots=True)
 class ChatPiece:
-    """What has come of an answer since the last piece; ``finish`` and ``usage`` come near the end."""
+    """Delta of an answer; ``finish`` and ``usage`` come near the end."""
 
     text: str = ""
     reasoning: str = ""
@@ -49,16 +49,13 @@ class ChatPiece:
 
 
 class ChatClient:
-    """Asks one server, with a connection for each call, so that an interrupted one leaves nothing behind.
+    """Client of one server, with one connection per call, so that an interrupted call leaves no state.
 
     Args:
-        url: ``host:port``, with a scheme and the path of the API where they are not ``http`` and ``/v3``.
-        api_key: is sent as OpenAI's clients send it, unless it is empty.
-        timeout: for how many seconds nothing may come.
-        tls: speak TLS.
-
-    Raises:
-        InvalidRequest: the URL is none, or a file of ``tls`` cannot be used.
+        url: ``host:port``, optionally with scheme and API path (default: ``http`` and ``/v3``).
+        api_key: sent as bearer token, unless empty.
+        timeout: maximum seconds without data.
+        tls: TLS settings.
     """
 
     def __init__(
@@ -70,12 +67,7 @@ class ChatClient:
         self._verify = tls is None or tls.context()
 
     def models(self) -> list[str]:
-        """List the names of what is served; what makes text comes first.
-
-        Raises:
-            Unreachable: nobody answers.
-            ServerError: the server refuses, or does not speak this API.
-        """
+        """Return the names of the served models, text generation models first."""
         try:
             with self._open() as http:
                 answer = http.get(f"{self.url}/models")
@@ -86,23 +78,20 @@ class ChatClient:
         try:
             return [str(each["id"]) for each in answer.json()["data"]]
         except (ValueError, LookupError, TypeError):
-            raise self._foreign() from None
+            raise self._not_openai() from None
 
     def stream(self, model: str, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Generator[ChatPiece]:
-        """Ask, and give the answer as it comes; closing the iterator ends the answer on the server at once.
+        """Send a chat request and yield the answer's deltas; closing the iterator cancels the request at once.
 
-        Args:
-            model: the name.
-            messages: the conversation; the last one is answered.
-            options: further fields of the request, such as ``temperature``.
+        ``options`` are further request fields, such as ``temperature``.
 
         Raises:
-            Unreachable: nobody answers, or the connection broke.
-            DeadlineExceeded: nothing came for too long.
-            ServerError: the server refuses, or failed midway.
+            Unreachable: no server answers, or the connection broke.
+            DeadlineExceeded: no data for ``timeout`` seconds.
+            ServerError: the server refuses, or failed during the answer.
         """
-        asked = {"model": model, "messages": list(messages), "stream": True, **options}
-        body = orjson.dumps({**asked, "stream_options": {"include_usage": True}})
+        fields = {"model": model, "messages": list(messages), "stream": True, **options}
+        body = orjson.dumps({**fields, "stream_options": {"include_usage": True}})
         headers = {"Content-Type": "application/json"}
         try:
             with self._open() as http, http.stream(
@@ -129,9 +118,9 @@ class ChatClient:
             if "error" in document:
                 raise ServerError(_text_of(document["error"]))
             usage = document.get("usage")
-            told = None if usage is None else _usage(usage)
+            chat_usage = None if usage is None else _usage(usage)
             if not document.get("choices"):
-                return ChatPiece(usage=told)
+                return ChatPiece(usage=chat_usage)
             choice = document["choices"][0]
             delta = choice.get("delta") or {}
             return ChatPiece(
@@ -139,27 +128,27 @@ class ChatClient:
                 reasoning=delta.get("reasoning_content") or "",
                 calls="".join(_call(each) for each in delta.get("tool_calls") or ()),
                 finish=choice.get("finish_reason") or "",
-                usage=told,
+                usage=chat_usage,
             )
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise self._foreign() from None
+            raise self._not_openai() from None
 
-    def _foreign(self) -> ServerError:
-        return ServerError(f"{self.url} does not answer as OpenAI's API does")
+    def _not_openai(self) -> ServerError:
+        return ServerError(f"{self.url} is no OpenAI API")
 
     def _unreachable(self, error: httpx.RequestError) -> Unreachable:
         return Unreachable(f"no server answers at {self.url}: {str(error) or type(error).__name__}")
 
 
 def _api_url(url: str, *, secure: bool) -> str:
-    whole = url if "://" in url else f"{'https' if secure else 'http'}://{url or _DEFAULT_ADDRESS}"
+    full_url = url if "://" in url else f"{'https' if secure else 'http'}://{url or _DEFAULT_ADDRESS}"
     try:
-        parts = urlsplit(whole)
-        parts.port  # noqa: B018 - it is read when it is asked for
+        parts = urlsplit(full_url)
+        parts.port  # noqa: B018 - parsed on access
     except ValueError as error:
-        raise InvalidRequest(f"{url} is no URL: {error}") from None
+        raise InvalidRequest(f"invalid URL {url}: {error}") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidRequest(f"{url} is no HOST:PORT, and no URL such as http://{_DEFAULT_ADDRESS}{_DEFAULT_PATH}")
+        raise InvalidRequest(f"expected HOST:PORT or a URL such as http://{_DEFAULT_ADDRESS}{_DEFAULT_PATH}, got {url}")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or _DEFAULT_PATH}"
 
 
@@ -186,5 +175,5 @@ def _reason(answer: httpx.Response) -> str:
 
 
 def _text_of(error: Any) -> str:
-    """Give the text of an error, which is an object in OpenAI's form, and a text in OVMS's."""
+    """Return the text of an error, which is an object in OpenAI's format and a string in OVMS's."""
     return str(error["message"] if isinstance(error, dict) else error)

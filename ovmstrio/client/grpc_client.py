@@ -1,4 +1,4 @@
-"""KServe v2 over gRPC, on grpcio's blocking channel."""
+"""KServe v2 gRPC client on grpcio's blocking channel."""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcClient", "Messages", "next_message", "open_stream", "read_outputs", "read_reply", "request_message"]
 
-# ----------------------------------------------------------------------
-# Streams over gRPC: ``ModelStreamInfer`` on grpcio's blocking channel
-# ----------------------------------------------------------------------
+# -- Streams -----------------------------------------------------------------------------------------------------------
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FIELDS: Final[dict[type, str]] = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 
 class Messages:
-    """Requests of the caller as messages; the library keeps to itself why they ended, ``failure`` tells it."""
+    """Iterator of encoded requests; keeps the exception that ended the iteration, which grpcio does not report."""
 
     def __init__(self, model: str, requests: Iterable[StreamRequest]) -> None:
         self._model = model
@@ -63,10 +61,7 @@ class Messages:
 def open_stream(
     channel: grpc.Channel, messages: Messages, timeout: float | None, metadata: Sequence[tuple[str, str]] = ()
 ) -> Any:
-    """Open a stream, which may take so many seconds, and give grpcio's call.
-
-    Messages are taken as they come, in a thread of the library.
-    """
+    """Open a stream and return grpcio's call; messages are read in a thread of the library."""
     call = channel.stream_stream(
         _METHOD,
         request_serializer=message_class("inference.ModelInferRequest").SerializeToString,
@@ -87,7 +82,7 @@ def _message(model: str, request: StreamRequest) -> Any:
 
 
 def request_message(tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter], **fields: str) -> Any:
-    """Write a request of these tensors, parameters and further fields."""
+    """Create a ModelInferRequest."""
     message = message_class("inference.ModelInferRequest")(**fields)
     for tensor in tensors:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -104,7 +99,7 @@ def next_message(call: Any) -> Any:
 
 
 def read_reply(message: Any) -> StreamReply:
-    """Read one message of the server."""
+    """Convert a stream response."""
     if message.error_message:
         return StreamReply(error=message.error_message)
     response = message.infer_response
@@ -113,25 +108,23 @@ def read_reply(message: Any) -> StreamReply:
 
 
 def read_outputs(response: Any) -> tuple[StreamOutput, ...]:
-    """Read the outputs of a response."""
+    """Convert the outputs of a response."""
     return tuple(
         StreamOutput(output.name, output.datatype, tuple(output.shape), raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     )
 
 
-# ----------------------------------------------------------------------
-# KServe v2 over gRPC, on grpcio's blocking channel
-# ----------------------------------------------------------------------
+# -- Client ------------------------------------------------------------------------------------------------------------
 
 _STATE_SECONDS: Final = 1.0
-"""How long the library may take to tell the state of a connection, which it does at once."""
+"""Timeout for reading the channel state, which normally takes no time."""
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 class GrpcClient(Client):
-    """One connection to ``host:port`` or ``unix:/path``; see ``Client`` for its calls."""
+    """Client for ``host:port`` or ``unix:/path``; see ``Client``."""
 
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None, api_key: str = "") -> None:
         self._address = address
@@ -140,7 +133,7 @@ class GrpcClient(Client):
         if tls is None:
             self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
         else:
-            # The library accepts files that it cannot use, and then fails to connect without a reason.
+            # grpcio accepts unusable files and later fails to connect without a reason.
             tls.context()
             files = (None if path is None else read_regular_bytes(path) for path in (tls.ca, tls.key, tls.cert))
             self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
@@ -175,12 +168,12 @@ class GrpcClient(Client):
             call.cancel()
 
     def post(self, service: str, body: bytes, content_type: str) -> Posted:
-        """Say that gRPC has no call for it."""
+        """Raise ``NotSupported``."""
         del body, content_type
         raise NotSupported(f"{service!r} is called over HTTP, and not over KServe's gRPC: use REST")
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
-        """Tell inputs, outputs and versions of a model."""
+        """Return inputs, outputs and versions of a model."""
         answer = self._call("ModelMetadata", name=model, version=version)
         inputs, outputs = (
             tuple(TensorInfo(each.name, each.datatype, tuple(each.shape)) for each in side)
@@ -189,35 +182,35 @@ class GrpcClient(Client):
         return ModelInfo(answer.name, tuple(answer.versions), answer.platform, inputs, outputs)
 
     def models(self) -> list[ModelState]:
-        """List every version that the server knows of."""
+        """Return all model versions of the server."""
         answer = self._call("RepositoryIndex")
         return [ModelState(each.name, each.version, each.state, each.reason) for each in answer.models]
 
     def sequences(self, model: str, version: str = "") -> list[SequenceState]:
-        """Say that gRPC has no call for it."""
+        """Raise ``NotSupported``."""
         where = f"version {version} of {model!r}" if version else repr(model)
-        raise NotSupported(f"gRPC does not tell the sequences of {where}: ask over REST")
+        raise NotSupported(f"sequences of {where} are not available over gRPC: use REST")
 
     def metrics(self, families: Sequence[str] = ()) -> str:
-        """Say that gRPC has no call for it."""
+        """Raise ``NotSupported``."""
         del families
-        raise NotSupported("gRPC does not tell metrics: ask over REST")
+        raise NotSupported("metrics are not available over gRPC: use REST")
 
     def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
-        """Say that gRPC has no call for it."""
+        """Raise ``NotSupported``."""
         del seconds, rate, models
-        raise NotSupported("gRPC tells no profile: ask over REST")
+        raise NotSupported("profiles are not available over gRPC: use REST")
 
     def server_live(self) -> bool:
-        """Tell whether the server answers at all."""
+        """Return whether the server is live."""
         return bool(self._call("ServerLive").live)
 
     def server_ready(self) -> Health:
-        """Tell whether the server is ready; gRPC carries no reason."""
+        """Return the readiness of the server, without a reason."""
         return Health(bool(self._call("ServerReady").ready))
 
     def model_ready(self, model: str, version: str = "") -> Health:
-        """Tell whether a model can be called."""
+        """Return the readiness of a model, without a reason."""
         return Health(bool(self._call("ModelReady", name=model, version=version).ready))
 
     def _call(self, method: str, **fields: str) -> Any:
@@ -236,7 +229,7 @@ class GrpcClient(Client):
 
     def _error(self, failure: Any) -> ServerError:
         error = error_of_grpc(failure.code().name, failure.details())
-        # The library gives its own failures to connect the statuses that a server uses for "not ready" and "too late".
+        # grpcio reports connection failures with the server's statuses for "not ready" and "deadline exceeded".
         if isinstance(error, NotReady | DeadlineExceeded) and not self._connected():
             return Unreachable(f"no server answers gRPC at {self._address}: {error.message}")
         if isinstance(error, DeadlineExceeded):

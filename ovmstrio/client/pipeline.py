@@ -1,4 +1,4 @@
-"""The client of Paddle Serving's pipelines, as scripts know it: blocking, over grpcio."""
+"""Blocking gRPC client of Paddle Serving pipelines, compatible with Paddle's ``PipelineClient``."""
 
 from __future__ import annotations
 
@@ -28,43 +28,33 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.lb_policy_name", "round_robin"),
 )
-_APART: Final = frozenset({"logid", "clientip"})
-"""Keys of a feed that are fields of the request."""
+_REQUEST_FIELDS: Final = frozenset({"logid", "clientip"})
+"""Feed keys that are fields of the request."""
 
 _STRINGS: Final = 12
 _NPY: Final = 13
 
 
 class PredictFuture:
-    """A call that is under way."""
+    """Running call."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answer, at most ``timeout`` seconds.
-
-        Raises:
-            grpc.RpcError: the call failed.
-            grpc.FutureTimeoutError: it has not ended in time, and goes on.
-        """
+        """Wait at most ``timeout`` seconds for the answer; raises ``grpc.RpcError`` or ``grpc.FutureTimeoutError``."""
         return self._call.result(timeout)
 
 
 class PipelineClient:
-    """Calls pipelines; may be used by several threads once it is connected."""
+    """Client of pipelines; thread-safe once connected."""
 
     def __init__(self) -> None:
         self._channel: Any = None
         self._inference: Any = None
 
     def connect(self, endpoints: Sequence[str] | str) -> None:
-        """Name the servers, ``host:port`` each, which are asked in turn.
-
-        Raises:
-            ValueError: there is none.
-            OSError: a host's name cannot be resolved.
-        """
+        """Set the servers (``host:port``), which are used round-robin; raises ``ValueError`` or ``OSError``."""
         listed = [endpoints] if isinstance(endpoints, str) else list(endpoints)
         if not listed:
             raise ValueError("connect needs at least one endpoint, such as '127.0.0.1:9998'")
@@ -76,7 +66,7 @@ class PipelineClient:
         )
 
     def release(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if any."""
         if self._channel is not None:
             self._channel.close()
             self._channel = self._inference = None
@@ -93,20 +83,20 @@ class PipelineClient:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Ask the pipeline; gives the ``Response`` message, or with ``asyn`` a :class:`PredictFuture`.
+        """Call the pipeline; return the ``Response`` message, or with ``asyn`` a :class:`PredictFuture`.
 
         Args:
-            feed_dict: values by key: texts, arrays and lists.  ``logid`` and ``clientip`` are sent apart.
-            fetch: accepted for compatibility; the server decides what it answers with.
-            asyn: whether to return before the answer is there.
-            pack_tensor_format: whether to send arrays as tensors and not as text.
-            use_tensor_bytes: whether to send their elements in numpy's file format.
-            profile: whether to ask for the timeline of the request.
-            log_id: the client's number of the request; by default ``logid`` of the feed, else 0.
-            timeout: how many seconds to wait at most; by default without end.
+            feed_dict: values by key: strings, arrays and lists. ``logid`` and ``clientip`` become request fields.
+            fetch: ignored, for compatibility.
+            asyn: return without waiting.
+            pack_tensor_format: send arrays as tensors instead of text.
+            use_tensor_bytes: send tensors in numpy's file format.
+            profile: request the timeline of the request.
+            log_id: log id; default: ``logid`` of the feed, else 0.
+            timeout: maximum seconds to wait; default: no limit.
 
         Raises:
-            TypeError: a value is of a type that cannot be sent.
+            TypeError: a value has an unsupported type.
             RuntimeError: the client is not connected.
             grpc.RpcError: the call failed.
         """
@@ -144,7 +134,7 @@ def _request(feed: Mapping[str, Any], log_id: int | None) -> Any:
 
 
 def _own_address() -> str:
-    """Give an address of this machine; empty, so that the server fills it in, where its name has none."""
+    """Return an address of this machine; empty if unknown, so that the server fills it in."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -153,7 +143,7 @@ def _own_address() -> str:
 
 def _add_texts(request: Any, feed: Mapping[str, Any]) -> None:
     for key, value in feed.items():
-        if key not in _APART:
+        if key not in _REQUEST_FIELDS:
             request.key.append(key)
             request.value.append(value if isinstance(value, str) else _array_text(key, value))
 
@@ -167,7 +157,7 @@ def _array_text(key: str, value: Any) -> str:
 
 def _add_tensors(request: Any, feed: Mapping[str, Any], *, as_bytes: bool) -> None:
     for key, value in feed.items():
-        if key in _APART or (key.endswith(LOD_SUFFIX) and key.removesuffix(LOD_SUFFIX) in feed):
+        if key in _REQUEST_FIELDS or (key.endswith(LOD_SUFFIX) and key.removesuffix(LOD_SUFFIX) in feed):
             continue
         add_tensor(request, _tensor(key, value, feed.get(key + LOD_SUFFIX), as_bytes=as_bytes))
 

@@ -1,4 +1,4 @@
-"""KServe v2 over REST, on httpx, with binary tensors."""
+"""KServe v2 REST client on httpx, with binary tensors."""
 
 from __future__ import annotations
 
@@ -39,21 +39,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RestClient", "body_of", "only", "read_events", "split_events"]
 
-# ----------------------------------------------------------------------
-# Streams over REST: Triton's ``generate_stream`` with one request, answered by server-sent events
-# ----------------------------------------------------------------------
+# -- Streams (Triton's ``generate_stream`` with server-sent events) ----------------------------------------------------
 
-_KNOWN: Final = frozenset({"model_name", "model_version", "parameters", "id"})
-_KEPT: Final = frozenset({"bool", "int64", "float64"})
-"""Types of arrays that come out of JSON as they went in."""
+_RESERVED_FIELDS: Final = frozenset({"model_name", "model_version", "parameters", "id"})
+_JSON_TYPES: Final = frozenset({"bool", "int64", "float64"})
+"""Array types that JSON preserves."""
 
 
 def only(requests: Iterable[StreamRequest]) -> StreamRequest:
-    """Give the one request that a stream over REST can have.
-
-    Raises:
-        InvalidRequest: there are more, or none.
-    """
+    """Return the single request of a REST stream; raises ``InvalidRequest`` if there is not exactly one."""
     found = list(requests)
     if len(found) != 1:
         raise InvalidRequest(f"a stream over REST has one request, got {len(found)}; use gRPC")
@@ -61,11 +55,7 @@ def only(requests: Iterable[StreamRequest]) -> StreamRequest:
 
 
 def body_of(request: StreamRequest) -> bytes:
-    """Write the body: inputs by name, beside the parameters.
-
-    Raises:
-        InvalidRequest: JSON cannot carry an input or a parameter as it is.
-    """
+    """Encode the request body; raises ``InvalidRequest`` if JSON cannot represent an input or parameter."""
     inputs = {name: _value(name, value) for name, value in request.inputs.items()}
     parameters = dict(request.parameters)
     if request.timestamp is not None:
@@ -82,28 +72,23 @@ def _value(name: str, value: Value) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise InvalidRequest(f"input {name}: bytes that are no UTF-8 text cannot go over REST; use gRPC") from None
-    if value.dtype.name not in _KEPT:
-        kept = ", ".join(sorted(_KEPT))
+            raise InvalidRequest(f"input {name}: expected UTF-8 text over REST, got other bytes; use gRPC") from None
+    if value.dtype.name not in _JSON_TYPES:
+        allowed = ", ".join(sorted(_JSON_TYPES))
         raise InvalidRequest(
-            f"input {name}: over REST, {value.dtype.name} would arrive as another type; use gRPC, or one of {kept}"
+            f"input {name}: over REST, {value.dtype.name} would arrive as another type; use gRPC, or one of {allowed}"
         )
     return value.tolist()
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:
-    """Read the events of a stream of replies.
-
-    Raises:
-        ValueError: the data of an event is no JSON.
-        AttributeError: it is no JSON object.
-    """
+    """Parse the events of a stream of replies; raises ``ValueError`` or ``AttributeError`` if they are malformed."""
     for kind, data in split_events(chunks):
         yield _reply(kind, orjson.loads(data))
 
 
 def split_events(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Give the name and the data of each server-sent event that has data."""
+    """Yield name and data of each server-sent event with data."""
     kind, data = b"", list[bytes]()
     for line in _lines(chunks):
         if line:
@@ -120,7 +105,7 @@ def split_events(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split at line feeds alone: JSON may hold Unicode's other separators of lines as they are."""
+    """Split at LF only, because JSON may contain Unicode line separators."""
     pending = b""
     for chunk in chunks:
         *lines, pending = (pending + chunk).split(b"\n")
@@ -134,37 +119,37 @@ def _reply(kind: bytes, document: dict[str, Any]) -> StreamReply:
     outputs = tuple(
         StreamOutput(name, "JSON", (len(value),) if isinstance(value, list) else (), value)
         for name, value in document.items()
-        if name not in _KNOWN
+        if name not in _RESERVED_FIELDS
     )
     return StreamReply(outputs, document.get("parameters", {}).get(TIMESTAMP))
 
 
-# ----------------------------------------------------------------------
-# KServe v2 over REST, on httpx, with binary tensors
-# ----------------------------------------------------------------------
+# -- Client ------------------------------------------------------------------------------------------------------------
 
 _HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _PROFILE_SECONDS: Final = 120.0
-"""How long models may take to be compiled with times, and to run."""
-_NO_SEGMENTS: Final = frozenset({"", ".", ".."})
-"""Names that a URL loses on the way."""
-_UNTOLD: Final[dict[int, str]] = {HTTPStatus.NO_CONTENT: "a demultiplexer of the pipeline had nothing to split"}
-"""Why, where an answer must not have a body that says it."""
+"""Additional time for a profile: compiling and running models with timing."""
+_INVALID_SEGMENTS: Final = frozenset({"", ".", ".."})
+"""Names that URL normalisation removes."""
+_BODILESS_ERRORS: Final[dict[int, str]] = {
+    HTTPStatus.NO_CONTENT: "a demultiplexer of the pipeline had nothing to split"
+}
+"""Error texts of responses that cannot have a body."""
 
 
 class RestClient(Client):
-    """One connection to ``host:port``; see ``Client`` for its calls."""
+    """Client for ``host:port``; see ``Client``."""
 
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None, api_key: str = "") -> None:
         scheme = "http" if tls is None else "https"
         self._url = f"{scheme}://{address}"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # Without TLS no certificates are needed, which take longer to read than a call.
+        # Without TLS, skip loading CA certificates, which takes longer than a call.
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if tls is None else tls.context()
         try:
             self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=verify, headers=headers)
         except httpx.InvalidURL as error:
-            raise InvalidRequest(f"{address} is no HOST:PORT: {error}") from None
+            raise InvalidRequest(f"expected HOST:PORT, got {address}: {error}") from None
 
     def close(self) -> None:
         """Close the connection."""
@@ -173,7 +158,6 @@ class RestClient(Client):
     def _infer(
         self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
     ) -> dict[str, Array]:
-        """Call a model; tensors travel behind the JSON, as bytes."""
         inputs = [
             {
                 "name": each.name,
@@ -195,11 +179,11 @@ class RestClient(Client):
     ) -> Generator[StreamReply]:
         """Stream to a graph with one request; closing the iterator cancels the stream at once."""
         path, body = f"{_model_path(model, '')}/generate_stream", body_of(only(requests))
-        patient = httpx.Timeout(self._http.timeout.connect, read=timeout)
-        trouble = f"no server answers REST at {self._url}"
+        stream_timeout = httpx.Timeout(self._http.timeout.connect, read=timeout)
+        message = f"no server answers REST at {self._url}"
         try:
-            with self._http.stream("POST", path, content=body, timeout=patient) as answer:
-                trouble = f"the stream from {self._url} broke"
+            with self._http.stream("POST", path, content=body, timeout=stream_timeout) as answer:
+                message = f"the stream from {self._url} broke"
                 if not answer.is_success:
                     answer.read()
                     raise error_of_http(answer.status_code, _reason(answer))
@@ -208,26 +192,26 @@ class RestClient(Client):
         except httpx.ReadTimeout as error:
             raise DeadlineExceeded(f"{self._url} sent no event in time: {error}") from None
         except httpx.RequestError as error:
-            raise Unreachable(f"{trouble}: {error}") from None
+            raise Unreachable(f"{message}: {error}") from None
 
     def post(self, service: str, body: bytes, content_type: str) -> Posted:
-        """Send a body to a service that has HTTP paths of its own."""
+        """Post a body to a service with its own HTTP paths."""
         answer = self._send("POST", f"/{_segment(service)}", content=body, headers={"Content-Type": content_type})
         return Posted(answer.content, answer.headers.get("Content-Type", ""))
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
-        """Tell inputs, outputs and versions of a model."""
+        """Return inputs, outputs and versions of a model."""
         answer = self._send("GET", _model_path(model, version))
         with reading(self._url):
-            known = answer.json()
+            document = answer.json()
             inputs, outputs = (
-                tuple(TensorInfo(each["name"], each["datatype"], tuple(each["shape"])) for each in known[side])
+                tuple(TensorInfo(each["name"], each["datatype"], tuple(each["shape"])) for each in document[side])
                 for side in ("inputs", "outputs")
             )
-            return ModelInfo(known["name"], tuple(known["versions"]), known["platform"], inputs, outputs)
+            return ModelInfo(document["name"], tuple(document["versions"]), document["platform"], inputs, outputs)
 
     def models(self) -> list[ModelState]:
-        """List every version that the server knows of."""
+        """Return all model versions of the server."""
         answer = self._send("POST", "/v2/repository/index")
         with reading(self._url):
             return [
@@ -236,43 +220,43 @@ class RestClient(Client):
             ]
 
     def sequences(self, model: str, version: str = "") -> list[SequenceState]:
-        """List the live sequences of a stateful model."""
+        """Return the live sequences of a stateful model."""
         answer = self._send("GET", f"{_model_path(model, version)}/sequences")
         with reading(self._url):
             return [SequenceState(**each) for each in answer.json()["sequences"]]
 
     def metrics(self, families: Sequence[str] = ()) -> str:
-        """Give the server's metrics in Prometheus's text format, all or those of some families."""
+        """Return metrics in Prometheus text format, optionally of some families."""
         return self._send("GET", "/metrics", params={"match[]": list(families)}).text
 
     def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
-        """Have the server look for so long at what its time goes to, which takes that much longer than other calls."""
-        asked = {"seconds": seconds, "rate": rate} | ({} if models is None else {"models": list(models)})
-        patience = httpx.Timeout(self._http.timeout.connect, read=seconds + _PROFILE_SECONDS)
-        answer = self._send("POST", "/v2/profile", content=orjson.dumps(asked), timeout=patience)
+        """Profile the server; may take 120 seconds longer than ``seconds``."""
+        parameters = {"seconds": seconds, "rate": rate} | ({} if models is None else {"models": list(models)})
+        profile_timeout = httpx.Timeout(self._http.timeout.connect, read=seconds + _PROFILE_SECONDS)
+        answer = self._send("POST", "/v2/profile", content=orjson.dumps(parameters), timeout=profile_timeout)
         with reading(self._url):
-            told: dict[str, Any] = answer.json()
-            return told
+            profile_document: dict[str, Any] = answer.json()
+            return profile_document
 
     def server_live(self) -> bool:
-        """Tell whether the server answers at all."""
-        return self._ask("/v2/health/live").is_success
+        """Return whether the server is live."""
+        return self._request("/v2/health/live").is_success
 
     def server_ready(self) -> Health:
-        """Tell whether the server is ready, and if not, why."""
-        return _health(self._ask("/v2/health/ready"))
+        """Return the readiness of the server, with the reason."""
+        return _health(self._request("/v2/health/ready"))
 
     def model_ready(self, model: str, version: str = "") -> Health:
-        """Tell whether a model can be called, and if not, why."""
-        return _health(self._ask(f"{_model_path(model, version)}/ready"))
+        """Return the readiness of a model, with the reason."""
+        return _health(self._request(f"{_model_path(model, version)}/ready"))
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        answer = self._ask(path, method, **options)
+        answer = self._request(path, method, **options)
         if not answer.is_success or answer.status_code == HTTPStatus.NO_CONTENT:
             raise error_of_http(answer.status_code, _reason(answer))
         return answer
 
-    def _ask(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+    def _request(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, **options)
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
@@ -282,7 +266,7 @@ class RestClient(Client):
 
 
 def _segment(name: str) -> str:
-    if name in _NO_SEGMENTS:
+    if name in _INVALID_SEGMENTS:
         raise InvalidRequest(f"{name!r} cannot be the name of a model in a URL")
     return quote(name, safe="")
 
@@ -296,7 +280,7 @@ def _reason(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"])
     except (ValueError, LookupError, TypeError):
-        return answer.text or _UNTOLD.get(answer.status_code, answer.reason_phrase)
+        return answer.text or _BODILESS_ERRORS.get(answer.status_code, answer.reason_phrase)
 
 
 def _health(answer: httpx.Response) -> Health:

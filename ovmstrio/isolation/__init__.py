@@ -1,1 +1,1 @@
-"""User code in threads and processes: calls, worker processes and the messages between them."""
+"""User code in threads and worker processes: one channel, one process class, one thread pool."""

@@ -1,4 +1,4 @@
-"""Messages between a worker process and the server, for threads: the other end of a ``MessageChannel``."""
+"""Message channel of a worker process for threads; the peer of a ``MessageChannel``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * array.array(_DESCRIPTOR
 
 
 class ChannelLost(Exception):
-    """The socket is not there any more: whoever has closed it was none of the server's."""
+    """User code has closed the socket of the channel."""
 
 
 class BlockingChannel:
-    """One end; any thread may send, one at a time may receive.  Requests for samples of stacks are answered in it.
+    """Channel for threads; takes over the socket. Answers stack sampling requests itself.
 
-    Args:
-        end: a socket of a pair for packets, which belongs to the channel from now on.
+    Any thread may send, one at a time may receive. All methods raise ``ChannelLost``.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -38,30 +37,24 @@ class BlockingChannel:
         self._end = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
-        self._identity = os.fstat(end.fileno()).st_ino
+        self._inode = os.fstat(end.fileno()).st_ino
         self._packets = MessagePackets(self._send_now)
-        self._ahead: list[Message | None] = []
-        self._preparing = threading.Lock()
-        self._sending = threading.Lock()
+        self._received: list[Message | None] = []
+        self._packets_lock = threading.Lock()
+        self._send_lock = threading.Lock()
 
     def send(self, value: Any) -> None:
-        """Send a value, which is copied once; arrays that lie in memory that came from the server are not.
-
-        Raises:
-            ChannelLost: code of users has closed the socket.
-            TypeError: the value is not of what can be sent; nothing has been.
-            OSError: there is no memory left.
-        """
-        with self._preparing:
+        """Send a value; raises ``TypeError`` or ``OSError``. Arrays that lie in memory of the server are not copied."""
+        with self._packets_lock:
             message = self._packets.prepare(value)
         try:
             packet = message.write()
-            with self._sending:
+            with self._send_lock:
                 for late in self._packets.backlog():
                     self._send(late, [])
                 self._send(packet, message.files)
         except BaseException:
-            with self._preparing:
+            with self._packets_lock:
                 self._packets.withdrawn(message)
             raise
         self._packets.sent(message)
@@ -75,13 +68,9 @@ class BlockingChannel:
             raise ChannelLost(str(error)) from error
 
     def _check(self) -> None:
-        """See that the descriptor is still the socket's: code of users may have closed it and opened something else.
-
-        Raises:
-            OSError: it is not.
-        """
-        if os.fstat(self._end.fileno()).st_ino != self._identity:
-            raise OSError("the descriptor of the channel is another file's")
+        """Raise ``OSError`` if user code has closed the descriptor and the number now belongs to another file."""
+        if os.fstat(self._end.fileno()).st_ino != self._inode:
+            raise OSError("the descriptor of the channel belongs to another file")
 
     def _send_now(self, packet: bytes) -> bool:
         try:
@@ -94,59 +83,42 @@ class BlockingChannel:
         return True
 
     def receive(self) -> Message | None:
-        """Wait for a message; None once the server has nothing more to say, or is gone.
-
-        Raises:
-            ChannelLost: code of users has closed the socket.
-        """
-        while not self._ahead:
+        """Wait for a message; None when the server has closed the channel."""
+        while not self._received:
             self._receive_one()
-        return self._ahead.pop()
+        return self._received.pop()
 
     def has_message(self) -> bool:
-        """Tell whether :meth:`receive` would have something to give now, were it only the end.
-
-        Raises:
-            ChannelLost: code of users has closed the socket.
-        """
+        """Return whether :meth:`receive` would return at once, also for the end of the channel."""
         try:
-            while not self._ahead and self._poll.poll(0):
+            while not self._received and self._poll.poll(0):
                 self._receive_one()
         except OSError as error:
             raise ChannelLost(str(error)) from error
-        return bool(self._ahead)
+        return bool(self._received)
 
     def _receive_one(self) -> None:
-        """Read one packet, with which a message may be whole.
-
-        Raises:
-            ChannelLost: code of users has closed the socket.
-        """
         try:
             packet, ancillary, _, _ = self._end.recvmsg(MOST_PACKET, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ChannelLost(str(error)) from error
         if not packet:
-            self._ahead.append(None)
+            self._received.append(None)
             return
         files = array.array(_DESCRIPTOR)
         for _, _, data in ancillary:
             files.frombytes(data)
-        with self._preparing:
+        with self._packets_lock:
             message = self._packets.read(packet, files.tolist())
         if message is None:
             return
         if is_for_samples(message.value):
             sample_in_thread(message.value, self.send)
             return
-        self._ahead.append(message)
+        self._received.append(message)
 
     def wait(self, descriptors: Collection[int], seconds: float | None = None) -> None:
-        """Wait until :meth:`has_message` would return True, or another descriptor can be read, or for so long.
-
-        Raises:
-            ChannelLost: code of users has closed the socket.
-        """
+        """Wait until :meth:`has_message` may be true, another descriptor is readable, or ``seconds`` have passed."""
         for descriptor in descriptors:
             self._poll.register(descriptor, select.POLLIN)
         try:
@@ -158,5 +130,5 @@ class BlockingChannel:
                 self._poll.unregister(descriptor)
 
     def disown(self) -> None:
-        """Let a process that code of users has forked have no part in this."""
+        """Close the socket in a child process forked by user code."""
         self._end.close()

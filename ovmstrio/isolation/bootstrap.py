@@ -1,7 +1,7 @@
-"""The first lines of a worker process, run by path under whichever interpreter: lets it find the server's packages.
+"""Entry point of a worker process, run by path under any interpreter; makes the server's packages importable.
 
-The arguments are the descriptor of its end of the channel, that of a pipe that ends with the server, and the folders of
-the packages by name, as JSON.  Older interpreters must be able to read this file far enough to be refused.
+Arguments: descriptor of the channel, descriptor of the parent-watch pipe, JSON object of package names and folders.
+Interpreters older than 3.10 must be able to run this file far enough to be rejected.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ __all__ = ["main"]
 
 
 class _ServerPackages:
-    """Finds the server's packages, and nothing else of what is installed beside them."""
+    """Finder of the server's packages, but not of other packages installed next to them."""
 
     def __init__(self, folders: dict[str, str]) -> None:
         self._folders = folders
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        """Find a package by its name."""
         folder = self._folders.get(name)
         if folder is None:
             return None
@@ -34,21 +33,21 @@ class _ServerPackages:
 
 
 def main() -> None:
-    """Serve the server whose socket's descriptor is the first argument."""
+    """Run the worker program."""
     if not getattr(sys.flags, "safe_path", False):
-        # The folder of this file is no place to import from.
+        # Modules next to this file must not be importable as top-level modules.
         del sys.path[0]
     end, lifeline = int(sys.argv[1]), int(sys.argv[2])
     finder: Any = _ServerPackages(json.loads(sys.argv[3]) if sys.argv[3:] else {})
     sys.meta_path.insert(0, finder)
     sys.argv[1:] = []
-    from ovmstrio.isolation.process_exit import NO_NUMPY, TOO_OLD  # noqa: PLC0415 - found only now
+    from ovmstrio.isolation.process_exit import NO_NUMPY, TOO_OLD  # noqa: PLC0415 - needs the finder
 
-    if sys.version_info < (3, 10):  # noqa: UP036 - as said
+    if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter is the user's
         os._exit(TOO_OLD)
     if importlib.util.find_spec("numpy") is None:
         os._exit(NO_NUMPY)
-    from ovmstrio.isolation.code_host import serve  # noqa: PLC0415 - as above
+    from ovmstrio.isolation.code_host import serve  # noqa: PLC0415 - needs the finder
 
     serve(end, lifeline)
 

@@ -1,15 +1,15 @@
-"""What goes through the socket between two processes: packets of messages, and of what becomes of their memory.
+"""Message channel between two processes: packets over a socket pair, large values in shared memory.
 
 ::
 
-    i | value                                           a small message, in the packet itself
-    s | length of JSON | JSON | bytes                   a small one that has been made for speed: see Swift
-    f | number, region, size | ...                      a large one, which lies in a region of the sender's
-    r | number                                          nobody looks at the memory of that message any more
-    d | region                                          the sender has dropped a region
+    i | value                                           small message
+    s | length of JSON | JSON | bytes                   small message on the packed fast path, see Swift
+    f | number, region, size | ...                      large message in a region of the sender
+    r | number                                          memory of that message released
+    d | region                                          region dropped by the sender
 
-Descriptors go with an ``f``: the region's own if the other end does not have it yet, those of files of others that the
-message's arrays lie in, and one that its sender wants to give away.
+Descriptors of an ``f`` packet: the region's own if the peer does not have it yet, then those of files that the
+message's arrays refer to, then the one that the sender passes on.
 """
 
 from __future__ import annotations
@@ -42,24 +42,22 @@ __all__ = [
     "swift_packet",
 ]
 
-# ----------------------------------------------------------------------
-# What goes through the socket between two processes: packets of messages, and of what becomes of their memory
-# ----------------------------------------------------------------------
+# -- Packets -----------------------------------------------------------------------------------------------------------
 
 MOST_INLINE: Final = 64 * 1024
-"""How many bytes a message has at most that goes in a packet itself."""
+"""Maximum size of a message inside a packet."""
 
 MOST_PACKET: Final = MOST_INLINE + 1
-"""How many bytes a packet has at most."""
+"""Maximum packet size."""
 
 MOST_FILES: Final = 16
-"""How many files a packet has at most."""
+"""Maximum number of descriptors per packet."""
 
 NO_MESSAGE: Final = (ValueError, LookupError, TypeError, OSError, RecursionError)
-"""What reading a message raises if a process whose memory is broken has written it."""
+"""Exceptions raised for a packet of a process with corrupted memory."""
 
 _INLINE: Final = b"i"
-_SWIFT: Final = b"s"
+_PACKED: Final = b"s"
 _LENGTH_BYTES: Final = 4
 _IN_FILE: Final = b"f"
 _RELEASED: Final = b"r"
@@ -69,7 +67,7 @@ _NUMBER: Final = struct.Struct("<Q")
 
 
 class Message(NamedTuple):
-    """What has come: a value, a descriptor, which its receiver closes, and the bytes of a swift one."""
+    """Received value, descriptor (closed by the receiver), and the trailing bytes of a ``Swift`` message."""
 
     value: Any
     descriptor: int | None = None
@@ -77,9 +75,9 @@ class Message(NamedTuple):
 
 
 class Swift(NamedTuple):
-    """A small value that is JSON alone, and bytes; it costs a tenth of any other.
+    """Small message of JSON and bytes, at a tenth of the usual cost.
 
-    What is no JSON, such as a number that is not finite, does not come as what it was.
+    Values outside JSON, such as NaN, are not preserved.
     """
 
     head: list[Any]
@@ -87,29 +85,19 @@ class Swift(NamedTuple):
 
 
 def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
-    """Make the packet of a swift message; None if it is too large, or no JSON, for one.
-
-    Args:
-        head: JSON.
-        buffers: whose bytes follow it; contiguous.
-    """
-    import orjson  # noqa: PLC0415 - user code's own environment may have none, and no such messages
+    """Encode the packet of a ``Swift`` message (JSON and contiguous buffers); None if it is too large or not JSON."""
+    import orjson  # noqa: PLC0415 - may be missing in the environment of user code, which sends no such messages
 
     try:
         text = orjson.dumps(head)
     except TypeError:
         return None
-    packet = b"".join((_SWIFT, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *buffers))
+    packet = b"".join((_PACKED, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *buffers))
     return packet if len(packet) <= MOST_PACKET else None
 
 
 class PreparedMessage:
-    """A message on its way; it is written, sent, and told to be sent or not.
-
-    Attributes:
-        size: how many bytes :meth:`write` writes.
-        files: the descriptors that go with the packet, which remain their owners'.
-    """
+    """Message that is written and sent; finished with ``sent`` or ``withdrawn``. ``files`` are not owned."""
 
     __slots__ = ("_encoded", "files", "number", "region", "size")
 
@@ -125,7 +113,7 @@ class PreparedMessage:
             self.files.append(descriptor)
 
     def write(self) -> bytes | bytearray:
-        """Copy the value to where the other end finds it, and give the packet."""
+        """Copy the value to its region, if any, and return the packet."""
         region = self.region
         if region is None:
             packet = bytearray(len(_INLINE) + self.size)
@@ -138,70 +126,59 @@ class PreparedMessage:
 
 
 class MessagePackets:
-    """One end: makes packets of messages and messages of packets, and knows whose memory is in use.
+    """Encoder and decoder of one end, which tracks the memory in use.
 
-    Not for several threads at once, except that leases may end in any thread.
-
-    Args:
-        send_now: sends a packet at once if there is room for it and says whether there was; from any thread.
+    Not thread-safe, except that leases may end in any thread. ``send_now`` sends a packet without blocking, in any
+    thread, and returns whether it was sent.
     """
 
     def __init__(self, send_now: Callable[[bytes], bool]) -> None:
         self._send_now = send_now
         self._pool = RegionPool()
         self._numbers = 0
-        self._under_way: dict[int, PreparedMessage] = {}
+        self._in_flight: dict[int, PreparedMessage] = {}
         self._mapped: dict[int, MappedFile] = {}
         self._backlog: deque[bytes] = deque()
 
     def prepare(self, value: Any, descriptor: int | None = None) -> PreparedMessage:
-        """Find a place for a message; whoever asks for it sees that it is :meth:`sent` or :meth:`withdrawn`.
-
-        Raises:
-            TypeError: the value is not of what can be sent.
-            OSError: there is no memory left.
-        """
+        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdrawn` for it."""
         encoded = Encoded(value, shares_above=MOST_INLINE, shares_most=MOST_FILES - 2)
         if encoded.size <= MOST_INLINE and not encoded.shared:
             return PreparedMessage(encoded, 0, None, descriptor)
         region = self._pool.take(encoded.size)
         self._numbers += 1
         prepared = PreparedMessage(encoded, self._numbers, region, descriptor)
-        self._under_way[prepared.number] = prepared
+        self._in_flight[prepared.number] = prepared
         return prepared
 
     def sent(self, message: PreparedMessage) -> None:
-        """Note that the other end has the message."""
+        """Mark a message as sent."""
         if message.region is not None:
             message.region.is_known = True
 
     def withdrawn(self, message: PreparedMessage) -> None:
-        """Note that a message will not be sent."""
+        """Release the memory of a message that is not sent."""
         if message.region is not None:
             self._released(message.number)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether there are packets that are to be sent before the next one."""
+        """Whether packets must be sent before the next message."""
         return bool(self._backlog)
 
     def backlog(self) -> Iterator[bytes]:
-        """Take the packets that are to be sent before the next one, because there was no room for them before.
+        """Yield the packets that must be sent before the next message.
 
-        One is taken when the next one is asked for, so that who is interrupted loses none.
+        A packet is removed when the next one is requested, so that none is lost on cancellation.
         """
         while self._backlog:
             yield self._backlog[0]
             self._backlog.popleft()
 
     def read(self, packet: bytes, files: list[int]) -> Message | None:
-        """Read a packet, whose files are this object's from now on; None if it brings no message.
+        """Decode a packet and take over its descriptors; return None if it has no message.
 
-        Ownership: the value, with arrays that nobody else has, and the descriptor.
-
-        Raises:
-            ValueError, LookupError, TypeError, OSError, RecursionError: it is no packet of the other end's; its files
-                have been closed.
+        Raises ``NO_MESSAGE`` exceptions for a malformed packet, whose descriptors are closed.
         """
         try:
             return self._read(packet, files)
@@ -213,168 +190,142 @@ class MessagePackets:
     def _read(self, packet: bytes, files: list[int]) -> Message | None:
         kind, rest = packet[:1], memoryview(packet)[1:]
         if kind == _INLINE:
-            return Message(decode(memoryview(bytearray(rest))), _taken(files))
-        if kind == _SWIFT:
-            return _read_swift(rest)
+            return Message(decode(memoryview(bytearray(rest))), _pop_descriptor(files))
+        if kind == _PACKED:
+            return _read_packed(rest)
         if kind == _IN_FILE:
-            return self._of_file(rest, files)
+            return self._read_from_region(rest, files)
         if files:
-            raise ValueError(f"{len(files)} descriptors with a packet that begins with {packet[:8]!r}")
+            raise ValueError(f"unexpected {len(files)} descriptors with a packet that begins with {packet[:8]!r}")
         number = int.from_bytes(rest, "little")
         if kind == _RELEASED:
             self._released(number)
         elif kind == _DROPPED:
             self._mapped.pop(number, None)
         else:
-            raise ValueError(f"a packet that begins with {packet[:8]!r}")
+            raise ValueError(f"unknown packet type: {packet[:8]!r}")
         return None
 
-    def _of_file(self, head: memoryview, files: list[int]) -> Message:
+    def _read_from_region(self, head: memoryview, files: list[int]) -> Message:
         if len(head) != _HEAD.size:
-            raise ValueError(f"a packet of {len(head)} bytes")
+            raise ValueError(f"expected a packet of {_HEAD.size} bytes, got {len(head)}")
         number, region, size, is_new, shared = _HEAD.unpack(head)
         if is_new:
             self._mapped[region] = MappedFile(files.pop(0))
         lease = RegionLease(lambda: self.tell(_RELEASED + _NUMBER.pack(number)))
         source = lease.view(self._mapped[region], 0, size)
-        others = []
+        shared_views = []
         for _ in range(shared):
             mapped = MappedFile(files.pop(0))
-            others.append(lease.view(mapped, 0, mapped.size))
-        return Message(decode(source, others), _taken(files))
+            shared_views.append(lease.view(mapped, 0, mapped.size))
+        return Message(decode(source, shared_views), _pop_descriptor(files))
 
     def _released(self, number: int) -> None:
-        message = self._under_way.pop(number)
+        message = self._in_flight.pop(number)
         if message.region is not None:
             for dropped in self._pool.give_back(message.region):
                 if dropped.is_known:
                     self.tell(_DROPPED + _NUMBER.pack(dropped.number))
 
     def tell(self, packet: bytes) -> None:
-        """Send a packet at once, or before the next one, where there is no room for it."""
+        """Send a packet now, or before the next message if the socket is full."""
         if not self._send_now(packet):
             self._backlog.append(packet)
 
     def close(self) -> None:
-        """Let go of all memory, as far as nobody looks at it."""
+        """Release all memory without views."""
         self._pool.close()
-        for message in self._under_way.values():
+        for message in self._in_flight.values():
             if message.region is not None:
                 message.region.close()
-        self._under_way.clear()
+        self._in_flight.clear()
         self._mapped.clear()
 
 
-def _read_swift(rest: memoryview) -> Message:
-    import orjson  # noqa: PLC0415 - as above
+def _read_packed(rest: memoryview) -> Message:
+    import orjson  # noqa: PLC0415 - may be missing, as in swift_packet
 
     text_ends = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "little")
     return Message(orjson.loads(rest[_LENGTH_BYTES:text_ends]), tail=rest[text_ends:])
 
 
-def _taken(files: list[int]) -> int | None:
-    """Take the last file, which is given away with the message, if there is one.
-
-    Raises:
-        TypeError: there are more.
-    """
+def _pop_descriptor(files: list[int]) -> int | None:
+    """Return the descriptor that was passed with the message, if any."""
     if len(files) > 1:
-        raise TypeError(f"{len(files)} descriptors with one message")
+        raise TypeError(f"expected at most one descriptor with a message, got {len(files)}")
     return files.pop() if files else None
 
 
-# ----------------------------------------------------------------------
-# A socket between two processes of this machine, for packets that may have files with them
-# ----------------------------------------------------------------------
+# -- Socket ------------------------------------------------------------------------------------------------------------
 
 _DESCRIPTOR: Final = "i"
 _DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
 _FLAGS: Final = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-_MOST_AT_ONCE: Final = 16
-"""How many packets are received before other tasks have their turn."""
+_PACKETS_PER_CHECKPOINT: Final = 16
+"""Packets received between checkpoints."""
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * _DESCRIPTOR_BYTES)
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
-    """Make the two ends; packets have borders, so that none is ever cut."""
+    """Create a pair of SEQPACKET sockets, which preserve packet boundaries."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class PacketSocket:
-    """One end.
-
-    Args:
-        end: a socket of :func:`packet_pair`, which belongs to this object from now on.
-    """
+    """One end of a socket pair for packets with descriptors; takes over the socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._socket = trio.socket.from_stdlib_socket(end)
-        self._at_once = 0
+        self._packets_since_checkpoint = 0
 
     async def send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
-        """Send a packet of at least one byte, and copies of descriptors with it; one task at a time may send.
+        """Send a non-empty packet with copies of descriptors, completely or not at all; one task at a time.
 
         Raises:
-            BrokenResourceError: the other end is gone, or this one is closed.
-
-        Ownership: nothing; the descriptors remain the caller's to close.
-
-        Cancellation: at once; the packet is sent as a whole or not at all.
+            BrokenResourceError: the peer has exited, or this end is closed.
         """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, files))] if files else []
         try:
             await self._socket.sendmsg([packet], rights)
         except (OSError, trio.ClosedResourceError) as error:
-            raise trio.BrokenResourceError("the other end is gone") from error
+            raise trio.BrokenResourceError("the peer has closed the channel") from error
 
     def send_now(self, packet: bytes) -> bool:
-        """Send a packet if there is room for it, from whichever thread, and say whether there was.
-
-        One for an end that is gone counts as sent.
-        """
+        """Send a packet without blocking and return whether it was sent; thread-safe. True if the peer has exited."""
         try:
-            self._end.send(packet, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
+            return self.try_send(packet)
+        except trio.BrokenResourceError:
             return True
-        return True
 
     def try_send(self, packet: bytes) -> bool:
-        """Send a packet if there is room for it, and say whether there was; not while another task sends.
-
-        Raises:
-            BrokenResourceError: the other end is gone, or this one is closed.
-        """
+        """Like :meth:`send_now`, but raise ``BrokenResourceError`` if the peer has exited."""
         try:
             self._end.send(packet, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise trio.BrokenResourceError("the other end is gone") from error
+            raise trio.BrokenResourceError("the peer has closed the channel") from error
         return True
 
     async def receive(self, most: int) -> tuple[bytes, list[int]] | None:
-        """Wait for a packet of up to ``most`` bytes, and the files that came with it; None once the other end is gone.
+        """Wait for a packet of up to ``most`` bytes; return it with its descriptors, or None when the peer has closed.
 
-        Not a checkpoint where a packet is there, but for one in so many.
-
-        Ownership: the descriptors, which the caller closes.
-
-        Cancellation: while waiting; nothing is lost.
+        The caller closes the descriptors. A checkpoint only if no packet is waiting, and after every 16 packets.
         """
-        self._at_once += 1
-        if self._at_once > _MOST_AT_ONCE:
-            self._at_once = 0
+        self._packets_since_checkpoint += 1
+        if self._packets_since_checkpoint > _PACKETS_PER_CHECKPOINT:
+            self._packets_since_checkpoint = 0
             await trio.lowlevel.checkpoint()
         try:
             while True:
                 with suppress(BlockingIOError):
                     packet, ancillary, _, _ = self._end.recvmsg(most, _ANCILLARY_BYTES, _FLAGS)
                     break
-                self._at_once = 0
-                await self._wait_readable()
+                self._packets_since_checkpoint = 0
+                if (number := self._end.fileno()) < 0:
+                    return None
+                await trio.lowlevel.wait_readable(number)
         except (OSError, trio.ClosedResourceError):
             return None
         if not packet:
@@ -384,21 +335,15 @@ class PacketSocket:
             files.frombytes(data)
         return packet, files.tolist()
 
-    async def _wait_readable(self) -> None:
-        number = self._end.fileno()
-        if number < 0:
-            raise trio.ClosedResourceError("this end is closed")
-        await trio.lowlevel.wait_readable(number)
-
     def finish(self) -> None:
-        """Tell the other end that nothing more will come; what it still sends can be received."""
+        """Shut down sending; the peer's packets can still be received."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
-        """Take no more than has been sent by now, because the other process has ended.
+        """Stop receiving after the packets sent so far, because the peer process has exited.
 
-        A process that it has left behind may have a copy of its end, so that the end of one is not that of the other.
+        Needed because a child of the peer may have inherited its end, so that no EOF arrives.
         """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -408,43 +353,33 @@ class PacketSocket:
         self._socket.close()
 
 
-# ----------------------------------------------------------------------
-# Messages between the server and a worker process, on trio: small ones in a packet, large ones in shared memory
-# ----------------------------------------------------------------------
+# -- Channel -----------------------------------------------------------------------------------------------------------
 
-_QUICKLY_COPIED: Final = 256 * 1024
-"""How many bytes are copied on the event loop; a hop to a thread costs as much."""
+_MAX_INLINE_COPY_BYTES: Final = 256 * 1024
+"""Maximum size of messages copied on the event loop; a thread hop costs as much."""
 
 
 class MessageChannel:
-    """One end.
-
-    Args:
-        end: a socket of a pair for packets, which belongs to the channel from now on.
-    """
+    """Message channel on trio; takes over the socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = PacketSocket(end)
         self._packets = MessagePackets(self._socket.send_now)
-        self._sending = trio.Lock()
+        self._send_lock = trio.Lock()
 
     async def send(self, value: Any, descriptor: int | None = None) -> None:
-        """Send a value, which is copied once, and a copy of a descriptor with it.
+        """Send a value with an optional descriptor (copied), completely or not at all.
 
-        Large arrays that lie in memory that came from another process are not copied.
+        Arrays that lie in memory of another process are not copied.
 
         Raises:
-            BrokenResourceError: the other end is gone, or this end is closed.
-            TypeError: the value is not of what can be sent; nothing has been.
-            OSError: there is no memory left.
-
-        Ownership: nothing afterwards.
-
-        Cancellation: at once, except while large arrays are copied; a message is then sent as a whole or not at all.
+            BrokenResourceError: the peer has exited, or this end is closed.
+            TypeError: the value cannot be sent; nothing was sent.
+            OSError: out of memory.
         """
         message = self._packets.prepare(value, descriptor)
         try:
-            if message.size <= _QUICKLY_COPIED:
+            if message.size <= _MAX_INLINE_COPY_BYTES:
                 packet = message.write()
             else:
                 packet = await trio.to_thread.run_sync(message.write)
@@ -455,30 +390,16 @@ class MessageChannel:
         self._packets.sent(message)
 
     async def send_packet(self, packet: bytes) -> None:
-        """Send what :func:`swift_packet` has made.
-
-        Raises:
-            BrokenResourceError: the other end is gone, or this end is closed.
-
-        Cancellation: while waiting for room; it is sent as a whole or not at all.
-        """
+        """Send a packet of :func:`swift_packet`; raises ``BrokenResourceError`` if the peer has exited."""
         if not self.send_packet_now(packet):
             await self._send(packet)
 
     def send_packet_now(self, packet: bytes) -> bool:
-        """Send such a packet if there is room for it, and nobody else sends; says whether it was sent.
-
-        Raises:
-            BrokenResourceError: the other end is gone, or this end is closed.
-        """
-        return not (self._sending.locked() or self._packets.has_backlog) and self._socket.try_send(packet)
+        """Like :meth:`send_packet`, without blocking; return whether the packet was sent."""
+        return not (self._send_lock.locked() or self._packets.has_backlog) and self._socket.try_send(packet)
 
     def send_soon(self, value: Any) -> None:
-        """Send a small value if there is room for it, and drop it if there is none.
-
-        Raises:
-            TypeError: the value is not of what can be sent.
-        """
+        """Send a small value without blocking, or drop it. Raises ``TypeError`` if the value cannot be sent."""
         message = self._packets.prepare(value)
         if message.region is None:
             self._socket.send_now(bytes(message.write()))
@@ -486,11 +407,7 @@ class MessageChannel:
             self._packets.withdrawn(message)
 
     def send_later(self, value: Any) -> None:
-        """Send a small value, at once if there is room for it, and before the next one if there is none.
-
-        Raises:
-            TypeError, ValueError: the value is not of what can be sent, or not small.
-        """
+        """Send a small value now, or before the next message if the socket is full; raises ``ValueError`` if large."""
         message = self._packets.prepare(value)
         if message.region is not None:
             self._packets.withdrawn(message)
@@ -498,28 +415,20 @@ class MessageChannel:
         self._packets.tell(bytes(message.write()))
 
     async def _send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
-        # Whoever need not wait makes no pass of the loop for it.
+        # Without contention there is no checkpoint.
         try:
-            self._sending.acquire_nowait()
+            self._send_lock.acquire_nowait()
         except trio.WouldBlock:
-            await self._sending.acquire()
+            await self._send_lock.acquire()
         try:
             for late in self._packets.backlog():
                 await self._socket.send(late)
             await self._socket.send(packet, files)
         finally:
-            self._sending.release()
+            self._send_lock.release()
 
     async def receive(self) -> Message | None:
-        """Wait for a message; None once the other end is gone.
-
-        Raises:
-            ValueError, LookupError, TypeError, OSError, RecursionError: what came is no message.
-
-        Ownership: the value, with arrays that nobody else has, and the descriptor.
-
-        Cancellation: at once; nothing is lost.
-        """
+        """Wait for a message; None when the peer has closed. Raises ``NO_MESSAGE`` errors if malformed."""
         while (received := await self._socket.receive(MOST_PACKET)) is not None:
             message = self._packets.read(*received)
             if message is not None:
@@ -527,14 +436,14 @@ class MessageChannel:
         return None
 
     def finish(self) -> None:
-        """Tell the other end that nothing more will come; what it still sends can be received."""
+        """Shut down sending; the peer's messages can still be received."""
         self._socket.finish()
 
     def end(self) -> None:
-        """Take no more than has been sent by now; see :meth:`PacketSocket.end`."""
+        """Stop receiving after the messages sent so far; see :meth:`PacketSocket.end`."""
         self._socket.end()
 
     def close(self) -> None:
-        """Close this end; memory goes when nobody looks at it any more."""
+        """Close this end; memory is released with its last view."""
         self._socket.close()
         self._packets.close()

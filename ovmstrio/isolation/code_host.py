@@ -1,21 +1,20 @@
-"""The program of a worker process that hosts code of users: threads that serve the server's requests.
+"""Program of a worker process that hosts user code: threads that serve the server's requests.
 
 ::
 
     first                                        {"hosted": "module:name", "argument": ..., "path": [...]}
-    ["call", method, value, headers of a trace]  ["value", ...], ["generator", number] or ["raised", error]
+    ["call", method, value, trace headers]       ["value", ...], ["generator", number] or ["raised", error]
     ["pull", number]                             [[value, ...], None, ["ended"] or ["raised", error]]
     ["close", number]                            [] or [error]
-    ["cancel", number of a request], ["forget", value]      are not answered
+    ["cancel", request number], ["forget", value]   not answered
 
-One thread at a time reads; it hands the reading over before it does what was asked.
+One thread at a time reads messages; it passes the reading on before it serves the request.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import signal
 import socket
 import sys
 import threading
@@ -29,7 +28,7 @@ from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelLost
 from ovmstrio.isolation.codec import encode_error
 from ovmstrio.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, GeneratorLike, LoopThread
 from ovmstrio.isolation.hosted import Hosted, Invocation
-from ovmstrio.isolation.process_exit import LOST_CHANNEL, UNREADABLE, watch_lifeline
+from ovmstrio.isolation.process_exit import LOST_CHANNEL, UNREADABLE, ignore_stop_signals, watch_lifeline
 from ovmstrio.isolation.trace_propagation import flush_spans, follow_trace
 from ovmstrio.util.stdio import finish_lines, print_whole_lines
 
@@ -38,73 +37,68 @@ __all__ = ["GENERATOR", "VALUE", "CodeHost", "serve"]
 VALUE: Final = "value"
 GENERATOR: Final = "generator"
 
-_MOST_IDLE: Final = 8
+_MAX_IDLE_THREADS: Final = 8
 _ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 
 
 class CodeHost:
-    """Serves one channel.
-
-    Args:
-        channel: the server's.
-        hosted: what the requests are for.
-    """
+    """Server of one channel to the server, for requests to the user's object ``hosted``."""
 
     def __init__(self, channel: BlockingChannel, hosted: Hosted) -> None:
         self._channel = channel
         self._hosted = hosted
         self._process = os.getpid()
-        self._reading = threading.Lock()
-        self._counting = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._count_lock = threading.Lock()
         self._idle = 0
         self._over = threading.Event()
         self._loop = LoopThread()
         self._generators: dict[int, GeneratorLike] = {}
         self._cancels: dict[int, Any] = {}
-        self._traced: dict[int, Callable[[Any], None]] = {}
+        self._span_ends: dict[int, Callable[[Any], None]] = {}
 
     def run(self) -> None:
-        """Serve until the server has nothing more to ask; what still runs then is left.
+        """Serve until the server closes the channel; running calls are abandoned.
 
-        The thread that calls this runs no code of users: it is the one that gets signals.
+        The calling thread runs no user code, because it receives signals.
         """
-        self._hire()
+        self._start_thread()
         self._over.wait()
 
-    # Threads
+    # -- Threads -------------------------------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
-        with self._counting:
+    def _start_thread(self) -> None:
+        with self._count_lock:
             self._idle += 1
         threading.Thread(target=self._work, name="user code", daemon=True).start()
 
     def _work(self) -> None:
-        while self._idle <= _MOST_IDLE:
-            with self._reading:
+        while self._idle <= _MAX_IDLE_THREADS:
+            with self._read_lock:
                 message = self._read()
             if message is None:
                 return
             number, request = message
-            with self._counting:
+            with self._count_lock:
                 self._idle -= 1
                 is_last = not self._idle
             if is_last:
-                self._hire()
+                self._start_thread()
             self._serve(number, request)
             del message, request
-            with self._counting:
+            with self._count_lock:
                 self._idle += 1
-        with self._counting:
+        with self._count_lock:
             self._idle -= 1
 
     def _read(self) -> tuple[int, Any] | None:
-        """Wait for a request that takes time; what takes none is done here."""
+        """Read messages until one needs a thread; handle the others here."""
         while not self._over.is_set():
             try:
                 message = self._channel.receive()
             except ChannelLost:
                 os._exit(LOST_CHANNEL)
-            except Exception:  # noqa: BLE001 - nobody would ever be answered
+            except Exception:  # noqa: BLE001 - no caller would ever get an answer
                 traceback.print_exc()
                 os._exit(UNREADABLE)
             if message is None:
@@ -114,7 +108,7 @@ class CodeHost:
             if number:
                 # A request may be cancelled as soon as the next message is read.
                 if request[0] != "call":
-                    self._cancels[number] = partial(self._leave, request[1], number)
+                    self._cancels[number] = partial(self._leave_generator, request[1], number)
                 else:
                     self._cancels[number] = _Cancellation()
                 return number, request
@@ -126,18 +120,18 @@ class CodeHost:
         return None
 
     def _cancel(self, number: int) -> bool:
-        """Cancel a request, and tell whether it has made a generator meanwhile, which nobody knows of."""
+        """Cancel a request; return whether it has already created a generator, which must then be closed."""
         cancel = self._cancels.get(number)
         if cancel is not None:
             cancel()
         return number in self._generators
 
-    def _leave(self, generator: int, number: int) -> None:
+    def _leave_generator(self, generator: int, number: int) -> None:
         found = self._generators.get(generator)
         if found is not None:
             found.leave(number)
 
-    # Requests
+    # -- Requests ------------------------------------------------------------------------------------------------------
 
     def _serve(self, number: int, request: Any) -> None:
         kind, *rest = request
@@ -157,17 +151,17 @@ class CodeHost:
         try:
             invocation = self._hosted.invoke(method, value)
             if trace is not None:
-                self._traced[number] = follow_trace(invocation, method, trace)
+                self._span_ends[number] = follow_trace(invocation, method, trace)
             cancellation.add(invocation.stop)
             if _is_async(invocation.function):
                 self._await(number, invocation, partial(invocation.function, *invocation.arguments), cancellation)
                 return
             result = _in_context(invocation, invocation.function, *invocation.arguments)
             if inspect.isawaitable(result):
-                self._await(number, invocation, partial(_awaited, result), cancellation)
+                self._await(number, invocation, partial(_await_value, result), cancellation)
                 return
             answer = self._answer_of(number, invocation, result)
-        except BaseException as error:  # noqa: BLE001 - the border of user code, SystemExit included
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, also SystemExit
             answer = [RAISED, encode_error(error)]
         self._answer(number, answer)
 
@@ -202,9 +196,9 @@ class CodeHost:
 
     def _answer(self, number: int, value: Any) -> None:
         if os.getpid() != self._process:
-            # Code of users has forked, and this is the child, which has come back from there.
+            # User code has forked, and this is the child process.
             os._exit(0)
-        if (end_span := self._traced.pop(number, None)) is not None:
+        if (end_span := self._span_ends.pop(number, None)) is not None:
             end_span(value)
         cancellation = self._cancels.pop(number, None)
         if isinstance(cancellation, _Cancellation) and cancellation.is_cancelled and number in self._generators:
@@ -215,15 +209,17 @@ class CodeHost:
             try:
                 self._channel.send([number, value])
             except (TypeError, OSError, MemoryError) as error:
-                # What cannot be sent is told in its place, as a value of a generator or as that of a call.
-                told = [RAISED, encode_error(error)]
-                self._channel.send([number, [[], told] if value and isinstance(value[0], list) else told])
+                # The error is sent in place of a value that cannot be sent.
+                error_answer = [RAISED, encode_error(error)]
+                self._channel.send(
+                    [number, [[], error_answer] if value and isinstance(value[0], list) else error_answer]
+                )
         except ChannelLost:
             os._exit(LOST_CHANNEL)
 
 
 class _Cancellation:
-    """What is to be done if a request is cancelled, which may be before it is known."""
+    """Steps to run on cancellation, which may come before a step is added."""
 
     __slots__ = ("_steps", "is_cancelled")
 
@@ -244,11 +240,11 @@ class _Cancellation:
 
 def _in_context(invocation: Invocation, function: Any, *arguments: Any) -> Any:
     if invocation.variables is None:
-        return _finished(function, *arguments)
-    return invocation.variables.copy().run(_finished, function, *arguments)
+        return _call_and_flush(function, *arguments)
+    return invocation.variables.copy().run(_call_and_flush, function, *arguments)
 
 
-def _finished(function: Any, *arguments: Any) -> Any:
+def _call_and_flush(function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     finally:
@@ -260,19 +256,14 @@ def _is_async(function: Any) -> bool:
     return code is not None and bool(code.co_flags & _ASYNC)
 
 
-async def _awaited(value: Any) -> Any:
+async def _await_value(value: Any) -> Any:
     return await value
 
 
 def serve(end: int, lifeline: int) -> None:
-    """Host what the first request names, for the server whose socket this is; ends the process.
-
-    Signals that are meant for the whole group of processes have no effect: they must not take the process from a server
-    that is still serving.
-    """
+    """Run the user object that the first request names; ends the process."""
     watch_lifeline(lifeline)
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, _leave_it_to_the_server)
+    ignore_stop_signals()
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
     os.register_at_fork(after_in_child=channel.disown)
@@ -280,8 +271,11 @@ def serve(end: int, lifeline: int) -> None:
     if first is not None:
         number, target = first.value
         try:
-            hosted = _make(target)
-        except BaseException as error:  # noqa: BLE001 - the border of user code
+            if target["path"]:
+                sys.path[:] = target["path"]
+            module, _, name = target["hosted"].partition(":")
+            hosted: Hosted = getattr(import_module(module), name)(target["argument"])
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything
             channel.send([number, [RAISED, encode_error(error)]])
         else:
             channel.send([number, [VALUE, None]])
@@ -289,17 +283,5 @@ def serve(end: int, lifeline: int) -> None:
     flush_spans()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads may still be in what belongs to users, whose exit handlers had better not run then.
+    # Without exit handlers, because threads may still run user code.
     os._exit(0)
-
-
-def _make(target: dict[str, Any]) -> Hosted:
-    if target["path"]:
-        sys.path[:] = target["path"]
-    module, _, name = target["hosted"].partition(":")
-    hosted: Hosted = getattr(import_module(module), name)(target["argument"])
-    return hosted
-
-
-def _leave_it_to_the_server(*_: object) -> None:
-    """Do nothing; an ignored signal would be ignored by processes that users' code starts, too."""

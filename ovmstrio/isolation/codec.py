@@ -1,11 +1,11 @@
-"""Values as bytes and back: plain data and arrays, never code.
+"""Serialisation of plain data, arrays and errors between processes, with arrays in shared memory.
 
 ::
 
     length of the JSON (8 bytes, little-endian) | JSON | padding | buffer | padding | buffer ...
 
-The JSON is ``[value, [[offset, length], ...]]``; offsets count from the first buffer.  What JSON does not have is an
-object with one key, which tells what it is.
+The JSON is ``[value, [[offset, length], ...]]``; offsets count from the first buffer. Types that JSON lacks are objects
+with one key, the type code. No code is serialised.
 """
 
 from __future__ import annotations
@@ -42,20 +42,18 @@ __all__ = [
     "find_shared",
 ]
 
-# ----------------------------------------------------------------------
-# Errors as plain data and back: whoever gets one from another process can treat it as if it had been raised here
-# ----------------------------------------------------------------------
+# -- Errors ------------------------------------------------------------------------------------------------------------
 
-_MOST_FRAMES: Final = 25
+_MAX_FRAMES: Final = 25
 _SHARED_PACKAGES: Final = frozenset({"ovmstrio", "pyovms", "cortex_internal"})
 _ATTRIBUTES: Final = ("name", "path", "msg", "filename", "lineno", "offset", "text", "end_lineno", "end_offset")
-"""What errors of Python's own keep outside of their dictionaries."""
+"""Attributes that built-in errors keep outside of their ``__dict__``."""
 
 _PROBLEM: Final = "problem"
 
 
 def encode_error(error: BaseException, depth: int = MOST_CAUSES) -> dict[str, Any]:
-    """Make plain data of an error and of up to ``depth`` others that it came from."""
+    """Return an error, with up to ``depth`` levels of causes, as plain data."""
     members = _members(error)
     text = str(error.message)[:MOST_CHARACTERS] if members else text_of(error)  # type: ignore[attr-defined]  # a group has one
     arguments = [one for one in map(_plain, error.args) if one is not _NOT_PLAIN]
@@ -67,18 +65,18 @@ def encode_error(error: BaseException, depth: int = MOST_CAUSES) -> dict[str, An
         "frames": _frames(error.__traceback__),
         "is_alone": error.__suppress_context__,
         "notes": [cut(str(note)) for note in getattr(error, "__notes__", [])[:MOST_CAUSES]],
-        "cause": _encoded(error.__cause__, depth),
-        "context": None if error.__suppress_context__ else _encoded(error.__context__, depth),
+        "cause": _encode_optional(error.__cause__, depth),
+        "context": None if error.__suppress_context__ else _encode_optional(error.__context__, depth),
         "members": [encode_error(one, depth - 1) for one in members] if depth else [],
     }
 
 
-def _encoded(error: BaseException | None, depth: int) -> dict[str, Any] | None:
+def _encode_optional(error: BaseException | None, depth: int) -> dict[str, Any] | None:
     return None if error is None or depth <= 0 else encode_error(error, depth - 1)
 
 
 def _members(error: BaseException) -> list[BaseException]:
-    """Give the errors of a group."""
+    """Return the errors of an exception group."""
     if all(each.__name__ != "BaseExceptionGroup" for each in type(error).__mro__):
         return []
     return list(getattr(error, "exceptions", ()))[:MOST_CAUSES]
@@ -97,16 +95,16 @@ _NOT_PLAIN: Final = object()
 
 
 def _plain(value: Any) -> Any:
-    """Give what can be sent of a value: itself if it is plain and not too large."""
+    """Return a value that can be sent: strings are truncated, other values unchanged, else ``_NOT_PLAIN``."""
     if value is None or type(value) in {bool, int, float}:
         return value
     if type(value) in {str, bytes}:
         return value[:MOST_CHARACTERS]
-    if isinstance(value, (list, tuple)) and len(value) <= _MOST_FRAMES:
+    if isinstance(value, (list, tuple)) and len(value) <= _MAX_FRAMES:
         members = [_plain(one) for one in value]
         return _NOT_PLAIN if any(one is _NOT_PLAIN for one in members) else type(value)(members)
     if is_dataclass(value) and type(value).__module__ == "ovmstrio.core.errors":
-        return {_PROBLEM: asdict(value)}  # type: ignore[arg-type]  # no class is an argument of an error
+        return {_PROBLEM: asdict(value)}  # type: ignore[arg-type]  # an instance, not a class
     return _NOT_PLAIN
 
 
@@ -116,22 +114,18 @@ def _frames(traceback: TracebackType | None) -> list[list[Any]]:
         code = traceback.tb_frame.f_code
         frames.append([code.co_filename, traceback.tb_lineno, code.co_name])
         traceback = traceback.tb_next
-    return frames if len(frames) <= 2 * _MOST_FRAMES else frames[:_MOST_FRAMES] + frames[-_MOST_FRAMES:]
+    return frames if len(frames) <= 2 * _MAX_FRAMES else frames[:_MAX_FRAMES] + frames[-_MAX_FRAMES:]
 
 
 def decode_error(data: dict[str, Any]) -> BaseException:
-    """Make an error of what :func:`encode_error` gave.
-
-    Raises:
-        ValueError, LookupError, TypeError: it is not what that gives.
-    """
+    """Recreate an error from the data of :func:`encode_error`; raises ``NO_MESSAGE`` exceptions if it is malformed."""
     if data["members"]:
         error: BaseException = BaseExceptionGroup(data["text"], [decode_error(one) for one in data["members"]])
     else:
-        error = _made(data["classes"], data["text"], tuple(map(_unpacked, data["arguments"])))
+        error = _create_error(data["classes"], data["text"], tuple(map(_decode_argument, data["arguments"])))
     for name, value in data["attributes"].items():
         try:
-            setattr(error, name, _unpacked(value))
+            setattr(error, name, _decode_argument(value))
         except (AttributeError, TypeError):
             continue
     for note in data["notes"]:
@@ -142,29 +136,31 @@ def decode_error(data: dict[str, Any]) -> BaseException:
     return error.with_traceback(_traceback(data["frames"]))
 
 
-def _unpacked(value: Any) -> Any:
+def _decode_argument(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_unpacked, value))
+        return type(value)(map(_decode_argument, value))
     if isinstance(value, dict) and _PROBLEM in value:
         return sys.modules["ovmstrio.core.errors"].Problem(**value[_PROBLEM])
     return value
 
 
-def _made(classes: list[list[str]], text: str, arguments: tuple[Any, ...]) -> BaseException:
-    """Make an error of the first class, or of one of its name under the nearest class that is known here."""
+def _create_error(classes: list[list[str]], text: str, arguments: tuple[Any, ...]) -> BaseException:
+    """Create an error of its class, or of a new class of that name below the nearest available base class."""
     module, name = classes[0]
-    known = _known(module, name)
-    if known is not None:
-        # What is Python's own takes its arguments apart when it is initialized; others may want different ones.
+    known_class = _known_class(module, name)
+    if known_class is not None:
+        # Built-in errors parse their arguments in __init__; other classes may have a different signature.
         with suppress(Exception):
-            return known(*arguments) if module == "builtins" else known.__new__(known, *arguments)
-    base = next(found for found in (_known(*each) for each in classes[known is not None :]) if found is not None)
-    made = type(name.rpartition(".")[2], (base,), {"__module__": module, "__str__": lambda _: text})
-    return base.__new__(made, *arguments)
+            return known_class(*arguments) if module == "builtins" else known_class.__new__(known_class, *arguments)
+    base = next(
+        found for found in (_known_class(*each) for each in classes[known_class is not None :]) if found is not None
+    )
+    error_class = type(name.rpartition(".")[2], (base,), {"__module__": module, "__str__": lambda _: text})
+    return base.__new__(error_class, *arguments)
 
 
-def _known(module: str, name: str) -> type[BaseException] | None:
-    """Find a class of errors that both ends have; nothing is imported for it."""
+def _known_class(module: str, name: str) -> type[BaseException] | None:
+    """Return an error class that both processes have; imports nothing."""
     if module == "builtins":
         found = getattr(builtins, name, None)
     elif module.partition(".")[0] in _SHARED_PACKAGES:
@@ -174,69 +170,61 @@ def _known(module: str, name: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _here() -> Any:
-    """Give a frame."""
-    return sys._getframe()  # noqa: SLF001 - frames can only be had from Python itself
+def _current_frame() -> Any:
+    return sys._getframe()  # noqa: SLF001 - no public access to frames
 
 
-_FRAME: Final[CodeType] = _here.__code__
+_FRAME_CODE: Final[CodeType] = _current_frame.__code__
 
 
 def _traceback(frames: list[list[Any]]) -> TracebackType | None:
-    """Make a traceback that names these lines."""
-    made: TracebackType | None = None
+    """Create a traceback with these lines."""
+    result: TracebackType | None = None
     for file, line, name in reversed(frames):
-        code = _FRAME.replace(co_filename=str(file), co_name=str(name))
+        code = _FRAME_CODE.replace(co_filename=str(file), co_name=str(name))
         frame = FunctionType(code, {"sys": sys, "__name__": "", "__file__": file})()
-        # Without a place in the code, nobody looks for the columns there.
-        made = TracebackType(made, frame, -1, int(line))
-    return made
+        # An instruction index of -1 prevents the lookup of columns.
+        result = TracebackType(result, frame, -1, int(line))
+    return result
 
 
-# ----------------------------------------------------------------------
-# Memory that two processes see: regions that one end writes messages to, and the other end's views of them
-# ----------------------------------------------------------------------
+# -- Shared memory -----------------------------------------------------------------------------------------------------
 
 MOST_KEPT: Final = 64 * 2**20
-"""How many bytes of regions a pool keeps at most that nobody uses."""
+"""Limit of unused region bytes that a pool keeps."""
 
-_SMALLEST: Final = 128 * 1024
+_MIN_REGION_BYTES: Final = 128 * 1024
 
 Array = np.ndarray[Any, Any]
 
 
 class MappedFile:
-    """A file in memory that is mapped here, whoever has made it; both go with the last view of it.
+    """Memory file of any process, mapped and sealed against shrinking; unmapped and closed with its last view.
 
-    Args:
-        file: its descriptor, which belongs to this object from now on, also if it cannot be mapped.
-
-    Raises:
-        OSError: it is no such file, or there is no memory left.
-        ValueError: it is empty.
+    Takes over the descriptor, also on errors. Raises ``OSError``, or ``ValueError`` if the file is empty.
     """
 
     def __init__(self, file: int) -> None:
         self.file = file
-        # Whoever has made it may go mad, and must not take memory away that is in use.
+        # Prevents that a faulty creator truncates memory in use.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.size = os.fstat(file).st_size
         self.bytes: Array = np.frombuffer(mmap.mmap(file, self.size), np.uint8)
         self.address: int = self.bytes.__array_interface__["data"][0]
-        _mapped.add(self)
+        _mapped_files.add(self)
 
     def __del__(self) -> None:
-        # There may be more than one error in code that is being torn down.
+        # Attributes may be missing during interpreter shutdown.
         with suppress(Exception):
             os.close(self.file)
 
 
-_mapped: Final[weakref.WeakSet[MappedFile]] = weakref.WeakSet()
-"""All files of others that are mapped here: what the address of a buffer is looked up in."""
+_mapped_files: Final[weakref.WeakSet[MappedFile]] = weakref.WeakSet()
+"""All mapped files; ``find_shared`` looks up buffer addresses here."""
 
 
 class SharedPart:
-    """Where a buffer lies that another process can see, too."""
+    """Location of a buffer in a mapped file."""
 
     __slots__ = ("mapped", "offset")
 
@@ -246,29 +234,25 @@ class SharedPart:
 
 
 def find_shared(array: Array) -> SharedPart | None:
-    """Tell in which mapped file an array lies, if it does so in one piece."""
-    if not _mapped or not array.flags.c_contiguous:
+    """Return the location of a contiguous array in a mapped file, or None."""
+    if not _mapped_files or not array.flags.c_contiguous:
         return None
     start = array.__array_interface__["data"][0]
-    for mapped in list(_mapped):
+    for mapped in list(_mapped_files):
         if mapped.address <= start and start + array.nbytes <= mapped.address + mapped.size:
             return SharedPart(mapped, start - mapped.address)
     return None
 
 
 class _LeasedBytes(np.ndarray[Any, Any]):
-    """Bytes of a mapped file, of which all views of one message are made, so that they keep its lease."""
+    """Base array of all views of one message, which keeps the lease."""
 
     lease: RegionLease
     mapped: MappedFile
 
 
 class RegionLease:
-    """The right of one message's views to its memory; ends with the last of them.
-
-    Args:
-        ended: is called then, in whichever thread.
-    """
+    """Lease of one message's memory; ``ended`` is called after the last view, in any thread."""
 
     __slots__ = ("_ended",)
 
@@ -276,30 +260,22 @@ class RegionLease:
         self._ended = ended
 
     def __del__(self) -> None:
-        # As the interpreter ends, there may be nothing left to tell it to.
+        # Globals may be missing during interpreter shutdown.
         with suppress(Exception):
             self._ended()
 
     def view(self, mapped: MappedFile, offset: int, size: int) -> memoryview:
-        """Give a part of a mapped file.
-
-        Raises:
-            ValueError: the file is shorter.
-        """
+        """Return a part of a mapped file; raises ``ValueError`` if it exceeds the file."""
         if offset < 0 or size < 0 or offset + size > mapped.size:
             raise ValueError(f"{size} bytes from {offset} of a file of {mapped.size}")
-        made = mapped.bytes[offset : offset + size].view(_LeasedBytes)
-        made.lease = self
-        made.mapped = mapped
-        return memoryview(made)  # type: ignore[arg-type]  # an array offers its buffer in C
+        view = mapped.bytes[offset : offset + size].view(_LeasedBytes)
+        view.lease = self
+        view.mapped = mapped
+        return memoryview(view)  # type: ignore[arg-type]  # an array offers its buffer in C
 
 
 class Region:
-    """A file in memory that this end has made and writes to.
-
-    Attributes:
-        is_known: whether the other end has its descriptor.
-    """
+    """Memory file that this process created and writes to; ``is_known`` if the peer has its descriptor."""
 
     __slots__ = ("bytes", "file", "is_known", "number", "size")
 
@@ -316,7 +292,7 @@ class Region:
             raise
 
     def close(self) -> None:
-        """Give the memory back, as far as this end is concerned."""
+        """Unmap and close the region in this process."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
@@ -324,62 +300,52 @@ class Region:
 
 
 class RegionPool:
-    """The regions of one end: those in use, and some that wait for the next message.  Not for several threads at once.
-
-    Args:
-        most_kept: how many bytes wait at most.
-    """
+    """Regions of this process: used ones, and up to ``most_kept`` bytes of free ones. Not thread-safe."""
 
     def __init__(self, most_kept: int = MOST_KEPT) -> None:
-        self._most_kept = most_kept
+        self._max_free_bytes = most_kept
         self._numbers = 0
-        self._kept: list[Region] = []
+        self._free: list[Region] = []
 
     @property
     def kept_bytes(self) -> int:
-        """How much waits."""
-        return sum(region.size for region in self._kept)
+        """Free bytes."""
+        return sum(region.size for region in self._free)
 
     def take(self, size: int) -> Region:
-        """Give a region of at least that many bytes.
-
-        Raises:
-            OSError: there is no memory, or no descriptor, left.
-        """
-        fitting = [region for region in self._kept if size <= region.size <= 4 * max(size, _SMALLEST)]
-        if fitting:
-            region = min(fitting, key=lambda one: one.size)
-            self._kept.remove(region)
+        """Return a region of at least ``size`` bytes; raises ``OSError`` if out of memory or descriptors."""
+        candidates = [region for region in self._free if size <= region.size <= 4 * max(size, _MIN_REGION_BYTES)]
+        if candidates:
+            region = min(candidates, key=lambda one: one.size)
+            self._free.remove(region)
             return region
         self._numbers += 1
-        return Region(self._numbers, max(_SMALLEST, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
+        return Region(self._numbers, max(_MIN_REGION_BYTES, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
 
     def give_back(self, region: Region) -> list[Region]:
-        """Let a region wait for another message; give those that there is no room for any more, which are closed."""
-        self._kept.append(region)
+        """Return a region to the pool; return the free regions that were closed because of the limit."""
+        self._free.append(region)
         dropped = []
-        while self.kept_bytes > self._most_kept:
-            dropped.append(self._kept.pop(0))
+        while self.kept_bytes > self._max_free_bytes:
+            dropped.append(self._free.pop(0))
             dropped[-1].close()
         return dropped
 
     def close(self) -> None:
-        """Give back what waits."""
-        for region in self._kept:
+        """Close all free regions."""
+        for region in self._free:
             region.close()
-        self._kept.clear()
+        self._free.clear()
 
 
-# ----------------------------------------------------------------------
-# Values as bytes and back: plain data and arrays, never code
-# ----------------------------------------------------------------------
+# -- Values ------------------------------------------------------------------------------------------------------------
 
 _LENGTH_BYTES: Final = 8
 _JSON: Final = frozenset({type(None), bool, int, float, str})
-_NEARLY_JSON: Final = (int, float, str)
+_JSON_SUBCLASSES: Final = (int, float, str)
 _NUMPY: Final = (np.ndarray, np.generic)
 _ALIGNMENT: Final = 64
-_LETTERS: Final = frozenset("?bBhHiIlLqQefd")
+_TYPE_CHARACTERS: Final = frozenset("?bBhHiIlLqQefd")
 
 
 def _aligned(offset: int) -> int:
@@ -387,19 +353,19 @@ def _aligned(offset: int) -> int:
 
 
 class Encoded:
-    """A value that is ready to be written, which must not change before it is.
+    """Serialised value, ready to be written; the value must not change before.
 
     Args:
         value: plain data and arrays.
-        shares_above: arrays of more bytes than that are not written if another process can see where they lie.
-        shares_most: how many files there are at most that such arrays lie in.
+        shares_above: size in bytes above which arrays in mapped files are passed by reference.
+        shares_most: maximum number of such files.
 
     Attributes:
-        size: how many bytes it takes.
-        shared: where arrays lie that are not written; the receiver of the value needs their files in this order.
+        size: serialised bytes.
+        shared: locations of the referenced arrays; the receiver needs their files in this order.
 
     Raises:
-        TypeError: the value holds something that is neither plain data nor an array; the message says what can be sent.
+        TypeError: the value is of another type; callers put the message after "expects" or similar.
     """
 
     def __init__(self, value: Any, *, shares_above: int = 0, shares_most: int = 0) -> None:
@@ -408,7 +374,7 @@ class Encoded:
         self._shares_most = shares_most
         self._shared_arrays: list[Array] = []
         self._buffers: list[memoryview | Array] = []
-        tree = self._tree(value)
+        tree = self._to_json(value)
         rows, end = [], 0
         for buffer in self._buffers:
             rows.append((_aligned(end), buffer.nbytes))
@@ -419,7 +385,7 @@ class Encoded:
         self.size = self._base + end
 
     def write(self, target: memoryview) -> None:
-        """Write it to memory of its size."""
+        """Write the value to memory of ``size`` bytes."""
         target[:_LENGTH_BYTES] = len(self._text).to_bytes(_LENGTH_BYTES, "little")
         target[_LENGTH_BYTES : _LENGTH_BYTES + len(self._text)] = self._text
         for (offset, length), buffer in zip(self._rows, self._buffers, strict=True):
@@ -429,19 +395,19 @@ class Encoded:
             elif length:
                 np.ndarray(buffer.shape, buffer.dtype, target, start)[...] = buffer
 
-    def _tree(self, value: Any) -> Any:
+    def _to_json(self, value: Any) -> Any:
         if type(value) in _JSON:
             return value
         if isinstance(value, _NUMPY):
             return self._array(value)
-        if isinstance(value, _NEARLY_JSON):
+        if isinstance(value, _JSON_SUBCLASSES):
             return value
         if isinstance(value, list):
-            return [self._tree(one) for one in value]
+            return [self._to_json(one) for one in value]
         if isinstance(value, dict):
-            return {"d": [[self._tree(key), self._tree(one)] for key, one in value.items()]}
+            return {"d": [[self._to_json(key), self._to_json(one)] for key, one in value.items()]}
         if isinstance(value, tuple | set | frozenset):
-            return {type(value).__name__: [self._tree(one) for one in value]}
+            return {type(value).__name__: [self._to_json(one) for one in value]}
         if isinstance(value, bytes | bytearray | memoryview):
             return {"b": self._buffer(memoryview(value).cast("B"))}
         if isinstance(value, complex):
@@ -452,26 +418,26 @@ class Encoded:
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.names is not None:
             if array.dtype.names is None:
-                return {"o": [self._tree(array.reshape(-1).tolist()), list(array.shape)]}
+                return {"o": [self._to_json(array.reshape(-1).tolist()), list(array.shape)]}
             raise TypeError(f"no arrays of {array.dtype}")
         if array.nbytes > self._shares_above and len(self.shared) < self._shares_most:
             part = find_shared(array)
             if part is not None:
                 self.shared.append(part)
-                # What keeps the memory must stay as long as this does.
+                # Keeps the referenced memory alive.
                 self._shared_arrays.append(array)
-                return {"s": [len(self.shared) - 1, part.offset, _kind_of(array.dtype), list(array.shape)]}
+                return {"s": [len(self.shared) - 1, part.offset, _dtype_text(array.dtype), list(array.shape)]}
         kind = "a" if isinstance(value, np.ndarray) else "g"
-        return {kind: [self._buffer(array), _kind_of(array.dtype), list(array.shape)]}
+        return {kind: [self._buffer(array), _dtype_text(array.dtype), list(array.shape)]}
 
     def _buffer(self, buffer: memoryview | Array) -> int:
         self._buffers.append(buffer)
         return len(self._buffers) - 1
 
 
-def _kind_of(dtype: np.dtype[Any]) -> str:
-    """Give the text that a type of elements is made of again; two that only differ in their letters stay two."""
-    return dtype.char if dtype.isnative and dtype.char in _LETTERS else dtype.str
+def _dtype_text(dtype: np.dtype[Any]) -> str:
+    """Return the dtype as text; distinct type characters of equal size stay distinct."""
+    return dtype.char if dtype.isnative and dtype.char in _TYPE_CHARACTERS else dtype.str
 
 
 def _name(value: Any) -> str:
@@ -479,11 +445,7 @@ def _name(value: Any) -> str:
 
 
 def decode(source: memoryview, shared: Sequence[memoryview] = ()) -> Any:
-    """Read a value; its arrays lie in the memory that it is read from, or in ``shared``.
-
-    Raises:
-        ValueError, LookupError, TypeError, RecursionError: it is not what :class:`Encoded` writes.
-    """
+    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``NO_MESSAGE`` exceptions."""
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
     base = _aligned(_LENGTH_BYTES + length)
@@ -494,14 +456,13 @@ _COLLECTIONS: Final = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class _Decoder:
-    """Makes values of their trees; is in no cycle, so that memory goes as soon as its last array does."""
+    """Deserialiser without reference cycles, so that memory is released with the last array."""
 
     def __init__(self, buffers: list[memoryview], shared: Sequence[memoryview]) -> None:
         self._buffers = buffers
         self._shared = shared
 
     def value(self, tree: Any) -> Any:
-        """Make one value."""
         if isinstance(tree, list):
             return [self.value(one) for one in tree]
         if isinstance(tree, dict):
@@ -543,7 +504,7 @@ class _Decoder:
 def _as_array(buffer: memoryview, kind: str, shape: list[int]) -> Array:
     dtype = np.dtype(kind)
     if min(shape, default=0) < 0:
-        raise ValueError(f"an array of shape {shape}")
+        raise ValueError(f"negative dimension in array shape {shape}")
     if not math.prod(shape) or not dtype.itemsize:
         return np.empty(shape, dtype)
     return np.frombuffer(buffer, dtype).reshape(shape)

@@ -1,4 +1,7 @@
-"""Generators of user code in a worker process: pulled by the server, ahead of it by a bounded credit."""
+"""Generators of user code in a worker process, and the event loop of its async user code.
+
+The server pulls values; a generator may run ahead of the pulled values by a bounded credit.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +31,23 @@ __all__ = [
     "LoopThread",
 ]
 
-# ----------------------------------------------------------------------
-# The event loop of a worker process, for async code of users; there is none before somebody needs it
-# ----------------------------------------------------------------------
+# -- Event loop --------------------------------------------------------------------------------------------------------
 
 
 class LoopCall:
-    """One call on the loop."""
+    """Handle of a call on the loop."""
 
     def __init__(self, token: trio.lowlevel.TrioToken, scope: trio.CancelScope) -> None:
         self._token = token
         self._scope = scope
 
     def cancel(self) -> None:
-        """Cancel it where it waits; from any thread."""
+        """Cancel the call; thread-safe."""
         self._token.run_sync_soon(self._scope.cancel)
 
 
 class LoopThread:
-    """A thread that runs trio's loop as long as the process lives."""
+    """Thread that runs a trio loop for the life of the process; started on first use."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -60,12 +61,11 @@ class LoopThread:
         done: Callable[[Any, BaseException | None], None],
         variables: Context | None = None,
     ) -> LoopCall:
-        """Run an async function, and call ``done`` on the loop with what it gives or raises.
+        """Run an async function on the loop, then call ``done`` there with its result or exception.
 
-        Raises:
-            ModuleNotFoundError: the interpreter has no trio.
+        Raises ``ModuleNotFoundError`` if the interpreter has no trio.
         """
-        import trio  # noqa: PLC0415 - only those who have async code need it
+        import trio  # noqa: PLC0415 - needed for async user code only
 
         token, scope = self._start(), trio.CancelScope()
 
@@ -78,7 +78,7 @@ class LoopThread:
                 except trio.Cancelled:
                     error = InterruptedError("cancelled")
                     raise
-                except BaseException as raised:  # noqa: BLE001 - the border of user code
+                except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                     error = raised
                 finally:
                     finish_lines()
@@ -93,7 +93,7 @@ class LoopThread:
 
     @staticmethod
     def turns() -> trio.Lock:
-        """Make what functions that must not run side by side hold on the loop."""
+        """Create a lock for functions on the loop."""
         import trio  # noqa: PLC0415 - as above
 
         return trio.Lock()
@@ -111,7 +111,7 @@ class LoopThread:
 
         try:
             trio.run(self._run)
-        except BaseException:  # noqa: BLE001 - nobody who waits for the loop would ever be answered
+        except BaseException:  # noqa: BLE001 - no waiting caller would ever get an answer
             traceback.print_exc()
         os._exit(LOST_LOOP)
 
@@ -125,46 +125,44 @@ class LoopThread:
             await trio.sleep_forever()
 
 
-# ----------------------------------------------------------------------
-# Generators of user code in a worker process: pulled by the server, ahead of it by a bounded credit
-# ----------------------------------------------------------------------
+# -- Generators --------------------------------------------------------------------------------------------------------
 
 CREDIT: Final = 32
-"""How many values a generator may be ahead of what has been taken."""
+"""How many values a generator may be ahead of the pulled ones."""
 
 ENDED: Final = "ended"
 RAISED: Final = "raised"
 
 Answer = Callable[[int, Any], None]
-"""Answers the request of a number."""
+"""Sends the answer to the request with this number."""
 
 
 class GeneratorLike(Protocol):
-    """A generator that the server pulls; requests are answered with values and maybe an end, or what closing raised."""
+    """Generator that the server pulls."""
 
     def pull(self, number: int) -> None:
         """Answer with values, once there are some; may run the generator in this thread."""
         ...
 
     def leave(self, number: int) -> None:
-        """Answer with nothing, for nobody waits for values any more; the generator stops."""
+        """Answer without values and stop the generator, because the caller was cancelled."""
         ...
 
     def close(self, number: int) -> None:
-        """Stop the generator, close it, and answer then."""
+        """Stop and close the generator, then answer."""
         ...
 
 
 class GeneratorHost:
-    """A plain generator, which runs in the threads that serve requests.
+    """Plain generator, which runs in the threads that serve requests.
 
     Args:
-        iterator: the user's.
-        convert: makes of each value what is sent; what it raises counts as the iterator's.
-        answer: how requests are answered.
-        variables: the contextvars of each step.
-        stop: tells a step that runs that it is the last.
-        ended: is called once the server has been told of the end.
+        iterator: the user's generator.
+        convert: converts each value for sending; its exceptions count as the iterator's.
+        answer: sends answers.
+        variables: context of each step.
+        stop: signals a running step that it is the last.
+        ended: called when the end has been sent.
     """
 
     def __init__(
@@ -185,78 +183,78 @@ class GeneratorHost:
         self._ended = ended
         self._lock = threading.Lock()
         self._values: list[Any] = []
-        self._end: list[Any] | None = None
-        self._waiting: int | None = None
-        self._closing: int | None = None
+        self._end_message: list[Any] | None = None
+        self._waiting_request: int | None = None
+        self._closing_request: int | None = None
         self._is_running = False
         self._is_stopped = False
-        self._is_over = False
+        self._is_closed = False
 
     def pull(self, number: int) -> None:
-        """Answer with the values that lie ready, or with the next; run ahead then."""
+        """Answer with the values that are ready, or with the next one; then run ahead."""
         if self._is_stopped:
             self._answer(number, [[], None])
             return
         with self._lock:
-            self._waiting = number
+            self._waiting_request = number
             batch = self._batch()
-            begins = not self._is_running and not self._is_over
-            self._is_running = self._is_running or begins
-        self._give(batch)
-        if begins:
+            starts = not self._is_running and not self._is_closed
+            self._is_running = self._is_running or starts
+        self._answer_batch(batch)
+        if starts:
             self._run()
 
     def leave(self, number: int) -> None:
-        """Stop within one step."""
+        """Stop after the current step."""
         with self._lock:
-            was_waiting = self._waiting == number
+            was_waiting = self._waiting_request == number
             if was_waiting:
-                self._waiting = None
+                self._waiting_request = None
         self._is_stopped = True
         self._stop()
         if was_waiting:
             self._answer(number, [[], None])
 
     def close(self, number: int) -> None:
-        """Stop within one step, and close the generator behind it."""
+        """Stop after the current step and close the generator."""
         with self._lock:
             self._is_stopped = True
-            self._closing = number
-            begins = not self._is_running
+            self._closing_request = number
+            starts = not self._is_running
             self._is_running = True
         self._stop()
-        if begins:
+        if starts:
             self._run()
 
     def _batch(self) -> tuple[int, Any] | None:
-        """Take what there is for whoever waits."""
-        if self._waiting is None or not (self._values or self._end):
+        """Take the ready values for the waiting request."""
+        if self._waiting_request is None or not (self._values or self._end_message):
             return None
-        batch = self._waiting, [self._values, self._end]
-        self._waiting, self._values = None, []
-        if self._end is not None:
+        batch = self._waiting_request, [self._values, self._end_message]
+        self._waiting_request, self._values = None, []
+        if self._end_message is not None:
             self._ended()
         return batch
 
-    def _give(self, batch: tuple[int, Any] | None) -> None:
+    def _answer_batch(self, batch: tuple[int, Any] | None) -> None:
         if batch is not None:
             self._answer(*batch)
 
     def _run(self) -> None:
-        """Take values until enough lie ready."""
-        while self._goes_on():
+        """Run the generator until the credit is used."""
+        while self._should_continue():
             value, end = self._step()
             with self._lock:
                 if end is None:
                     self._values.append(value)
                 else:
-                    self._end = end
+                    self._end_message = end
                 batch = self._batch()
-            self._give(batch)
+            self._answer_batch(batch)
 
-    def _goes_on(self) -> bool:
+    def _should_continue(self) -> bool:
         with self._lock:
-            if not self._is_stopped and not self._is_over and len(self._values) < CREDIT:
+            if not self._is_stopped and not self._is_closed and len(self._values) < CREDIT:
                 return True
             if not self._is_stopped:
                 self._is_running = False
@@ -265,8 +263,8 @@ class GeneratorHost:
         self._ended()
         with self._lock:
             self._is_running = False
-            waiting, self._waiting = self._waiting, None
-            closing, self._closing = self._closing, None
+            waiting, self._waiting_request = self._waiting_request, None
+            closing, self._closing_request = self._closing_request, None
         if waiting is not None:
             self._answer(waiting, [[], None])
         if closing is not None:
@@ -277,9 +275,9 @@ class GeneratorHost:
         try:
             return self._in_context(self._next), None
         except StopIteration:
-            self._is_over = True
+            self._is_closed = True
             return None, [ENDED]
-        except BaseException as error:  # noqa: BLE001 - the border of user code, SystemExit included
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, also SystemExit
             self._close()
             return None, [RAISED, encode_error(error)]
 
@@ -293,10 +291,10 @@ class GeneratorHost:
         return (copy_context() if self._variables is None else self._variables.copy()).run(function)
 
     def _close(self) -> list[Any]:
-        """Close the iterator, once; give what that raised."""
-        if self._is_over:
+        """Close the iterator, once; return the encoded exception, if any."""
+        if self._is_closed:
             return []
-        self._is_over = True
+        self._is_closed = True
         close = getattr(self._iterator, "close", None)
         try:
             if close is not None:
@@ -307,9 +305,9 @@ class GeneratorHost:
 
 
 class AsyncGeneratorHost:
-    """An async generator, which runs on the loop, one value at a time; arguments as for :class:`GeneratorHost`.
+    """Async generator, which runs on the loop, one value at a time; arguments as for :class:`GeneratorHost`.
 
-    The loop runs tasks in any order, and a step may go on behind its cancellation: closing waits for its end.
+    The loop runs tasks in any order, and a step may continue after its cancellation, so closing waits for its end.
     """
 
     def __init__(
@@ -334,7 +332,7 @@ class AsyncGeneratorHost:
         self._is_left = False
 
     def pull(self, number: int) -> None:
-        """Run the generator to its next value, and answer with it."""
+        """Run the generator to its next value and answer with the value."""
 
         def done(value: Any, error: BaseException | None) -> None:
             if isinstance(error, StopAsyncIteration):
@@ -357,7 +355,7 @@ class AsyncGeneratorHost:
             return self._convert(await anext(self._iterator))
 
     def leave(self, number: int) -> None:
-        """Cancel the step that runs, and begin no other."""
+        """Cancel the running step and start no other."""
         del number
         with self._lock:
             self._is_left = True
@@ -365,7 +363,7 @@ class AsyncGeneratorHost:
                 self._pulling.cancel()
 
     def close(self, number: int) -> None:
-        """Close the generator, if it can be closed, once the step that runs has ended."""
+        """Close the generator after the running step has ended."""
         self.leave(number)
 
         def done(_: Any, error: BaseException | None) -> None:

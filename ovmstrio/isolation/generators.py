@@ -1,9 +1,9 @@
-"""Generators of user code, pulled one value after the other.
+"""Generators of user code in the server, pulled value by value.
 
-A plain generator runs in *turns*: one call in a worker thread takes values until so many lie ready that nobody has
-taken, or until others wait for a thread, and then gives the thread back.  A turn wakes whoever waits for a value at
-once; whoever takes values starts the next turn before they have run out.  So a fast generator costs a thread hop for
-many values, and one whose client is slow holds no thread.  An async generator runs where it is pulled.
+A plain generator runs in turns: one call in a worker thread produces values until the credit is used or other calls
+wait for a thread. Each value wakes the waiting task at once, and the next turn starts before the values run out. So a
+fast generator costs one thread hop for many values, and a slow client holds no thread. An async generator runs where it
+is pulled.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ovmstrio.util.stdio import finish_lines
 __all__ = ["CREDIT", "AsyncPump", "End", "Failed", "Pump", "ThreadPump"]
 
 CREDIT: Final = 32
-"""How many values a generator may be ahead of what has been taken."""
-_LOW: Final = CREDIT // 2
+"""How many values a generator may be ahead of the pulled ones."""
+_LOW_WATER: Final = CREDIT // 2
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 
 class End:
-    """Comes after the last value."""
+    """Marker after the last value."""
 
     __slots__ = ()
 
 
 class Failed:
-    """Comes where the generator raised, or yielded something wrong."""
+    """Marker of an exception of the generator or of the conversion of its value."""
 
     __slots__ = ("error",)
 
@@ -48,31 +48,23 @@ _END: Final = End()
 
 
 class Pump(Protocol[_T_co]):
-    """A generator that is being pulled."""
+    """Generator that is pulled value by value."""
 
     async def pull(self) -> _T_co | End | Failed:
-        """Give the next value.
-
-        Cancellation: while none is ready; the generator is told to stop.
-        """
+        """Return the next value, ``End`` or ``Failed``. Cancellation stops the generator."""
         ...
 
     async def aclose(self) -> BaseException | None:
-        """Stop the generator and close it; gives what closing raised.
-
-        Cancellation: shielded, for the pool's grace.
-        """
+        """Stop and close the generator, shielded for the grace period; return the exception of closing, if any."""
         ...
 
 
 class ThreadPump(Generic[_T]):
-    """A plain iterator in worker threads.
+    """Plain iterator in worker threads.
 
     Args:
-        iterator: the user's.
-        convert: makes of what it yields what is pulled, in the same thread; what it raises counts as the iterator's.
-        threads: where it runs.
-        context: the contextvars of each turn, copied.
+        convert: converts each value in the same thread; its exceptions count as the iterator's.
+        context: context of each turn, copied.
     """
 
     def __init__(
@@ -88,28 +80,22 @@ class ThreadPump(Generic[_T]):
         self._is_awaited = False
         self._is_ended = False
         self._is_stopped = False
-        self._is_left = False
+        self._is_abandoned = False
         self._close_error: BaseException | None = None
 
     async def pull(self) -> _T | End | Failed:
-        """Give the next value, once there is one; see :class:`Pump`.
-
-        Cancellation: while none is ready; the generator stops within one step.
-        """
+        """Return the next value; see :class:`Pump`. Cancellation stops the generator after the current step."""
         items = self._items
         while not items:
-            self._begin_turn()
+            self._start_turn()
             await self._wait()
         item = items.popleft()
-        if len(items) <= _LOW:
-            self._begin_turn()
+        if len(items) <= _LOW_WATER:
+            self._start_turn()
         return item
 
     async def aclose(self) -> BaseException | None:
-        """Stop the generator and close it, in a worker thread; a step that does not end closes it when it does.
-
-        Cancellation: shielded, for the pool's grace.
-        """
+        """Stop and close the generator in a worker thread; if its step does not end, it is closed after the step."""
         self._is_stopped = True
         if self._turn is not None and not await self._threads.finish(self._turn):
             return TimeoutError("the generator's step did not end; the generator is closed when it does")
@@ -118,29 +104,28 @@ class ThreadPump(Generic[_T]):
         return self._close_error
 
     def leave(self) -> None:
-        """Stop the generator and have it closed as soon as a thread is there for it, without waiting for that."""
-        self._is_stopped = self._is_left = True
+        """Stop the generator and schedule its closing."""
+        self._is_stopped = self._is_abandoned = True
         if self._turn is None:
             self._close_soon()
 
-    # On the event loop
+    # -- On the event loop ---------------------------------------------------------------------------------------------
 
-    def _begin_turn(self) -> None:
+    def _start_turn(self) -> None:
         if self._turn is None and not self._is_ended and not self._is_stopped:
             self._turn = self._threads.start(self._run_turn, on_done=self._end_turn, context=self._context.copy())
 
     def _end_turn(self) -> None:
-        """A turn is over; go on if values have been taken meanwhile."""
         self._turn = None
-        if self._is_left:
-            # It may have been over before it could see that it was to stop.
+        if self._is_abandoned:
+            # The turn may have ended before it saw the stop flag.
             self._close_soon()
-        elif len(self._items) <= _LOW:
-            self._begin_turn()
+        elif len(self._items) <= _LOW_WATER:
+            self._start_turn()
 
     def _close_soon(self) -> None:
         if not self._is_ended:
-            # The pool has ended together with whoever could still want the generator closed.
+            # A closed pool means that the owner of the generator has ended as well.
             with suppress(RuntimeError):
                 self._threads.start(self._close, context=self._context.copy())
 
@@ -163,7 +148,7 @@ class ThreadPump(Generic[_T]):
         if waiter is not None:
             trio.lowlevel.reschedule(waiter)
 
-    # In worker threads
+    # -- In worker threads ---------------------------------------------------------------------------------------------
 
     def _run_turn(self) -> None:
         items = self._items
@@ -183,7 +168,7 @@ class ThreadPump(Generic[_T]):
         except StopIteration:
             self._is_ended = True
             return _END
-        except BaseException as error:  # noqa: BLE001 - the border of user code, SystemExit included
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, also SystemExit
             self._close()
             return Failed(error)
         finally:
@@ -202,14 +187,7 @@ class ThreadPump(Generic[_T]):
 
 
 class AsyncPump(Generic[_T]):
-    """An async iterator on the event loop.
-
-    Args:
-        iterator: the user's.
-        convert: makes of what it yields what is pulled.
-        grace_seconds: how long closing may take.
-        around: gives what each step runs in.
-    """
+    """Async iterator on the event loop; each step runs in the context manager that ``around`` returns."""
 
     def __init__(
         self,
@@ -224,31 +202,24 @@ class AsyncPump(Generic[_T]):
         self._around = around
 
     async def pull(self) -> _T | End | Failed:
-        """Run the iterator to its next value; see :class:`Pump`.
-
-        Cancellation: wherever the iterator waits; closing it behind a value that cannot be converted is shielded, for
-        the pool's grace.
-        """
+        """Run the iterator to its next value; see :class:`Pump`. Closing after a failed conversion is shielded."""
         with self._around():
             try:
                 value = await anext(self._iterator)
             except StopAsyncIteration:
                 return _END
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
                 return Failed(error)
             try:
                 return self._convert(value)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 failed = Failed(error)
-        # It would go on if it was asked, and nobody will.
+        # Closed here, because it will not be pulled again.
         await self.aclose()
         return failed
 
     async def aclose(self) -> BaseException | None:
-        """Close the iterator, if it can be closed.
-
-        Cancellation: shielded, for the pool's grace.
-        """
+        """Close the iterator, if it has ``aclose``; see :class:`Pump`."""
         close = getattr(self._iterator, "aclose", None)
         if close is None:
             return None

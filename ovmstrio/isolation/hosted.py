@@ -1,4 +1,4 @@
-"""What a kind of service brings to a worker process, so that it can host the kind's code of users."""
+"""Interface between a kind of service and the worker process that hosts its user code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Hosted", "Invocation", "MakeHosted"]
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 def _itself(value: Any) -> Any:
@@ -20,15 +20,15 @@ def _itself(value: Any) -> Any:
 
 @dataclass(slots=True)
 class Invocation:
-    """One call of a method of the user's.
+    """One call of a user method.
 
     Attributes:
-        function: the method; may be ``async``, and may give a generator of either kind.
+        function: the method; may be ``async`` and may return a generator of either kind.
         arguments: its arguments.
-        variables: the contextvars that it runs with.
-        convert: makes of what it gives what is sent; what it raises counts as the method's.
-        convert_item: the same of each value of a generator; None where generators are values like others.
-        stop: tells code that runs that nobody waits for it any more; is called from any thread, maybe twice.
+        variables: its context.
+        convert: converts the result for sending; its exceptions count as the method's.
+        convert_item: converts each value of a generator; None if generators are ordinary results.
+        stop: signals running code that its caller was cancelled; thread-safe, may be called twice.
     """
 
     function: Callable[..., Any]
@@ -43,17 +43,13 @@ class Hosted(Protocol):
     """The user's object in a worker process."""
 
     def invoke(self, method: str, value: Any) -> Invocation:
-        """Say what is to be called for a request.
-
-        Raises:
-            Exception: there is no such method; told as if the method had raised it.
-        """
+        """Return the call for a request; an exception counts as raised by the method."""
         ...
 
     def forget(self, value: Any) -> None:
-        """Give up what was kept between calls; must not take long."""
+        """Drop state kept between calls; must not take long."""
         ...
 
 
 MakeHosted = Callable[[Any], Hosted]
-"""Makes the object of what the server says of it; the server calls methods for everything that may fail or wait."""
+"""Creates the object from the server's argument; anything that may fail or block belongs into its methods."""

@@ -1,9 +1,8 @@
-"""Import handler files so that none can get in another's way.
+"""Isolated imports of handler files.
 
-Each load gets a package of its own in ``sys.modules`` whose path is the handler's folders, and the handler is a module
-of that package.  Modules loaded for it have an ``__import__`` of their own that looks into the folders first: so
-``from config import x`` finds the handler's own ``config.py``, however many other handlers have one, and neither
-``sys.path`` nor a module of the server or of the standard library changes for anybody else.
+Each load gets its own package in ``sys.modules``, whose path is the handler's folders; the handler is a module of that
+package. Its modules have their own ``__import__``, which searches these folders first. So ``from config import x``
+finds the handler's ``config.py`` even if other handlers have one, and ``sys.path`` and other modules do not change.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ _numbers: Final = itertools.count(1)
 
 
 class HandlerPackage:
-    """The modules of one loaded handler.
+    """Modules of one loaded handler.
 
     Args:
-        folders: where the handler's modules lie, usually only the folder of its file; the first one comes first.
-        is_public: whether its modules bear their plain names, too, where nobody else has them: for what looks classes
-            up by the names of their modules, as pickles do.  Only one handler of a process can have this.
+        folders: folders of the handler's modules, usually that of its file; earlier ones take precedence.
+        is_public: also register modules under their plain names, where unused, for lookups by module name such as
+            pickle. At most one handler per process.
     """
 
     def __init__(self, *folders: Path, is_public: bool = False) -> None:
         _ensure_root()
         self.name = f"{ROOT}.n{next(_numbers)}"
         self._is_public = is_public
-        self._public: dict[str, ModuleType] = {}
+        self._public_modules: dict[str, ModuleType] = {}
         self._folders = [str(folder) for folder in folders]
         self._builtins = {**vars(builtins), "__import__": self._import}
         package = ModuleType(self.name, "The modules of one loaded handler.")
@@ -54,16 +53,12 @@ class HandlerPackage:
         _packages[self.name] = self
 
     def load(self, file: Path) -> ModuleType:
-        """Run a file of the folders as a module and give it; blocking.
-
-        Raises:
-            BaseException: whatever the file raises.
-        """
+        """Run a file of the folders as a module and return the module; blocking. Raises whatever the file raises."""
         importlib.invalidate_caches()
         name = f"{self.name}.{file.stem}"
         spec = spec_from_file_location(name, file, loader=_Loader(name, str(file), self))
         if spec is None or spec.loader is None:
-            raise ImportError(f"{file} cannot be loaded as Python")
+            raise ImportError(f"{file} cannot be loaded as a Python module")
         module = module_from_spec(spec)
         sys.modules[name] = module
         try:
@@ -74,14 +69,14 @@ class HandlerPackage:
         return module
 
     def provide(self, name: str, module: ModuleType) -> None:
-        """Let the modules of this package import a module that is none of their folders'; ``name`` may have dots."""
+        """Make a module from elsewhere importable in this package; ``name`` may be dotted."""
         sys.modules[f"{self.name}.{name}"] = module
         parent, _, leaf = name.rpartition(".")
         if parent:
             setattr(self._parent(parent), leaf, module)
 
     def _parent(self, name: str) -> ModuleType:
-        """Give a package of the folders by its name; an empty one if there is none."""
+        """Return a package of the folders, or create an empty one."""
         full = f"{self.name}.{name}"
         try:
             return importlib.import_module(full)
@@ -92,28 +87,28 @@ class HandlerPackage:
             return package
 
     def unload(self) -> None:
-        """Forget all modules of the package."""
+        """Remove all modules of the package from ``sys.modules``."""
         _packages.pop(self.name, None)
         for name in [each for each in list(sys.modules) if each == self.name or each.startswith(f"{self.name}.")]:
             del sys.modules[name]
-        for name, module in self._public.items():
+        for name, module in self._public_modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
 
     def builtins_of(self) -> dict[str, Any]:
-        """Give what the modules of this package have as ``__builtins__``."""
+        """Return the ``__builtins__`` of the package's modules."""
         return self._builtins
 
     def _import(
         self,
         name: str,
-        globals: Mapping[str, Any] | None = None,  # noqa: A002 - the names are those of builtins.__import__
-        locals: Mapping[str, Any] | None = None,  # noqa: A002 - as above
+        globals: Mapping[str, Any] | None = None,  # noqa: A002 - signature of builtins.__import__
+        locals: Mapping[str, Any] | None = None,  # noqa: A002 - signature of builtins.__import__
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
         top = name.partition(".")[0]
-        if level or not self._is_sibling(top, "" if globals is None else globals.get("__name__", "")):
+        if level or not self._is_own_module(top, "" if globals is None else globals.get("__name__", "")):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or ("__name__",), 0)
         if self._is_public:
@@ -121,15 +116,15 @@ class HandlerPackage:
         return module if fromlist else sys.modules[f"{self.name}.{top}"]
 
     def _publish(self, name: str) -> None:
-        """Let a module and the packages that it is in be found by their plain names."""
+        """Register a module and its parent packages under their plain names."""
         while name:
             module = sys.modules[f"{self.name}.{name}"]
             if sys.modules.setdefault(name, module) is module:
-                self._public[name] = module
+                self._public_modules[name] = module
             name = name.rpartition(".")[0]
 
-    def _is_sibling(self, top: str, importer: str) -> bool:
-        """Tell whether the folders have such a module; one that imports its own name means another."""
+    def _is_own_module(self, top: str, importer: str) -> bool:
+        """Return whether the folders contain the module; a module that imports its own name means another one."""
         name = f"{self.name}.{top}"
         if name == importer:
             return False
@@ -138,12 +133,12 @@ class HandlerPackage:
         spec = PathFinder.find_spec(name, self._folders)
         if spec is None or spec.origin is not None:
             return spec is not None
-        # Any folder could be a package without __init__.py, so that it comes after everything that is installed.
+        # Any folder could be a namespace package, so installed modules take precedence.
         return importlib.util.find_spec(top) is None
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module of a handler's package, always from its source: a cache may miss a change within a second."""
+    """Loader without a bytecode cache, which may miss changes within a second."""
 
     def __init__(self, name: str, path: str, package: HandlerPackage) -> None:
         super().__init__(name, path)
@@ -163,7 +158,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of handlers' packages, and nothing else."""
+    """Finder of modules in handler packages."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

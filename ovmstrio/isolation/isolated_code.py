@@ -1,13 +1,13 @@
-"""Code of users in processes of their own.
+"""User code in worker processes, as seen by the server.
 
 ::
 
-    server                                          worker process, under an interpreter of its own if need be
-    IsolatedCode: places for processes              bootstrap ── CodeHost: threads, and a loop for what is async
-      KeptProcess ── WorkerProcess ── calls ──────>   Hosted: the user's object, one in each process
+    server                                          worker process, optionally with its own interpreter
+    IsolatedCode: slots of processes                bootstrap ── CodeHost: threads, and a loop for async code
+      KeptProcess ── WorkerProcess ── calls ──────>   Hosted: the user's object, one per process
       RemoteGenerator <── values, by credit ───────   GeneratorHost
 
-What runs in the worker needs no more than :mod:`ovmstrio.isolation.codec` does.
+The worker needs only the dependencies of :mod:`ovmstrio.isolation.codec`.
 """
 
 from __future__ import annotations
@@ -39,19 +39,13 @@ from ovmstrio.util.backoff import Backoff
 
 __all__ = ["CALLS_AT_ONCE", "GRACE_SECONDS", "CodeWorker", "IsolatedCode", "Isolation", "RemoteGenerator"]
 
-# ----------------------------------------------------------------------
-# A generator in a worker process, as the server sees it
-# ----------------------------------------------------------------------
+# -- Generators --------------------------------------------------------------------------------------------------------
 
 
 class RemoteGenerator:
-    """A generator that is pulled value by value; see :class:`ovmstrio.isolation.generators.Pump`.
+    """Generator in a worker process, pulled value by value; see :class:`ovmstrio.isolation.generators.Pump`.
 
-    Args:
-        process: where it lives.
-        number: its number there.
-        limit_seconds: how long a value may take.
-        grace_seconds: how long closing may take.
+    ``number`` identifies it there; ``limit_seconds`` applies per value, ``grace_seconds`` to closing.
     """
 
     def __init__(self, process: WorkerProcess, number: int, limit_seconds: float, grace_seconds: float = 2.0) -> None:
@@ -63,10 +57,7 @@ class RemoteGenerator:
         self._end: End | Failed | None = None
 
     async def pull(self) -> Any:
-        """Give the next value; an ``End`` after the last, a ``Failed`` where the generator raised or its process ended.
-
-        Cancellation: while none is ready; the generator stops within one step.
-        """
+        """Return the next value, ``End``, or ``Failed`` if the generator raised or its process exited."""
         while not self._ready:
             if self._end is not None:
                 return self._end
@@ -78,8 +69,8 @@ class RemoteGenerator:
             values, end = await self._process.call(["pull", self._number], limit_seconds=self._limit)
             self._ready.extend(values)
             if end is not None:
-                kind, *told = end
-                self._end = End() if kind == ENDED else Failed(decode_error(*told))
+                kind, *payload = end
+                self._end = End() if kind == ENDED else Failed(decode_error(*payload))
         except WorkerEnded as ended:
             self._end = Failed(ended)
         except NO_MESSAGE as wrong:
@@ -87,17 +78,14 @@ class RemoteGenerator:
             self._end = Failed(WorkerEnded(self._process.why, was_called=True))
 
     async def aclose(self) -> BaseException | None:
-        """Stop the generator and close it, within one step; gives what closing raised.
-
-        Cancellation: shielded, for ``grace_seconds``.
-        """
+        """Stop and close the generator, shielded for ``grace_seconds``; return the exception of closing, if any."""
         self._ready.clear()
         if self._end is not None:
             return None
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._grace_seconds):
             try:
-                told = await self._process.call(["close", self._number])
-                return decode_error(told[0]) if told else None
+                payload = await self._process.call(["close", self._number])
+                return decode_error(payload[0]) if payload else None
             except WorkerEnded:
                 return None
             except NO_MESSAGE as wrong:
@@ -106,36 +94,34 @@ class RemoteGenerator:
         return TimeoutError("the generator's step did not end; the generator is closed when it does")
 
 
-# ----------------------------------------------------------------------
-# Code of users in worker processes, as the server sees it: several processes that do the same, and calls to them
-# ----------------------------------------------------------------------
+# -- Processes ---------------------------------------------------------------------------------------------------------
 
 CALLS_AT_ONCE: Final = 64
-"""How many calls a process works on side by side; others wait, as for threads."""
+"""Maximum concurrent calls per process."""
 
 GRACE_SECONDS: Final = 10.0
-"""How long a call may go on whose caller has left, where no other limit is set."""
+"""How long a call of a cancelled caller may run, unless another limit is set."""
 
 SPARE_SECONDS: Final = 2.0
-"""How long the other calls of a process have to end when one of them is to be ended by force."""
+"""Time for the other calls of a process that is killed because of one call."""
 
 _PROGRAM: Final = "ovmstrio.isolation.bootstrap"
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 10.0
-_STABLE: Final = 10.0
+_MIN_BACKOFF_SECONDS: Final = 0.05
+_MAX_BACKOFF_SECONDS: Final = 10.0
+_STABLE_SECONDS: Final = 10.0
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """How code of users is run beside the server.
+    """Isolation settings of a service.
 
     Attributes:
-        processes: how many processes do the same.
-        python: their interpreter; None for the server's own.
-        limit_seconds: how long a call may take, or a value of a generator; 0 for any time.
-        memory_limit: how many bytes of memory each process may have; 0 for any number.
+        processes: number of processes.
+        python: interpreter; None for the server's.
+        limit_seconds: time limit per call or generator value; 0 for none.
+        memory_limit: resident bytes per process; 0 for no limit.
     """
 
     processes: int = 1
@@ -145,12 +131,9 @@ class Isolation:
 
     @classmethod
     def of(cls, spec: PythonSpec, *, is_default: bool, memory_limit: int) -> Isolation | None:
-        """Read the settings of a service; None if its code runs in the server.
+        """Return the settings of a service; None if its code runs in the server.
 
-        Args:
-            spec: the service's.
-            is_default: whether code runs in processes where the service does not say.
-            memory_limit: that of services which have none of their own.
+        ``is_default`` isolates services that do not specify it; ``memory_limit`` is the default in bytes.
         """
         if spec.isolation == "none" or (spec.isolation is None and not is_default):
             return None
@@ -159,12 +142,7 @@ class Isolation:
 
 
 class CodeWorker:
-    """One process, whose object is ready to be called.
-
-    Args:
-        process: what is below.
-        limit_seconds: how long each answer may take.
-    """
+    """One process whose object is ready; ``limit_seconds`` applies per answer (0 for none)."""
 
     __slots__ = ("_limit", "process")
 
@@ -173,47 +151,47 @@ class CodeWorker:
         self._limit = limit_seconds or math.inf
 
     async def call(self, method: str, value: Any, *, is_limited: bool = True) -> Any:
-        """Call a method of the object; a generator that it gives is the caller's to close.
+        """Call a method of the object; the caller must close a returned generator.
 
         Raises:
-            UserCodeRaisedError: it raised.
-            WorkerEnded: the process ended before it answered, or takes no more.
-            OSError: there is no memory left.
+            UserCodeRaisedError: the method raised.
+            WorkerEnded: the process exited before it answered, or takes no more.
+            OSError: out of memory.
 
-        Cancellation: at once; the code is told, and the process is replaced if it goes on for too long.
+        Cancellation: the code is notified; if it does not end in time, the process is replaced.
         """
         limit = self._limit if is_limited else math.inf
         span = current_span.get()
-        asked = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
-        answer = await self.process.call(asked, limit_seconds=limit)
+        request = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
+        answer = await self.process.call(request, limit_seconds=limit)
         try:
-            kind, told = answer
+            kind, payload = answer
             if kind == VALUE:
-                return told
+                return payload
             if kind == GENERATOR:
-                return RemoteGenerator(self.process, told, self._limit)
-            error = decode_error(told)
+                return RemoteGenerator(self.process, payload, self._limit)
+            error = decode_error(payload)
         except NO_MESSAGE as wrong:
             self.process.condemn(wrong)
             raise WorkerEnded(self.process.why, was_called=True) from wrong
         raise UserCodeRaisedError(error)
 
     def forget(self, value: Any) -> None:
-        """Have the process give up what it has kept between calls."""
+        """Drop state that the process keeps between calls."""
         self.process.tell_soon(["forget", value])
 
 
 class IsolatedCode:
-    """The user's object in one or several processes, each of which has one of its own.
+    """The user's object in one or more processes, one instance per process.
 
-    A process that ends is replaced, at once at first, and later if it ends again and again.
+    Exited processes are restarted, with increasing delays if they exit repeatedly.
 
     Args:
-        isolation: how many processes, under which interpreter, and their limits.
-        hosted: what makes the object in a process, as ``module:name`` of a function; see :mod:`hosted`.
-        argument: what it is made of; plain data.
-        prepare: makes an object ready that has been made, by calls; what it raises keeps the process from being used.
-        names: tell in logs whose code it is, also of what it prints.
+        isolation: number of processes, interpreter and limits.
+        hosted: ``module:name`` of the function that creates the object; see :mod:`hosted`.
+        argument: its argument; plain data.
+        prepare: initialises a created object; if it raises, the process is not used.
+        names: log fields of the code and of its output.
     """
 
     def __init__(
@@ -228,41 +206,37 @@ class IsolatedCode:
         self._isolation = isolation
         self._prepare = prepare
         self._names = names
-        path = [] if isolation.python else [os.fspath(one) for one in sys.path]
-        self._first = {"hosted": hosted, "argument": argument, "path": path}
+        search_path = [] if isolation.python else [os.fspath(one) for one in sys.path]
+        self._first = {"hosted": hosted, "argument": argument, "path": search_path}
         self._stopping = trio.Event()
         self._ended = trio.Event()
         self._changes = trio.lowlevel.ParkingLot()
         self._workers: dict[int, CodeWorker] = {}
         self._failures: dict[int, Exception] = {}
-        self._kept = [self._place(row) for row in range(isolation.processes)]
+        self._slots = [self._create_slot(row) for row in range(isolation.processes)]
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes that can be called."""
+        """Ids of the processes that can be called."""
         return [worker.process.pid or 0 for worker in self._workers.values()]
 
-    # Life
+    # -- Life cycle ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Host the processes until :meth:`aclose`; to be started with ``nursery.start``, and ready when all are.
+        """Run the processes until :meth:`aclose`; call with ``nursery.start``, which returns when all are ready.
 
         Raises:
-            UserCodeRaisedError: the object cannot be made ready.
-            WorkerEnded: a process ended before.
-            OSError: no process can be started.
-            Exception: what ``prepare`` raises.
-
-        Ownership: all processes.
-
-        Cancellation: at once; the processes are killed.
+            UserCodeRaisedError: the object cannot be initialised.
+            WorkerEnded: a process exited before it was ready.
+            OSError: a process cannot be started.
+            Exception: raised by ``prepare``.
         """
         problem: Exception | None = None
         try:
             async with trio.open_nursery() as nursery:
-                for kept in self._kept:
-                    nursery.start_soon(kept.keep)
-                while len(self._workers) < len(self._kept) and not self._failures:
+                for slot in self._slots:
+                    nursery.start_soon(slot.keep)
+                while len(self._workers) < len(self._slots) and not self._failures:
                     await self._changes.park()
                 problem = next(iter(self._failures.values()), None)
                 if problem is not None:
@@ -277,49 +251,47 @@ class IsolatedCode:
             raise problem
 
     async def aclose(self, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float) -> None:
-        """End all processes, each after it has been finalized; by force if that takes longer than ``grace_seconds``.
+        """Finalise and end all processes; kill those that take longer than ``grace_seconds``. Shielded.
 
-        May be called twice, and before :meth:`run`.
-
-        Cancellation: shielded, for it is bounded.
+        May be called repeatedly, and before :meth:`run`.
         """
         self._stopping.set()
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for kept in self._kept:
-                    nursery.start_soon(self._close, kept, finalize, grace_seconds)
+                for slot in self._slots:
+                    nursery.start_soon(self._close, slot, finalize, grace_seconds)
 
     async def _close(
-        self, kept: KeptProcess, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float
+        self, slot: KeptProcess, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float
     ) -> None:
-        process, worker = kept.process, self._workers.pop(kept.row, None)
+        process, worker = slot.process, self._workers.pop(slot.row, None)
         if process is None:
             return
         if worker is not None and not process.is_retired:
             await finalize(worker)
-        # Whatever still runs is in the way of nothing: code that can end does so within the grace.
+        # Running calls get the grace period.
         await process.close(grace_seconds)
 
-    # Processes
+    # -- Processes -----------------------------------------------------------------------------------------------------
 
-    def _place(self, row: int) -> KeptProcess:
+    def _create_slot(self, row: int) -> KeptProcess:
         return KeptProcess(
             row,
-            self._make,
+            self._create_process,
             self._first,
-            prepare=partial(self._make_ready, row),
-            cannot_start=partial(self._fail, row),
-            backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE),
+            prepare=partial(self._initialise, row),
+            cannot_start=partial(self._record_failure, row),
+            backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._stopping,
-            changed=self._tell_change,
-            ended=self._notice_end,
+            changed=self._changes.unpark_all,
+            ended=self._on_exit,
         )
 
-    def _make(self) -> WorkerProcess:
+    def _create_process(self) -> WorkerProcess:
         isolation = self._isolation
 
         def stuck() -> None:
-            log.warning("a worker process is replaced: a call does not end", pid=process.pid, **self._names)
+            log.warning("worker process replaced: call timed out", pid=process.pid, **self._names)
 
         process = WorkerProcess(
             _PROGRAM,
@@ -335,68 +307,51 @@ class IsolatedCode:
         )
         return process
 
-    async def _make_ready(self, row: int, process: WorkerProcess, answer: Any) -> bool:
-        """Have the object made ready; keep what keeps it from that.
-
-        Cancellation: at once.
-        """
+    async def _initialise(self, row: int, process: WorkerProcess, answer: Any) -> bool:
+        """Initialise the object of a process; return whether it succeeded."""
         worker = CodeWorker(process, self._isolation.limit_seconds)
         try:
-            _check_made(answer)
+            _check_created(answer)
             await self._prepare(worker)
-        except Exception as error:  # noqa: BLE001 - the border of user code
-            self._fail(row, error)
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            self._record_failure(row, error)
             return False
         self._failures.pop(row, None)
         self._workers[row] = worker
         return True
 
-    def _tell_change(self) -> None:
-        self._changes.unpark_all()
-
-    def _fail(self, row: int, error: Exception) -> None:
+    def _record_failure(self, row: int, error: Exception) -> None:
         self._failures[row] = error
         self._changes.unpark_all()
 
-    def _notice_end(self, kept: KeptProcess, process: WorkerProcess) -> None:
-        was_ready = self._workers.pop(kept.row, None) is not None
+    def _on_exit(self, slot: KeptProcess, process: WorkerProcess) -> None:
+        was_ready = self._workers.pop(slot.row, None) is not None
         if self._stopping.is_set():
             return
-        log.error("a worker process of user code has ended", pid=process.pid, why=process.why, **self._names)
-        if not was_ready and kept.row not in self._failures:
-            self._fail(kept.row, WorkerEnded(process.why, was_called=True))
+        log.error("worker process exited", pid=process.pid, reason=process.why, **self._names)
+        if not was_ready and slot.row not in self._failures:
+            self._record_failure(slot.row, WorkerEnded(process.why, was_called=True))
 
-    # Calls
+    # -- Calls ---------------------------------------------------------------------------------------------------------
 
     async def worker(self) -> CodeWorker:
-        """Give the process with the fewest calls; wait for one that is being started.
-
-        Raises:
-            NotReady: none can be started, or all are closed.
-
-        Cancellation: at once.
-        """
+        """Return the process with the fewest calls, once one is ready; raises ``NotReady`` if none can be started."""
         while True:
             usable = [worker for worker in self._workers.values() if not worker.process.is_retired]
             if usable:
                 return min(usable, key=lambda worker: worker.process.load)
             if self._stopping.is_set():
-                raise NotReady("the worker processes of this code are closed")
-            if len(self._failures) == len(self._kept):
+                raise NotReady("the worker processes are closed")
+            if len(self._failures) == len(self._slots):
                 reason = next(iter(self._failures.values()))
                 raise NotReady(f"the worker process cannot be started again: {reason}")
             await self._changes.park()
 
     async def call(self, method: str, value: Any) -> tuple[CodeWorker, Any]:
-        """Call a method of whichever object has the fewest calls; give the process, too.
+        """Call a method in the process with the fewest calls; return the process and the result.
 
-        Raises:
-            UserCodeRaisedError: it raised.
-            WorkerEnded: the process ended before it answered.
-            NotReady: as :meth:`worker`.
-            OSError: there is no memory left.
-
-        Cancellation: as :meth:`CodeWorker.call`.
+        Raises like :meth:`worker` and :meth:`CodeWorker.call`; retries on another process if this one exited before the
+        call.
         """
         while True:
             worker = await self.worker()
@@ -407,11 +362,7 @@ class IsolatedCode:
                     raise
 
 
-def _check_made(answer: Any) -> None:
-    """See that a process has made its object.
-
-    Raises:
-        UserCodeRaisedError: what it is made of has raised.
-    """
+def _check_created(answer: Any) -> None:
+    """Raise ``UserCodeRaisedError`` if the process could not create its object."""
     if answer[0] == RAISED:
         raise UserCodeRaisedError(decode_error(answer[1]))

@@ -1,4 +1,4 @@
-"""What code of users prints, as lines of the log that say whose it is."""
+"""Capture of printed output of user code as log lines with the code's names."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _is_logging: Final[ContextVar[bool]] = ContextVar("a printed line is being logge
 
 
 def log_printed(line: str, stream: StreamName, names: Mapping[str, str]) -> None:
-    """Log a line that the code with these names has printed."""
-    # A log that nobody has set up prints its lines itself, as handlers of the user's may.
+    """Log a line printed by the code with these names."""
+    # An unconfigured log prints its lines itself, as user log handlers may do.
     token = _is_logging.set(True)
     try:
         log.info(line, stream=stream, **names)
@@ -31,58 +31,54 @@ def log_printed(line: str, stream: StreamName, names: Mapping[str, str]) -> None
         _is_logging.reset(token)
 
 
-class _Standing:
-    """The streams that stand for those of this process as long as a server runs in it."""
+class _CapturedStreams:
+    """Replacements of sys.stdout and sys.stderr, installed while at least one server runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._takers_of_all = 0
+        self._capture_all_count = 0
         self._streams: list[tuple[StreamName, LineStream]] = []
 
     def enter(self, *, is_all: bool) -> None:
         with self._lock:
-            self._takers_of_all += is_all
+            self._capture_all_count += is_all
             self._users += 1
             for name in STREAM_NAMES:
                 stream = getattr(sys, name)
                 if stream is not None and not isinstance(stream, LineStream):
-                    standing = LineStream(stream, partial(_log_line, name), self._is_taken)
-                    self._streams.append((name, standing))
-                    setattr(sys, name, standing)
+                    captured = LineStream(stream, partial(_log_line, name), self._is_captured)
+                    self._streams.append((name, captured))
+                    setattr(sys, name, captured)
 
     def leave(self, *, is_all: bool) -> None:
         with self._lock:
-            self._takers_of_all -= is_all
+            self._capture_all_count -= is_all
             self._users -= 1
             if self._users:
                 return
-            for name, standing in self._streams:
-                # A program may have put another one there meanwhile.
-                if getattr(sys, name) is standing:
-                    setattr(sys, name, standing.original)
+            for name, captured in self._streams:
+                # Another program may have replaced the stream meanwhile.
+                if getattr(sys, name) is captured:
+                    setattr(sys, name, captured.original)
             self._streams.clear()
 
-    def _is_taken(self) -> bool:
-        is_wanted = self._takers_of_all > 0 or (self._users > 0 and code_names.get() is not None)
-        return is_wanted and not _is_logging.get()
+    def _is_captured(self) -> bool:
+        is_captured = self._capture_all_count > 0 or (self._users > 0 and code_names.get() is not None)
+        return is_captured and not _is_logging.get()
 
 
-_standing: Final = _Standing()
+_captured: Final = _CapturedStreams()
 
 
 @contextmanager
 def prints_logged(*, is_all: bool = False) -> Iterator[None]:
-    """Log what code of users prints within the block, wherever in this process it runs; other code prints as ever.
-
-    Args:
-        is_all: whether what other code prints is logged as well, such as that of threads which code of users starts.
-    """
-    _standing.enter(is_all=is_all)
+    """Log what user code prints in this process during the block; with ``is_all`` also output of other code."""
+    _captured.enter(is_all=is_all)
     try:
         yield
     finally:
-        _standing.leave(is_all=is_all)
+        _captured.leave(is_all=is_all)
 
 
 def _log_line(stream: StreamName, line: str) -> None:

@@ -1,4 +1,7 @@
-"""How worker processes end that cannot say why: their exit statuses.  Older interpreters must be able to read this."""
+"""Exit statuses of worker processes, and their exit together with the server.
+
+Interpreters older than 3.10 must be able to import this module.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ import os
 import select
 import signal
 
-__all__ = ["LOST_CHANNEL", "LOST_LOOP", "LOST_MODEL", "MEANINGS", "NO_NUMPY", "TOO_OLD", "UNREADABLE", "watch_lifeline"]
-
-# ----------------------------------------------------------------------
-# How worker processes end that cannot say why: their exit statuses.  Older interpreters must be able to read this
-# ----------------------------------------------------------------------
+__all__ = [
+    "LOST_CHANNEL",
+    "LOST_LOOP",
+    "LOST_MODEL",
+    "MEANINGS",
+    "NO_NUMPY",
+    "TOO_OLD",
+    "UNREADABLE",
+    "ignore_stop_signals",
+    "watch_lifeline",
+]
 
 TOO_OLD = 81
 NO_NUMPY = 82
@@ -23,29 +32,33 @@ LOST_MODEL = 86
 MEANINGS = {
     TOO_OLD: "its interpreter is older than Python 3.10",
     NO_NUMPY: "its interpreter has no numpy, which pyovms needs: install it there with python -m pip install numpy",
-    LOST_CHANNEL: "its code has closed the file through which it speaks with the server",
-    LOST_LOOP: "the event loop of its async code has broken down",
-    UNREADABLE: "it cannot take what the server sends: it may have no file descriptors or no memory left",
-    LOST_MODEL: "the model failed and could not be loaded again",
+    LOST_CHANNEL: "its code has closed the descriptor of the channel to the server",
+    LOST_LOOP: "the event loop of its async code failed",
+    UNREADABLE: "a message could not be received: out of file descriptors or memory",
+    LOST_MODEL: "the model failed and could not be reloaded",
 }
 
 
-# ----------------------------------------------------------------------
-# The end of a worker process with that of its server, whatever it is doing then
-# ----------------------------------------------------------------------
-
-
 def watch_lifeline(file: int) -> None:
-    """Have the system end this process when the other end of a pipe is closed, at once if it is by now.
+    """Make the kernel end this process when the other end of the pipe ``file`` is closed, or is closed already.
 
-    A thread that waits for that would not run while code of users holds the interpreter's lock.  So the kernel is asked
-    for SIGIO, whose default is to end the process.
+    A waiting thread would not run while user code holds the GIL, so the kernel sends SIGIO, whose default action is to
+    terminate the process.
     """
     os.set_inheritable(file, False)
     fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_ASYNC)
-    # The kernel tells of no end that came before it was asked to, as when the server ends while this process starts.
+    # No SIGIO is sent for a close before F_SETFL, for example if the server exits while this process starts.
     end = select.poll()
     end.register(file, 0)
     if end.poll(0):
         os.kill(os.getpid(), signal.SIGIO)
+
+
+def ignore_stop_signals() -> None:
+    """Ignore SIGINT and SIGTERM for the process group, because the server decides when its processes end.
+
+    Unlike SIG_IGN, a handler is not inherited by processes that user code starts.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)

@@ -1,4 +1,4 @@
-"""Programs of the server's own that run in processes beside it: their start and their end."""
+"""Start and exit description of worker programs."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ _SERVER_PACKAGES: Final = ("ovmstrio", "pyovms", "cortex_internal")
 
 
 class Program(NamedTuple):
-    """What runs in a worker process.
+    """Program of a worker process.
 
     Attributes:
-        module: is run as a program, with the descriptor of its socket as its first argument, and as its second that of
-            a pipe whose other end is closed when the server ends.
-        python: the interpreter, the server's own if None.  The module is run by its path under another one, with the
-            folders of the server's packages, by name, as its third argument, and nothing else of the server's.
+        module: run as a program. Arguments: descriptor of its socket, descriptor of the parent-watch pipe.
+        python: interpreter; None for the server's. Another interpreter runs the module by path, with a third argument:
+            the folders of the server's packages as JSON.
     """
 
     module: str
     python: Path | None = None
 
     def command(self, end: int, lifeline: int) -> list[str]:
-        """Give the command that starts it."""
+        """Return the command line."""
         numbers = [str(end), str(lifeline)]
         if self.python is None:
-            # Without -P, modules of the current directory would come before the server's.
+            # Without -P, modules of the current directory would shadow the server's.
             return [sys.executable, "-P", "-m", self.module, *numbers]
         file = _ROOT.joinpath(*self.module.split(".")).with_suffix(".py")
         return [str(self.python), str(file), *numbers, json.dumps(_package_folders())]
 
     def environment(self) -> dict[str, str] | None:
-        """Have the program find the server, which it does by itself if that is installed."""
+        """Return the environment, with PYTHONPATH if the server is not installed; None to inherit."""
         if self.python is not None:
-            # What they name is for the server's interpreter.
+            # These variables are meant for the server's interpreter.
             return {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
         if _ROOT.name in {"site-packages", "dist-packages"}:
             return None
@@ -66,21 +65,14 @@ def _package_folders() -> dict[str, str]:
 async def start_program(
     program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False, is_heard: bool = False
 ) -> trio.Process:
-    """Start a program.
+    """Start a program; the caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 
     Args:
-        program: what is run.
-        theirs: the program's end.
-        lifeline: the end of a pipe that the program reads.
-        own_group: whether signals from a terminal are not for the program, nor for what it starts.
-        is_heard: whether what it prints goes through pipes; else it goes where the server's goes.
-
-    Raises:
-        OSError: no process can be started.
-
-    Ownership: the process, which is the caller's to kill and to wait for, and its pipes; the files remain the caller's.
-
-    Cancellation: none happens while it starts.
+        program: the program.
+        theirs: socket for the program.
+        lifeline: read end of the parent-watch pipe.
+        own_group: start a process group, which terminal signals do not reach.
+        is_heard: create pipes for stdout and stderr instead of inheriting them.
     """
     output = subprocess.PIPE if is_heard else None
     return await trio.lowlevel.open_process(
@@ -95,7 +87,7 @@ async def start_program(
 
 
 def describe_end(status: int) -> str:
-    """Say in words how a process ended, whose status is below 0 for a signal."""
+    """Return a description of an exit status; negative for a signal."""
     if status < 0:
         return f"was killed by {signal_name(-status)}"
     meaning = MEANINGS.get(status)
@@ -103,14 +95,14 @@ def describe_end(status: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Give the name of a signal; those for real-time programs have none."""
+    """Return the name of a signal; real-time signals have none."""
     with suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def describe_exit(code: int) -> str:
-    """Say in words what an exit code is, which is below 0 for a signal."""
+    """Return a description of an exit code for a probe; negative for a signal."""
     if code < 0:
         return f"crashed with {signal_name(-code)}"
     return f"ended the process with exit code {code}"

@@ -1,13 +1,13 @@
-"""Samples of the stacks of a worker process, which the server asks for beside whatever else it asks.
+"""Stack sampling of worker processes, concurrent with their other requests.
 
 ::
 
     server                                     process
-    [SAMPLES, [number, seconds, rate]]  ─────> a thread looks for so long
-                    <───────────────────────── [SAMPLES, [number, document]], or why there is none in its place
+    [SAMPLES, [number, seconds, rate]]  ─────> samples in a thread
+                    <───────────────────────── [SAMPLES, [number, document or error text]]
 
-Whoever reads the messages of a process has such a request be answered, and gives it to nobody.  One that works, or is
-being started, may answer when nobody waits any more, which the number tells.
+The reader of a process's messages handles these requests itself. A busy or starting process may answer late; the number
+identifies the request.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["SAMPLES", "decode_samples", "encode_samples", "is_for_samples", "sample_in_thread", "sampler_of_process"]
 
 SAMPLES: Final = -1
-"""What requests for samples have in the place of a number."""
+"""Number that marks sampling requests."""
 
 _DIGITS: Final = "0123456789"
-_MOST_STACKS: Final = 4_000
+_MAX_STACKS: Final = 4_000
 
 
 def is_for_samples(value: object) -> bool:
-    """Tell whether a message is a request for samples."""
+    """Return whether a message is a sampling request."""
     return isinstance(value, list | tuple) and len(value) > 0 and value[0] == SAMPLES
 
 
 def sampler_of_process(rate: float) -> StackSampler:
-    """Make what samples all threads of a worker process, the running one's left out."""
+    """Create a sampler of all threads except the sampling one."""
     main = threading.main_thread().ident
 
     def role(number: int, name: str, _: frozenset[str]) -> str:
@@ -45,16 +45,11 @@ def sampler_of_process(rate: float) -> StackSampler:
             return "main thread"
         return name.partition(" from ")[0].partition(" (")[0].rstrip(_DIGITS).rstrip(" -_") or "native threads"
 
-    return StackSampler(rate, role, most_stacks=_MOST_STACKS)
+    return StackSampler(rate, role, most_stacks=_MAX_STACKS)
 
 
 def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
-    """Sample in a thread, and send what it has seen; it ends with the process, or after as long as was asked.
-
-    Args:
-        asked: the message.
-        send: sends a message, from any thread.
-    """
+    """Sample in a thread as ``asked`` and send the result; ``send`` must be thread-safe."""
     number, seconds, rate = asked[1]
 
     def run() -> None:
@@ -63,12 +58,12 @@ def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
     try:
         threading.Thread(target=run, name="profile", daemon=True).start()
     except RuntimeError as error:
-        # There is no room for another thread, which is no reason to end.
+        # No thread can be started; that is no reason to exit.
         send([SAMPLES, [number, str(error)]])
 
 
 def encode_samples(sampled: list[SampledThreads]) -> dict[str, Any]:
-    """Give what was seen as plain data; frames are there once."""
+    """Return samples as plain data, with each frame once."""
     numbers: dict[StackFrame, int] = {}
     threads = []
     for each in sampled:
@@ -79,13 +74,9 @@ def encode_samples(sampled: list[SampledThreads]) -> dict[str, Any]:
 
 
 def decode_samples(document: Any) -> list[SampledThreads]:
-    """Read what :func:`encode_samples` has made.
-
-    Raises:
-        ValueError: it is something else, as of a process whose code has sent it, or says why there are none.
-    """
+    """Decode the data of :func:`encode_samples`; raises ``ValueError`` if it is malformed or an error text."""
     if isinstance(document, str):
-        raise ValueError(f"its threads could not be looked at: {document}")  # noqa: TRY004 - what it says is no sample
+        raise ValueError(f"its threads could not be sampled: {document}")  # noqa: TRY004 - an error text, not a type error
     try:
         frames = [StackFrame(str(name), str(file), int(line)) for name, file, line in document["frames"]]
         return [
@@ -99,4 +90,4 @@ def decode_samples(document: Any) -> list[SampledThreads]:
             for name, samples, waiting, cpu, stacks in document["threads"]
         ]
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"these are no samples: {error!r}") from None
+        raise ValueError(f"malformed stack samples: {error!r}") from None

@@ -1,15 +1,14 @@
-"""Threads for blocking user code, cheaper for each call than a thread hop of trio's.
+"""Thread pool for blocking user code, with cheaper calls than ``trio.to_thread.run_sync``.
 
 ::
 
-    start ──> SimpleQueue ──> worker thread ──> deque of finished jobs ──> one wake-up of the event loop for all of them
+    start ──> SimpleQueue ──> worker thread ──> deque of finished calls ──> one wake-up of the event loop for all
 
-A worker is a loop inside ``trio.to_thread.run_sync``, hosted by a task of the pool, so that no thread lives outside
-the tree of tasks.  Workers are started when there is more to do than there are workers, and end when they have had
-nothing to do for some seconds.  One that does not come back although its caller has left is given up: it counts as
-stuck, another takes its place, and the pool ends without it.  Or callers leave their calls at once: these are counted
-as abandoned, what they give is discarded once, and so many of them may be reason to refuse others.  Calls that wait
-for something else may lend their places meanwhile (``lending.py``).
+A worker is a loop inside ``trio.to_thread.run_sync``, run by a task of the pool. Workers are started on demand and end
+after some idle seconds. If a call does not end after its caller was cancelled, its thread is abandoned: it counts as
+stuck, another thread takes its place, and the pool closes without it. With ``may_leave`` callers leave their calls at
+once; these count as abandoned, their results are discarded, and ``refusal`` may limit their number. A call that waits
+for another call may release its place meanwhile (``lent_place``).
 """
 
 from __future__ import annotations
@@ -44,22 +43,17 @@ __all__ = [
     "running_as",
 ]
 
-# ----------------------------------------------------------------------
-# Which threads of a pool may run calls, and how one that only waits lends its place to another
-# ----------------------------------------------------------------------
+# -- Places ------------------------------------------------------------------------------------------------------------
 
 
 class PoolThread:
     """One thread of a pool.
 
-    Args:
-        places: of its pool.
-
     Attributes:
-        is_abandoned: whether nobody waits any more for what it does.
-        has_place: whether it counts among those that may run calls.
-        is_lent: whether it waits for something else, and another may have its place.
-        gate: opens when it has its place back; None while it does not wait for that.
+        is_abandoned: its result is not needed any more.
+        has_place: counts among the threads that may run calls.
+        is_lent: waits for another call and has released its place.
+        gate: released when the thread gets a place back; None if it does not wait for one.
     """
 
     __slots__ = ("gate", "has_place", "is_abandoned", "is_lent", "places")
@@ -73,66 +67,63 @@ class PoolThread:
 
 
 class Places:
-    """The places of one pool; given and taken in threads, too, as the event loop may be what waits for one of them.
+    """Places of a pool: permits of its threads to run calls. Thread-safe, without blocking the event loop.
 
     Args:
-        limit: how many there are.
-        look: has a thread that is idle look whether somebody wants a place back; from any thread.
-        lent: is told that a place has been lent; from any thread.
-
-    Attributes:
-        stuck: threads that were given up and still run.
+        limit: number of places.
+        look: wakes an idle thread, which then offers its place to waiting threads; thread-safe.
+        lent: called when a place was released by a waiting call; thread-safe.
     """
 
     def __init__(self, limit: int, look: Callable[[], None], lent: Callable[[], None]) -> None:
         self.stuck = 0
         self._limit = limit
-        self._look = look
-        self._tell_lent = lent
+        self._wake_idle = look
+        self._on_lent = lent
         self._lock = threading.Lock()
         self._taken = 0
         self._starting = 0
         self._lent = 0
         self._returning: deque[PoolThread] = deque()
-        self._is_over = False
+        self._is_closed = False
 
     @property
     def taken(self) -> int:
-        """How many places have threads that may run calls, or are about to."""
+        """Number of threads that have a place or are starting."""
         return self._taken + self._starting
 
     @property
     def lent(self) -> int:
-        """How many threads wait for something else."""
+        """Number of threads that have released their place while they wait."""
         return self._lent
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody wants a place back."""
+        """Whether a thread waits to get its place back."""
         return bool(self._returning)
 
     def reserve(self, calls: int) -> bool:
-        """Keep a place for another thread, if so many calls, with those that wait, need one and it may be started."""
-        # Seldom any is, and whatever frees a place asks again.
+        """Reserve a place for a new thread if ``calls`` running and waiting calls need one; return whether reserved."""
+        # Usually none is needed, and every released place triggers another check.
         if calls <= self._taken + self._starting:
             return False
         with self._lock:
-            there = self._taken + self._starting
-            is_needed = calls - self._lent - len(self._returning) > there
-            if not is_needed or there >= self._limit or there + self.stuck >= 2 * self._limit:
+            thread_count = self._taken + self._starting
+            is_needed = calls - self._lent - len(self._returning) > thread_count
+            if not is_needed or thread_count >= self._limit or thread_count + self.stuck >= 2 * self._limit:
                 return False
             self._starting += 1
             return True
 
     def begin(self, thread: PoolThread) -> None:
-        """Take the place that was kept, unless somebody has got it back meanwhile; called in the thread."""
+        """Take the reserved place, unless a returning thread got it; called in the new thread."""
         with self._lock:
             self._starting -= 1
             if self._taken < self._limit:
                 self._admit(thread)
 
     def end(self, thread: PoolThread) -> None:
-        """Free the place of a thread that has ended."""
+        """Release the place of a thread that has ended."""
         with self._lock:
             if thread.is_abandoned:
                 self.stuck -= 1
@@ -140,7 +131,7 @@ class Places:
                 self._free(thread)
 
     def give_up(self, thread: PoolThread) -> None:
-        """Count a thread as stuck, wherever it is; it needs no place any more."""
+        """Count a thread as stuck and release its place."""
         with self._lock:
             thread.is_abandoned = True
             self.stuck += 1
@@ -153,42 +144,42 @@ class Places:
                 thread.gate.release()
 
     def close(self) -> int:
-        """Give places to all who want one; tells how many threads there are then."""
+        """Give places to all returning threads; return the number of threads."""
         with self._lock:
-            self._is_over = True
+            self._is_closed = True
             while self._returning:
                 self._admit(self._returning.popleft())
             return self._taken + self._starting + self._lent + self.stuck
 
-    # In the threads
+    # -- Called in worker threads --------------------------------------------------------------------------------------
 
     def lend(self, thread: PoolThread) -> None:
-        """Let others have the place of a thread until :meth:`take_back`."""
+        """Release the place of a thread until :meth:`take_back`."""
         with self._lock:
             thread.is_lent = True
             if thread.is_abandoned:
                 return
             self._lent += 1
             self._free(thread)
-        self._tell_lent()
+        self._on_lent()
 
     def take_back(self, thread: PoolThread) -> None:
-        """Wait until a thread has a place again, unless it was given up."""
+        """Wait for a place, unless the thread was abandoned."""
         with self._lock:
             thread.is_lent = False
             if thread.is_abandoned:
                 return
             self._lent -= 1
-            if self._is_over or self._taken < self._limit:
+            if self._is_closed or self._taken < self._limit:
                 self._admit(thread)
                 return
             gate = thread.gate = threading.Semaphore(0)
             self._returning.append(thread)
-        self._look()
+        self._wake_idle()
         gate.acquire()
 
     def hand_over(self, thread: PoolThread) -> None:
-        """Give the place of a thread that has ended its call to the first that wants one back."""
+        """Pass the place of a thread that has ended its call to the first returning thread."""
         with self._lock:
             if self._returning and thread.has_place:
                 self._free(thread)
@@ -207,33 +198,31 @@ class Places:
             thread.gate = None
 
 
-class _Here(threading.local):
-    """Which thread of a pool this is, None for all others."""
-
+class _CurrentThread(threading.local):
     thread: PoolThread | None = None
 
 
-_here: Final = _Here()
+_current: Final = _CurrentThread()
 
 
 @contextmanager
 def running_as(thread: PoolThread) -> Iterator[None]:
-    """Be a thread of a pool within the block."""
-    _here.thread = thread
+    """Mark the current thread as ``thread`` during the block."""
+    _current.thread = thread
     try:
         yield
     finally:
-        _here.thread = None
+        _current.thread = None
 
 
 @contextmanager
 def lent_place() -> Iterator[None]:
-    """Lend this thread's place to other calls of its pool while the block waits; in other threads do nothing.
+    """Release this thread's place to other calls of its pool while the block waits; no effect in other threads.
 
-    Whoever lends sees to it that not too many do, as each of them keeps its thread.  No lock may be held when the block
-    ends that another call waits for in its place, for the end waits for a place.
+    The caller must bound the number of such blocks, because each keeps its thread. No lock that another call needs may
+    be held at the end of the block, which waits for a place.
     """
-    thread = _here.thread
+    thread = _current.thread
     if thread is None or thread.is_lent:
         yield
         return
@@ -244,9 +233,7 @@ def lent_place() -> Iterator[None]:
         thread.places.take_back(thread)
 
 
-# ----------------------------------------------------------------------
-# Threads for blocking user code, cheaper for each call than a thread hop of trio's
-# ----------------------------------------------------------------------
+# -- Pool --------------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -254,36 +241,36 @@ _Ts = TypeVarTuple("_Ts")
 log = structlog.get_logger(__name__)
 
 GRACE_SECONDS: Final = 2.0
-"""How long user code that was told to stop may go on before its thread is given up."""
+"""How long a cancelled call may continue before its thread is abandoned."""
 _LIMIT: Final = 64
 _IDLE_SECONDS: Final = 10.0
 
 Refusal = Callable[[int], Exception | None]
-"""Gives why there can be no further call while so many go on whose callers have left; None if there can."""
+"""Returns the error for a new call, given the number of abandoned calls; None to accept it."""
 
 
 class _Signal(enum.Enum):
-    """What threads find in their queue besides calls."""
+    """Queue entries other than calls."""
 
     END = enum.auto()
     LOOK = enum.auto()
-    """Somebody may want a place back."""
+    """A thread may wait for a place."""
 
 
 class ThreadCall:
-    """One call that was handed to the pool."""
+    """One call in the pool."""
 
     __slots__ = (
         "args",
         "claim",
         "context",
         "discard",
+        "discard_lock",
         "error",
         "fn",
         "is_abandoned",
         "is_done",
         "is_left",
-        "meeting",
         "on_done",
         "value",
         "waiter",
@@ -304,7 +291,7 @@ class ThreadCall:
         self.on_done = on_done
         self.discard = discard
         self.claim = threading.Lock()
-        self.meeting = None if discard is None else threading.Lock()
+        self.discard_lock = None if discard is None else threading.Lock()
         self.value: Any = None
         self.error: BaseException | None = None
         self.worker: PoolThread | None = None
@@ -314,41 +301,40 @@ class ThreadCall:
         self.is_abandoned = False
 
     def run(self) -> None:
-        """Make the call, in a worker thread; whatever it raises is kept for whoever waits, ``SystemExit`` too."""
+        """Run the call in a worker thread and keep its result or exception, including ``SystemExit``."""
         try:
-            self.value = self.context.run(self._called)
+            self.value = self.context.run(self._run_and_flush)
             self.meet()
-        except BaseException as error:  # noqa: BLE001 - as said
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
             self.error = error
 
-    def _called(self) -> Any:
+    def _run_and_flush(self) -> Any:
         try:
             return self.fn(*self.args)
         finally:
             finish_lines()
 
     def meet(self) -> None:
-        """Discard what the call gave, if the other one has been here: the thread that made it, or who left it."""
-        if self.discard is not None and self.meeting is not None and not self.meeting.acquire(blocking=False):
+        """Discard the result on the second of two calls: one by the thread, one by the leaving caller."""
+        if self.discard is not None and self.discard_lock is not None and not self.discard_lock.acquire(blocking=False):
             self.discard(self.value)
 
 
 class WorkerThreads:
-    """A pool of threads for the blocking calls of one loaded graph or handler.
+    """Thread pool for the blocking calls of one loaded graph or handler.
 
     Args:
-        limit: how many calls may run at once; others wait in a queue, in the order in which they came.
-        grace_seconds: how long a call whose caller has left is waited for.
-        idle_seconds: after how long without work a thread ends; None for never.
-        is_strict: whether a thread that does not come back keeps its place, so that there are never more threads than
-            ``limit``, and always the same ones if none goes idle.
-        refusal: says whether there may be another call, after callers have left theirs.
-        told_of_leaving: is told how many calls go on whose callers have left, whenever one more does.
-        names: say in the log whose code prints there, where not the caller's context does.
+        limit: maximum number of concurrent calls; others wait in FIFO order.
+        grace_seconds: how long a call of a cancelled caller is waited for.
+        idle_seconds: idle time after which a thread ends; None for never.
+        is_strict: a thread that does not return keeps its place, so that there are never more than ``limit`` threads.
+        refusal: may refuse calls because of abandoned ones.
+        told_of_leaving: called with the number of abandoned calls when it increases.
+        names: log fields of printed output; default: those of the caller's context.
 
     Attributes:
         names: as above.
-        abandoned: calls that go on although their callers have left them.
+        abandoned: running calls whose callers have left.
     """
 
     def __init__(
@@ -366,17 +352,17 @@ class WorkerThreads:
         self.names = names
         self._owner = current_owner.get()
         self._refusal = refusal
-        self._told_of_leaving = told_of_leaving
+        self._on_leave = told_of_leaving
         self._is_strict = is_strict
         self._limit = limit
         self.grace_seconds = grace_seconds
         self._idle_seconds = idle_seconds
         self._queue: queue.SimpleQueue[ThreadCall | _Signal] = queue.SimpleQueue()
-        self._finished: deque[Callable[[], None]] = deque()
+        self._callbacks: deque[Callable[[], None]] = deque()
         self._is_waking = False
         self._open_jobs = 0
         self._process = os.getpid()
-        self._places = Places(limit, partial(self._queue.put, _Signal.LOOK), partial(self.wake, self._hire))
+        self._places = Places(limit, partial(self._queue.put, _Signal.LOOK), partial(self.wake, self._start_thread))
         self._nursery: trio.Nursery | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
         self._limiter = trio.CapacityLimiter(math.inf)
@@ -386,48 +372,43 @@ class WorkerThreads:
 
     @property
     def stuck(self) -> int:
-        """How many threads were given up and still run; with them there are at most twice ``limit``."""
+        """Number of abandoned threads that still run; together with the others at most twice ``limit``."""
         return self._places.stuck
 
     @property
     def threads(self) -> int:
-        """How many threads there are, without those that are stuck."""
+        """Number of threads, without stuck ones."""
         return self._places.taken + self._places.lent
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a thread."""
+        """Number of calls that wait for a thread."""
         return max(0, self._open_jobs - self._places.lent - self._limit)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not ended, with those whose callers have left."""
+        """Whether a call is running, including calls of cancelled callers."""
         return self._open_jobs > 0
 
     async def idle(self) -> None:
-        """Wait until every call has ended.
-
-        Cancellation: at once.
-        """
+        """Wait until every call has ended."""
         while self._open_jobs:
             await self._waiting_for_idle.park()
 
     @property
     def is_crowded(self) -> bool:
-        """Whether calls wait for a thread; those who could go on later had better let them."""
+        """Whether calls wait for a thread; long-running users of the pool should yield theirs."""
         return self.waiting > 0
 
-    # Life
+    # -- Life cycle ----------------------------------------------------------------------------------------------------
 
     async def run(
         self, *, is_shielded: bool = True, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Host the threads until :meth:`close`; to be started with ``nursery.start``.
+        """Run the threads until :meth:`close`; call with ``nursery.start``. Stuck threads are abandoned at the end.
 
-        Ownership: all threads of the pool; those that are stuck ``grace_seconds`` after the end are left behind.
-
-        Cancellation: shielded, because those who are cancelled need threads for cleaning up; whoever starts this must
-        close the pool.  Unless it ``is_shielded`` it ends at once, and leaves threads behind that are busy.
+        Cancellation: shielded unless ``is_shielded`` is False, because cancelled tasks need threads for cleanup; the
+        owner must call :meth:`close`.
         """
         with current_census().threads(self, self._owner), trio.CancelScope() as scope:
             try:
@@ -435,7 +416,7 @@ class WorkerThreads:
                     self._loop = trio.lowlevel.current_trio_token()
                     self._nursery = nursery
                     task_status.started()
-                    # Whoever was cancelled while this started knows nothing of it, and would not close it.
+                    # A starter that was cancelled meanwhile does not know of the pool and would not close it.
                     await trio.lowlevel.checkpoint_if_cancelled()
                     scope.shield = is_shielded
                     try:
@@ -450,19 +431,16 @@ class WorkerThreads:
                 self._closed.set()
 
     def close(self) -> None:
-        """Take no more calls and let :meth:`run` end, without waiting for that."""
+        """Refuse further calls and let :meth:`run` end."""
         self._closing.set()
 
     async def aclose(self) -> None:
-        """End all threads, and return when :meth:`run` has ended.  May be called twice, and before :meth:`run`.
-
-        Cancellation: at once; the threads end all the same.
-        """
+        """Close the pool and wait until :meth:`run` has ended. May be called repeatedly, and before :meth:`run`."""
         self.close()
         if self._loop is not None:
             await self._closed.wait()
 
-    # Calls
+    # -- Calls ---------------------------------------------------------------------------------------------------------
 
     async def call(
         self,
@@ -474,34 +452,31 @@ class WorkerThreads:
         discard: Callable[[_T], object] | None = None,
         start_within: float = math.inf,
     ) -> _T:
-        """Call ``fn`` in a thread and give what it returns.
+        """Run ``fn`` in a thread and return its result.
 
         Args:
-            fn: the blocking function.
+            fn: blocking function.
             args: its arguments.
             on_cancel: called when the caller is cancelled while ``fn`` runs; should make ``fn`` end.
-            may_leave: whether a caller that is cancelled leaves ``fn`` running in its thread, and its result to nobody.
-            discard: gets what a call gives whose caller has left it, once: in its thread, or here if that is done.
-            context: the context that ``fn`` runs in, a copy of the caller's by default.
-            start_within: for how many seconds the call may wait for a thread.
+            context: context of ``fn``; default: a copy of the caller's.
+            may_leave: a cancelled caller leaves ``fn`` running and its result is discarded.
+            discard: called once with the discarded result, in the thread or here.
+            start_within: maximum seconds to wait for a thread.
 
         Raises:
-            BaseException: whatever ``fn`` raises; or what the pool's ``refusal`` gives.
-            QueueTimeout: no thread has begun the call in time, and none will.
-            RuntimeError: the pool does not run.
+            BaseException: raised by ``fn`` or returned by ``refusal``.
+            QueueTimeout: no thread was free in time; the call was dropped.
+            RuntimeError: the pool is not running.
 
-        Ownership: the call; it has ended, or its thread was given up, when this returns, unless it ``may_leave``.
-
-        Cancellation: a call that waits for a thread is dropped; one that runs is waited for, shielded, for
-        ``grace_seconds``, or left.
+        Cancellation: a waiting call is dropped; a running one is waited for, shielded, for ``grace_seconds``, or left.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._refusal is not None and (refused := self._refusal(self.abandoned)) is not None:
-            raise refused
+        if self._refusal is not None and (refusal_error := self._refusal(self.abandoned)) is not None:
+            raise refusal_error
         job = self.start(fn, *args, context=context, discard=discard)
         try:
             if start_within < math.inf and self.is_crowded:
-                await self._begin_within(start_within, job)
+                await self._wait_for_start(start_within, job)
             await self._wait(job)
         except BaseException:
             if not self._withdraw(job):
@@ -516,7 +491,7 @@ class WorkerThreads:
             try:
                 raise job.error
             finally:
-                # The error's traceback has this frame, which must not have the error.
+                # Break the reference cycle between this frame and the error's traceback.
                 del job
         value: _T = job.value
         return value
@@ -529,15 +504,13 @@ class WorkerThreads:
         context: contextvars.Context | None = None,
         discard: Callable[[Any], object] | None = None,
     ) -> ThreadCall:
-        """Hand a call over without waiting for it; the caller must see to its end with :meth:`finish`.
+        """Start a call without waiting; the caller must wait for its end with :meth:`finish`.
 
-        ``on_done`` is called on the event loop when the call has ended, unless it was given up.
-
-        Raises:
-            RuntimeError: the pool does not run.
+        ``on_done`` is called on the event loop when the call has ended, unless it was abandoned. Raises
+        ``RuntimeError`` if the pool is not running.
         """
         if self._nursery is None:
-            raise RuntimeError("the worker threads do not run: what they belong to is not loaded yet, or was closed")
+            raise RuntimeError("worker threads are not running: their owner is not loaded or was closed")
         if context is None:
             context = contextvars.copy_context()
         if self.names is not None:
@@ -545,36 +518,33 @@ class WorkerThreads:
         job = ThreadCall(fn, args, context, on_done, discard)
         self._open_jobs += 1
         self._queue.put(job)
-        self._hire()
+        self._start_thread()
         return job
 
     async def finish(self, job: ThreadCall, seconds: float | None = None) -> bool:
-        """Wait for a call to end; give its thread up after ``seconds`` (``grace_seconds`` by default) and say False.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """Wait, shielded, for a call to end; after ``seconds`` (or ``grace_seconds``) abandon it and return False."""
         if not job.is_done and not job.is_abandoned:
-            patience = self.grace_seconds if seconds is None else seconds
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + patience):
+            timeout_seconds = self.grace_seconds if seconds is None else seconds
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + timeout_seconds):
                 await self._wait(job)
-            self._give_up(job)
+            self._abandon_thread(job)
         return job.is_done
 
     def wake(self, callback: Callable[[], None]) -> None:
-        """Have a callback run on the event loop soon, together with whatever else has to; for worker threads."""
-        self._finished.append(callback)
+        """Schedule a callback on the event loop, batched with others; thread-safe."""
+        self._callbacks.append(callback)
         if not self._is_waking:
             self._is_waking = True
             loop = self._loop
             if loop is None:
-                raise AssertionError("a thread of a pool that has never run")
+                raise AssertionError("the pool was not started")
             try:
                 loop.run_sync_soon(self._run_finished)
             except trio.RunFinishedError:
-                # A thread that was given up may outlive the event loop.
+                # An abandoned thread may outlive the event loop.
                 return
 
-    # On the event loop
+    # -- On the event loop ---------------------------------------------------------------------------------------------
 
     async def _wait(self, job: ThreadCall) -> None:
         if job.is_done:
@@ -588,29 +558,25 @@ class WorkerThreads:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    async def _begin_within(self, seconds: float, job: ThreadCall) -> None:
-        """Wait for a call until it is done, or has begun and the time is over.
-
-        Raises:
-            QueueTimeout: it has not begun in time, and will not.
-        """
+    async def _wait_for_start(self, seconds: float, job: ThreadCall) -> None:
+        """Wait until the call has ended or started; raises ``QueueTimeout`` if it has not started after ``seconds``."""
         with trio.move_on_after(seconds) as scope:
             await self._wait(job)
         if scope.cancelled_caught and self._withdraw(job):
             raise QueueTimeout(seconds)
 
     def _run_finished(self) -> None:
-        # A thread that still sees the flag has put its callback into the queue before, so that it is found below.
+        # A thread that still sees the flag set has added its callback before, so the loop below finds it.
         self._is_waking = False
-        finished = self._finished
+        finished = self._callbacks
         while finished:
             finished.popleft()()
 
-    def _settle(self, job: ThreadCall) -> None:
+    def _complete(self, job: ThreadCall) -> None:
         if job.is_abandoned:
             return
         job.is_done = True
-        self._forget()
+        self._count_ended()
         if job.is_left:
             self.abandoned -= 1
         waiter, job.waiter = job.waiter, None
@@ -620,55 +586,52 @@ class WorkerThreads:
             job.on_done()
 
     def _withdraw(self, job: ThreadCall) -> bool:
-        """Take back a call that no thread has begun; it stays in the queue, and whoever finds it there drops it."""
+        """Drop a call that no thread has started; return whether it is dropped. Its queue entry is skipped later."""
         if job.is_abandoned:
             return True
         if not job.claim.acquire(blocking=False):
             return False
         job.is_abandoned = True
-        self._forget()
-        job.fn, job.args = _nothing, ()
+        self._count_ended()
+        job.fn, job.args = (lambda: None), ()
         return True
 
     def _leave(self, job: ThreadCall) -> None:
         job.is_left = True
         self.abandoned += 1
-        if self._told_of_leaving is not None:
-            self._told_of_leaving(self.abandoned)
+        if self._on_leave is not None:
+            self._on_leave(self.abandoned)
         job.meet()
 
-    def _forget(self) -> None:
+    def _count_ended(self) -> None:
         self._open_jobs -= 1
         if not self._open_jobs and self._waiting_for_idle:
             self._waiting_for_idle.unpark_all()
 
-    def _give_up(self, job: ThreadCall) -> None:
+    def _abandon_thread(self, job: ThreadCall) -> None:
         if job.is_done or self._withdraw(job) or self._is_strict:
             return
         job.is_abandoned = True
-        self._forget()
+        self._count_ended()
         worker = job.worker
         if worker is not None and not worker.is_abandoned:
             self._places.give_up(worker)
-            self._hire()
-        log.warning("user code does not end; its thread was given up", stuck=self.stuck, limit=self._limit)
+            self._start_thread()
+        log.warning("user code thread abandoned", stuck=self.stuck, limit=self._limit)
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         nursery = self._nursery
         if nursery is not None and self._places.reserve(self._open_jobs):
             nursery.start_soon(self._host, PoolThread(self._places), name="worker thread of user code")
 
     async def _host(self, worker: PoolThread) -> None:
-        """Own one thread.
-
-        Cancellation: at once; only stuck threads are left then, and they end with what they do.
-        """
+        """Run one thread. On cancellation only stuck threads are left, which end after their call."""
         await trio.to_thread.run_sync(self._work, worker, abandon_on_cancel=True, limiter=self._limiter)
         self._places.end(worker)
-        # A call may have come while the thread was leaving.
-        self._hire()
+        # A call may have been queued while the thread was ending.
+        self._start_thread()
 
-    # In the threads
+    # -- In worker threads ---------------------------------------------------------------------------------------------
 
     def _work(self, worker: PoolThread) -> None:
         self._places.begin(worker)
@@ -678,7 +641,7 @@ class WorkerThreads:
                     self._places.hand_over(worker)
 
     def _work_once(self, worker: PoolThread) -> bool:
-        """Make a call; False if there is to be no other."""
+        """Run one call; return whether the thread should continue."""
         try:
             job = self._queue.get(timeout=self._idle_seconds)
         except queue.Empty:
@@ -689,11 +652,7 @@ class WorkerThreads:
             job.worker = worker
             job.run()
             if os.getpid() != self._process:
-                # Code of users has forked, and this is the child, which has come back from there.
+                # User code has forked, and this is the child process.
                 os._exit(0)
-            self.wake(partial(self._settle, job))
+            self.wake(partial(self._complete, job))
         return True
-
-
-def _nothing() -> None:
-    """Stand for a call that was taken back."""

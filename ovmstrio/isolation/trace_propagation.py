@@ -1,7 +1,7 @@
-"""The trace of a call in a worker process: code of users sees a span of it as OpenTelemetry's current one.
+"""Trace propagation into worker processes: user code runs in a span, which is OpenTelemetry's current span.
 
-The process has what exports spans from its environment, as the server has, and only if a call that is traced comes.  An
-interpreter without OpenTelemetry runs the code as it is, as does one where that is broken, which is told once.
+Exporters are configured from the environment, as in the server, when the first traced call comes. Without
+OpenTelemetry, or with an incompatible one (reported once), the code runs without a span.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ovmstrio.telemetry.spans import asks_for_traces, exporter_names, otlp_proto
 
 __all__ = ["flush_spans", "follow_trace", "following_trace"]
 
-_LONGEST_FLUSH_MS: Final = 2000
-_LONGEST_REASON: Final = 1024
+_FLUSH_TIMEOUT_MS: Final = 2000
+_MAX_REASON_CHARACTERS: Final = 1024
 _lock: Final = threading.Lock()
 _providers: Final[list[Any]] = []
 _problems: Final[list[Exception]] = []
-"""Why nothing is exported that should be: packages of the user's own environment may not go together."""
+"""The reason why no spans are exported: packages in the user's environment may be incompatible."""
 
 
 def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
-    """Have an invocation run in a span of a trace; what is given ends that, and must be called with the answer."""
-    begun = _begin(method, headers)
-    if begun is None:
-        return _forget
-    span, attach = begun
+    """Run an invocation in a span; return a function that ends the span and must be called with the answer."""
+    started = _start(method, headers)
+    if started is None:
+        return _no_span
+    span, attach = started
     variables = copy_context() if invocation.variables is None else invocation.variables
     variables.run(attach)
     invocation.variables = variables
@@ -47,12 +47,12 @@ def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -
 
 @contextmanager
 def following_trace(name: str, headers: Mapping[str, str]) -> Iterator[Callable[[str], object]]:
-    """Have the block run in a span of a trace; what is given takes the reason, if what is done in the block fails."""
-    begun = _begin(name, headers)
-    if begun is None:
-        yield _forget
+    """Run the block in a span; yields a function that takes the reason if the block's work fails."""
+    started = _start(name, headers)
+    if started is None:
+        yield _no_span
         return
-    span, attach = begun
+    span, attach = started
     detach, reasons = attach(), [""]
     try:
         yield reasons.append
@@ -61,33 +61,28 @@ def following_trace(name: str, headers: Mapping[str, str]) -> Iterator[Callable[
         _end(span, reasons[-1])
 
 
-def _begin(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]] | None:
-    """Begin a span, and give what makes it the current one, which gives what takes that back; None without any."""
+def _start(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]] | None:
+    """Start a span; return it with a function that makes it current and returns the undo function, or None."""
     if _problems:
         return None
     try:
-        return _begin_span(name, headers)
+        return _start_span(name, headers)
     except ImportError:
         return None
-    except Exception as error:  # noqa: BLE001 - a call is worth more than its span
+    except Exception as error:  # noqa: BLE001 - tracing errors must not fail the call
         with _lock:
             if not _problems:
                 _problems.append(error)
-                sys.stderr.write(f"OpenTelemetry cannot be used, and there are no spans of this process: {error!r}\n")
+                sys.stderr.write(f"OpenTelemetry is unusable, no spans are exported from this process: {error!r}\n")
         return None
 
 
-def _begin_span(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]]:
-    """Begin a span, as above.
+def _start_span(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]]:
+    """Start a span; raises ``ImportError`` without OpenTelemetry, anything if its packages are incompatible."""
+    from opentelemetry import context, trace  # noqa: PLC0415 - optional, and needed for traced calls only
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - optional
 
-    Raises:
-        ImportError: OpenTelemetry is not there.
-        Exception: whatever its packages raise that do not go together.
-    """
-    from opentelemetry import context, trace  # noqa: PLC0415 - may be missing, and is only for calls that are traced
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
-
-    _provide(trace)
+    _configure_provider(trace)
     above = TraceContextTextMapPropagator().extract(headers, context.Context())
     span = trace.get_tracer("ovmstrio").start_span(name, above)
     within = trace.set_span_in_context(span, above)
@@ -100,30 +95,30 @@ def _begin_span(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[]
 
 def _end(span: Any, reason: str) -> None:
     if reason:
-        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - there is a span, and so it is there
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - optional
 
-        span.set_status(Status(StatusCode.ERROR, reason[:_LONGEST_REASON]))
+        span.set_status(Status(StatusCode.ERROR, reason[:_MAX_REASON_CHARACTERS]))
     span.end()
 
 
 def flush_spans() -> None:
-    """Export what waits, before the process ends; bounded."""
+    """Export pending spans before the process ends; takes at most 2 seconds per provider."""
     for provider in _providers:
-        provider.force_flush(_LONGEST_FLUSH_MS)
+        provider.force_flush(_FLUSH_TIMEOUT_MS)
 
 
-def _forget(_: Any) -> None:
-    """Do nothing, where there is no span."""
+def _no_span(_: Any) -> None:
+    pass
 
 
-def _provide(trace: Any) -> None:
-    """Have spans be exported as the environment says, unless the code of users sees to that."""
+def _configure_provider(trace: Any) -> None:
+    """Configure exporters from the environment, unless user code has set a tracer provider."""
     with _lock:
         if _providers or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             return
         try:
-            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - as above
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - as above
+            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - optional
         except ImportError:
             return
         exporters = _exporters()
@@ -137,7 +132,6 @@ def _provide(trace: Any) -> None:
 
 
 def _exporters() -> list[Any]:
-    """Make what exports over OTLP, if the environment asks for that."""
     if not asks_for_traces(os.environ) or "otlp" not in exporter_names(os.environ):
         return []
     protocol = "grpc" if otlp_protocol(os.environ) == "grpc" else "http"

@@ -1,4 +1,4 @@
-"""Calls of user code, which may raise anything, on the event loop and in threads."""
+"""Calls of user code on the event loop and in threads, and descriptions of its errors."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ __all__ = [
     "trimmed",
 ]
 
-# ----------------------------------------------------------------------
-# Calls of user code, which may raise anything, on the event loop and in threads
-# ----------------------------------------------------------------------
+# -- Calls -------------------------------------------------------------------------------------------------------------
 
-_OF_THE_LOOP: Final = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
-"""What passes through user code without being its own, alone or in groups."""
+_LOOP_EXCEPTIONS: Final = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
+"""Exceptions of the event loop that pass through user code, alone or in groups."""
 
 _NO_KEYWORDS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -48,9 +46,9 @@ _ASYNC_CODE: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | insp
 
 
 class UserCodeRaisedError(Exception):
-    """User code raised ``error``, which may be of any class, ``SystemExit`` too.
+    """User code raised ``error``, which may be of any class, ``SystemExit`` included.
 
-    The texts of the error and of those before it are made here, in the thread of the user's code.
+    The texts of the error and its causes are created here, in the thread of the user code.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -60,7 +58,7 @@ class UserCodeRaisedError(Exception):
 
 
 def is_async(method: Any) -> bool:
-    """Tell whether a method belongs on the event loop, as far as its code shows; asked at every call."""
+    """Return whether a method must run on the event loop, judged by its code object; checked at every call."""
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is not None and bool(code.co_flags & _ASYNC_CODE)
 
@@ -77,33 +75,31 @@ async def call_user_code(
     may_leave: bool = False,
     start_within: float = math.inf,
 ) -> Any:
-    """Call a function where it belongs: in a thread, or on the event loop if it is ``async def`` or gives an awaitable.
+    """Call a function in a thread, or on the event loop if it is ``async def`` or returns an awaitable.
 
     Args:
-        threads: where plain functions run.
-        function: the user's.
-        args: its arguments.
-        keywords: those by name.
-        around: gives what the code runs in, wherever that is.
-        context: stands for ``around`` in a thread: the contextvars of which a plain function sees a copy.
-        on_cancel: as :meth:`WorkerThreads.call`, as the next.
-        may_leave: whether a plain function that runs is left when the caller is cancelled.
-        start_within: for how many seconds a plain function may wait for a thread.
+        threads: pool for plain functions.
+        function: user function.
+        args: positional arguments.
+        keywords: keyword arguments.
+        around: returns a context manager around the call.
+        context: replaces ``around`` for plain functions, which run in a copy of it.
+        on_cancel: like ``may_leave`` and ``start_within`` as for :meth:`WorkerThreads.call`.
+        may_leave: see there.
+        start_within: see there.
 
     Raises:
-        QueueTimeout: it has waited for so long.
-        UserCodeRaisedError: it raised.
-
-    Cancellation: of a plain function as :meth:`WorkerThreads.call`; other code is cancelled where it waits.
+        QueueTimeout: no thread was free in time.
+        UserCodeRaisedError: the function raised.
     """
     if is_async(function):
         with around():
             return await call_on_loop(function, args, keywords, threads.names)
-    inside = around if context is None else nullcontext
-    own = None if context is None else context.copy()
+    context_manager = around if context is None else nullcontext
+    context_copy = None if context is None else context.copy()
     result = await threads.call(
-        call_here, function, args, keywords, inside,
-        on_cancel=on_cancel, context=own, may_leave=may_leave, start_within=start_within,
+        call_here, function, args, keywords, context_manager,
+        on_cancel=on_cancel, context=context_copy, may_leave=may_leave, start_within=start_within,
     )  # fmt: skip
     if isinstance(result, UserCodeRaisedError):
         raise result
@@ -114,15 +110,11 @@ async def call_user_code(
 
 
 async def call_in_thread(threads: WorkerThreads, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a plain function in a thread, and leave it there if the caller is cancelled.
+    """Call a plain function in a thread; if the caller is cancelled, the call continues and keeps its arguments.
 
     Raises:
-        UserCodeRaisedError: it raised.
+        UserCodeRaisedError: the function raised.
         Exception: the pool refuses the call.
-
-    Ownership: the arguments until the call has ended, which may be after this has been cancelled.
-
-    Cancellation: at once; a call that has begun goes on.
     """
     result = await threads.call(call_here, function, args, may_leave=True)
     if isinstance(result, UserCodeRaisedError):
@@ -136,13 +128,13 @@ def call_here(
     keywords: Mapping[str, Any] = _NO_KEYWORDS,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Any:
-    """Call a plain function in a thread of its own; what it raises is given back as a ``UserCodeRaisedError``."""
+    """Call a plain function in the current thread; return its exception as a ``UserCodeRaisedError``."""
     try:
         if around is nullcontext:
             return method(*args, **keywords)
         with around():
             return method(*args, **keywords)
-    except BaseException as error:  # noqa: BLE001 - the border of user code
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything
         return UserCodeRaisedError(error)
 
 
@@ -152,30 +144,21 @@ async def call_on_loop(
     keywords: Mapping[str, Any] = _NO_KEYWORDS,
     names: Mapping[str, str] | None = None,
 ) -> Any:
-    """Call a function on the event loop, and await what it gives if that can be awaited.
+    """Call a function on the event loop and await its result if it is awaitable.
 
-    Args:
-        method: the function.
-        args: its arguments.
-        keywords: those by name.
-        names: say in the log whose code prints there, where not the context does.
-
-    Raises:
-        UserCodeRaisedError: the user code raised.
-
-    Cancellation: where the user code waits.
+    ``names`` are the log fields of printed output; default: those of the context. Raises ``UserCodeRaisedError``.
     """
     token = code_names.set(names or code_names.get())
     try:
         result = method(*args, **keywords)
         return await result if inspect.isawaitable(result) else result
     except BaseExceptionGroup as group:
-        of_the_loop = group.subgroup(_OF_THE_LOOP)
-        if of_the_loop is not None:
-            # An error of the user's beside a cancellation must not end more than what is cancelled.
-            raise of_the_loop from group
+        loop_exceptions = group.subgroup(_LOOP_EXCEPTIONS)
+        if loop_exceptions is not None:
+            # A user error raised together with a cancellation must not end more than the cancelled scope.
+            raise loop_exceptions from group
         raise UserCodeRaisedError(group) from group
-    except _OF_THE_LOOP:
+    except _LOOP_EXCEPTIONS:
         raise
     except BaseException as error:
         raise UserCodeRaisedError(error) from error
@@ -184,14 +167,10 @@ async def call_on_loop(
         code_names.reset(token)
 
 
-# ----------------------------------------------------------------------
-# Async functions of users in tasks of their own, so that one that ignores its cancellation keeps nobody waiting
-# ----------------------------------------------------------------------
+# -- Calls that may be left by their callers ---------------------------------------------------------------------------
 
 
 class _LoopCall:
-    """One call; ``is_over`` once the function has ended, with a value, an error, or neither if it was cancelled."""
-
     __slots__ = ("error", "is_over", "scope", "value")
 
     def __init__(self) -> None:
@@ -202,13 +181,13 @@ class _LoopCall:
 
 
 class LoopCalls:
-    """What :class:`WorkerThreads` is for plain functions whose callers may leave them.
+    """Async counterpart of :class:`WorkerThreads` with ``may_leave``: cancelled callers do not wait for their calls.
 
     Args:
-        nursery: hosts the calls; ends when all of them have ended.
-        ended: gives what callers get when the nursery has been cancelled.
-        refusal: says whether there may be another call, after callers have left theirs.
-        names: say in the log whose code prints there, where not the caller's context does.
+        nursery: runs the calls.
+        ended: returns the error for callers after the nursery was cancelled.
+        refusal: may refuse calls because of abandoned ones.
+        names: log fields of printed output; default: those of the caller's context.
     """
 
     def __init__(
@@ -222,30 +201,28 @@ class LoopCalls:
         self._nursery = nursery
         self._ended = ended
         self._refusal = refusal
-        self._under_way: set[_LoopCall] = set()
+        self._running: set[_LoopCall] = set()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not ended, with those whose callers have left."""
-        return bool(self._under_way)
+        """Whether a call is running, including calls of cancelled callers."""
+        return bool(self._running)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function on the loop, and give what it gives, or what comes of awaiting that.
+        """Call a function on the loop and return its result, awaited if necessary.
 
         Raises:
-            UserCodeRaisedError: it raised.
-            Exception: the nursery has been cancelled before it ended; or what ``refusal`` gives.
+            UserCodeRaisedError: the function raised.
+            Exception: returned by ``ended`` or ``refusal``.
 
-        Ownership: the arguments until the call has ended, which may be after this has been cancelled.
-
-        Cancellation: at once; the call is cancelled, and goes on until it has ended.
+        Cancellation: the call is cancelled too, and may continue with its arguments until it has ended.
         """
         if self._refusal is not None:
-            refused = self._refusal(sum(call.scope.cancel_called for call in self._under_way))
-            if refused is not None:
-                raise refused
+            refusal_error = self._refusal(sum(call.scope.cancel_called for call in self._running))
+            if refusal_error is not None:
+                raise refusal_error
         call = _LoopCall()
-        self._under_way.add(call)
+        self._running.add(call)
         self._nursery.start_soon(self._run, call, function, args)
         try:
             await call.is_over.wait()
@@ -265,33 +242,28 @@ class LoopCalls:
         except trio.Cancelled:
             call.error = self._ended()
             raise
-        except GeneratorExit as raised:  # nobody closes a task, so that it is the function's own
+        except GeneratorExit as raised:  # raised by the function itself, because tasks are not closed
             call.error = UserCodeRaisedError(raised)
         finally:
-            self._under_way.discard(call)
+            self._running.discard(call)
             call.is_over.set()
 
     async def idle(self) -> None:
-        """Wait until every call has ended.
-
-        Cancellation: at once.
-        """
-        while self._under_way:
-            await next(iter(self._under_way)).is_over.wait()
+        """Wait until every call has ended."""
+        while self._running:
+            await next(iter(self._running)).is_over.wait()
 
 
-# ----------------------------------------------------------------------
-# Where in a user's code an error comes from, and how it is told
-# ----------------------------------------------------------------------
+# -- Errors ------------------------------------------------------------------------------------------------------------
 
-_MACHINERY: Final = (
+_TRIMMED_FOLDERS: Final = (
     f"{Path(__file__).parents[1]}/",
     *(f"{Path(module.__file__).parent}/" for module in (trio, pyovms) if module.__file__ is not None),
 )
 
 
 class SourceLine(NamedTuple):
-    """A line of a file."""
+    """Line of a file."""
 
     file: str
     line: int
@@ -301,32 +273,32 @@ class SourceLine(NamedTuple):
 
 
 def describe(error: BaseException) -> str:
-    """Give an error's type and text, cut."""
+    """Return type and truncated text of an error."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def at_place(text: str, place: SourceLine | None) -> str:
-    """Put a place behind a text, if there is one."""
+    """Append a source line to a text, if known."""
     return text if place is None else f"{text} ({place})"
 
 
 def missing_module_fix(error: BaseException) -> str:
-    """Tell what to do about an import of a module that is not there; empty for other errors."""
+    """Return a hint for an import of a missing module; empty for other errors."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         top = error.name.partition(".")[0]
-        return f"install what brings {top!r}, or put {top}.py beside the handler"
+        return f"install the package that provides {top!r}, or put {top}.py next to the handler"
     return ""
 
 
 def place_of(method: Callable[..., Any]) -> SourceLine | None:
-    """Give the line where a method is defined."""
+    """Return the line where a method is defined."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return None if code is None else SourceLine(code.co_filename, code.co_firstlineno)
 
 
 def place_in(folder: Path, error: BaseException) -> SourceLine | None:
-    """Give the line of the user's that an error comes from: the innermost in the folder of the user's code."""
+    """Return the innermost line of an error in the folder of the user code."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_in(folder, error.filename):
         return SourceLine(error.filename, error.lineno or 0)
     places: list[SourceLine] = []
@@ -334,8 +306,8 @@ def place_in(folder: Path, error: BaseException) -> SourceLine | None:
     while frames is not None:
         places.append(SourceLine(frames.tb_frame.f_code.co_filename, frames.tb_lineno))
         frames = frames.tb_next
-    theirs = [place for place in places if _is_in(folder, place.file)]
-    return theirs[-1] if theirs else places[-1] if places else None
+    user_places = [place for place in places if _is_in(folder, place.file)]
+    return user_places[-1] if user_places else places[-1] if places else None
 
 
 def _is_in(folder: Path, file: str) -> bool:
@@ -343,15 +315,15 @@ def _is_in(folder: Path, file: str) -> bool:
 
 
 def trimmed(error: BaseException) -> TracebackType | None:
-    """Give a traceback without the frames of the server and of the import system."""
-    kept: list[TracebackType] = []
+    """Return the traceback without frames of the server and the import system."""
+    kept_frames: list[TracebackType] = []
     frame = error.__traceback__
     while frame is not None:
         file = frame.tb_frame.f_code.co_filename
-        if not file.startswith((*_MACHINERY, "<frozen importlib")):
-            kept.append(frame)
+        if not file.startswith((*_TRIMMED_FOLDERS, "<frozen importlib")):
+            kept_frames.append(frame)
         frame = frame.tb_next
     result: TracebackType | None = None
-    for each in reversed(kept):
+    for each in reversed(kept_frames):
         result = TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return result

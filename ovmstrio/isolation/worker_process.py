@@ -1,4 +1,4 @@
-"""A worker process, as the server sees it: what it has been asked, and how it came to its end."""
+"""Worker process as seen by the server: start, requests, output, limits and exit."""
 
 from __future__ import annotations
 
@@ -26,28 +26,19 @@ from ovmstrio.util.stdio import StreamName, whole_lines
 
 __all__ = ["KeptProcess", "WorkerEnded", "WorkerProcess", "output_logged"]
 
-# ----------------------------------------------------------------------
-# What a worker process prints, by whatever means, as lines of the server's log
-# ----------------------------------------------------------------------
+# -- Output ------------------------------------------------------------------------------------------------------------
 
-_AT_ONCE: Final = 4096
-_LINES_AT_ONCE: Final = 32
-_REST_SECONDS: Final = 0.5
-"""How long what a process has printed before its end is waited for; what it has started may keep its pipes open."""
+_READ_BYTES: Final = 4096
+_LINES_PER_CHECKPOINT: Final = 32
+_DRAIN_SECONDS: Final = 0.5
+"""Time to read remaining output after the block; processes started by the process may keep the pipes open."""
 
 
 @asynccontextmanager
 async def output_logged(process: trio.Process, names: Mapping[str, str]) -> AsyncIterator[None]:
-    """Log what a process prints while the block runs, and what is left in its pipes then.
+    """Log the output of a process during the block, and the rest afterwards; closes the pipes.
 
-    A process that prints faster than its lines are logged waits.
-
-    Raises:
-        ExceptionGroup: of what the block raises.
-
-    Ownership: the process's ends of both pipes.
-
-    Cancellation: at once.
+    A process that prints faster than its lines are logged is blocked.
     """
     pipes: tuple[tuple[StreamName, trio.abc.ReceiveStream | None], ...] = (
         ("stdout", process.stdout),
@@ -58,47 +49,44 @@ async def output_logged(process: trio.Process, names: Mapping[str, str]) -> Asyn
             if pipe is not None:
                 nursery.start_soon(_log_lines, pipe, name, names)
         yield
-        nursery.cancel_scope.deadline = trio.current_time() + _REST_SECONDS
+        nursery.cancel_scope.deadline = trio.current_time() + _DRAIN_SECONDS
 
 
 async def _log_lines(pipe: trio.abc.ReceiveStream, name: StreamName, names: Mapping[str, str]) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    begun = ""
+    partial_line = ""
     async with pipe:
         try:
-            while data := await pipe.receive_some(_AT_ONCE):
-                lines, begun = whole_lines(begun, decoder.decode(data))
+            while data := await pipe.receive_some(_READ_BYTES):
+                lines, partial_line = whole_lines(partial_line, decoder.decode(data))
                 for number, line in enumerate(lines, 1):
                     log_printed(line, name, names)
-                    if not number % _LINES_AT_ONCE:
+                    if not number % _LINES_PER_CHECKPOINT:
                         await trio.lowlevel.checkpoint()
         finally:
-            for line in whole_lines(begun, "\n")[0]:
+            for line in whole_lines(partial_line, "\n")[0]:
                 log_printed(line, name, names)
 
 
-# ----------------------------------------------------------------------
-# A worker process, as the server sees it: what it has been asked, and how it came to its end
-# ----------------------------------------------------------------------
+# -- Process -----------------------------------------------------------------------------------------------------------
 
-_SECONDS_TO_DIE: Final = 2.0
-"""How long a process whose end of the channel is gone gets to end by itself, so that its own status is seen."""
+_EXIT_SECONDS: Final = 2.0
+"""Time for a process that has closed its channel to exit by itself, so that its own exit status is reported."""
 
 _NO_ANSWER_EXPECTED: Final = 0
 
-_SECONDS_TO_TELL: Final = 5.0
-"""How much longer than it was asked to look a process may take to tell what it has seen."""
+_SAMPLE_GRACE_SECONDS: Final = 5.0
+"""Time that a process may take to return stack samples, in addition to the sampling time."""
 
 _STOPPED_SECONDS: Final = 20.0
-_LOOKS_AT_STOPPED: Final = 4
-"""How often in succession a process is seen stopped before it is killed."""
+_STOPPED_CHECKS: Final = 4
+"""Number of consecutive checks that find a process stopped before it is killed."""
 
-_SECONDS_BETWEEN_LOOKS: Final = 0.05
-"""How often the memory of a process is looked at that has a limit."""
+_MEMORY_CHECK_SECONDS: Final = 0.05
 
 
 class WorkerEnded(Exception):
-    """The worker process is gone, or is to take no more; ``was_called`` says whether it had got the request."""
+    """The worker process has exited or takes no more requests; ``was_called`` tells whether it received the request."""
 
     def __init__(self, why: str, *, was_called: bool) -> None:
         super().__init__(why)
@@ -107,8 +95,6 @@ class WorkerEnded(Exception):
 
 
 class _PendingAnswer:
-    """What a request is to be answered with, whether it has been, and whether anybody waits for it."""
-
     __slots__ = ("done", "is_abandoned", "is_answered", "value", "was_sent")
 
     def __init__(self) -> None:
@@ -120,7 +106,7 @@ class _PendingAnswer:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal; one that a debugger holds is not."""
+    """Return whether a process is stopped by a signal; a process stopped by a debugger does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
     except (OSError, IndexError):
@@ -128,33 +114,33 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 class WorkerProcess:
-    """One process, from its start to its end; it runs a program that answers requests, as :func:`run_program` does.
+    """One process, which runs a program that answers requests as in :func:`run_program`.
 
     Args:
         module: the program; see :class:`Program`, also for ``python``.
-        calls_at_once: how many requests it has at most; others wait.
-        grace_seconds: how long a request may go on whose caller has left.  After that the process takes no more, and is
-            killed as soon as nobody waits for any other request.
-        spare_seconds: how long the other requests have then until the process is killed all the same.
-        stuck: is called when that happens.
-        tells_of_leaving: whether the program is told of requests whose callers have left, as ``["cancel", number]``.
-        memory_limit: how many bytes of memory the process may have; 0 for any number.  It is killed above that.
-        stopped_seconds: how long the process may be stopped, as by SIGSTOP, until it is killed.  Time in which this
-            process was stopped as well does not count.
+        calls_at_once: maximum number of concurrent requests; further ones wait.
+        grace_seconds: how long a request may run after its caller was cancelled. Then the process takes no more
+            requests, and is killed as soon as no caller waits.
+        spare_seconds: maximum time until the kill in that case.
+        stuck: called in that case.
+        tells_of_leaving: send ``["cancel", number]`` for requests of cancelled callers.
+        memory_limit: resident bytes above which the process is killed; 0 for no limit.
+        stopped_seconds: how long the process may be stopped, as by SIGSTOP, before it is killed. Time in which the
+            server was stopped too does not count.
         own_group: as for :func:`start_program`.
-        ends_group: whether what is left of its own group when it has ended, such as what it has forked, is killed.
-        names: say in the log whose code prints there; without them what it prints goes where the server's goes.
-        heard: is called on the event loop with what the program tells without having been asked, and must not wait.
+        ends_group: kill the remaining members of the process group at exit, such as forked children.
+        names: log fields of the process output; without them the process shares the server's output.
+        heard: called on the event loop with unsolicited messages; must not block.
 
     Attributes:
-        is_retired: whether it takes no more requests, because it has ended or is to end.
-        ended: set when the process is gone, and everybody who waited for it has been told.
-        why: how it ended, in words.
-        status: how it ended, below 0 for a signal.
+        is_retired: takes no more requests.
+        ended: set when the process has exited and all callers were notified.
+        why: reason of the exit.
+        status: exit status; negative for a signal.
     """
 
     def __init__(
@@ -201,28 +187,25 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's number."""
+        """Process id."""
         return None if self._process is None else self._process.pid
 
     @property
     def load(self) -> int:
-        """How many requests it has, with those that wait for others to be answered."""
+        """Number of requests, waiting ones included."""
         return len(self._pending) + self._limiter.statistics().tasks_waiting
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has a request, be it one that nobody waits for any more."""
+        """Whether a request is running, including requests of cancelled callers."""
         return bool(self._pending)
 
     async def idle(self) -> None:
-        """Wait until it has no request any more.
-
-        Cancellation: at once.
-        """
+        """Wait until no request is running."""
         while self._pending:
             await next(iter(self._pending.values())).done.wait()
 
-    # Life
+    # -- Life cycle ----------------------------------------------------------------------------------------------------
 
     async def start(
         self,
@@ -232,50 +215,43 @@ class WorkerProcess:
         descriptor: int | None = None,
         buried: Callable[[], Awaitable[None]] = _nothing,
     ) -> Any:
-        """Start the process, and give what it answers to its first request.
+        """Start the process and return the answer to its first request. Cancellation kills the process.
 
         Args:
-            nursery: hosts the process.
-            first: what the process is for.
-            descriptor: goes along.
-            buried: is called in the nursery when the process has ended, unless that was because of cancellation.
+            nursery: runs the process.
+            first: first request.
+            descriptor: file descriptor sent with it.
+            buried: called in the nursery after the exit, unless that was caused by cancellation.
 
         Raises:
-            OSError: no process can be started.
-            WorkerEnded: it ended before it answered.
-
-        Ownership: the process belongs to a task of the nursery, whose cancellation kills it.
-
-        Cancellation: at once; the process is killed.
+            OSError: the process cannot be started.
+            WorkerEnded: the process exited before it answered.
         """
-        await nursery.start(self._live, buried)
+        await nursery.start(self._run_process, buried)
         try:
             return await self.call(first, descriptor)
         except BaseException:
             self.kill()
             raise
 
-    async def _live(self, buried: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
-        """Be the process; never fails because of what it does.
-
-        Raises:
-            OSError: no process can be started.
-
-        Cancellation: at once; the process is killed.
-        """
+    async def _run_process(self, buried: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
         lifeline, kept_open = os.pipe()
         try:
-            ours, theirs = packet_pair()
+            server_socket, program_socket = packet_pair()
         except OSError:
             os.close(lifeline)
             os.close(kept_open)
             raise
-        channel = self._channel = MessageChannel(ours)
+        channel = self._channel = MessageChannel(server_socket)
         try:
             try:
-                with theirs:
+                with program_socket:
                     process = await start_program(
-                        self._program, theirs, lifeline, own_group=self._own_group, is_heard=self._names is not None
+                        self._program,
+                        program_socket,
+                        lifeline,
+                        own_group=self._own_group,
+                        is_heard=self._names is not None,
                     )
                 self._process = process
             finally:
@@ -288,18 +264,17 @@ class WorkerProcess:
         finally:
             self.is_retired = True
             with trio.CancelScope(shield=True):
-                await self._bury()
+                await self._kill_and_wait()
             os.close(kept_open)
             channel.close()
             for number in list(self._pending):
-                self._settle(number)
+                self._finish_request(number)
             for samples in self._samples.values():
                 samples.done.set()
             self.ended.set()
         await buried()
 
     async def _run(self, process: trio.Process, channel: MessageChannel) -> None:
-        """Hear the process until it ends."""
         async with output_logged(process, self._names or {}), trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._wait_for_end, process, channel)
@@ -308,7 +283,7 @@ class WorkerProcess:
             if self._stopped_seconds != math.inf:
                 nursery.start_soon(self._watch_stops, process.pid)
             await self._receive_all(channel)
-            with trio.move_on_after(_SECONDS_TO_DIE):
+            with trio.move_on_after(_EXIT_SECONDS):
                 await process.wait()
             nursery.cancel_scope.cancel()
 
@@ -317,41 +292,34 @@ class WorkerProcess:
             await process.wait()
             channel.end()
         finally:
-            # The nursery takes no tasks once its last one has ended, which is before whoever opened it runs again.
+            # Tasks must not be started any more: the nursery closes before its parent task runs again.
             self._nursery = None
 
     async def _watch_memory(self, pid: int) -> None:
-        """Kill the process when it has more memory than it may.
-
-        Cancellation: at once.
-        """
         file, page = Path(f"/proc/{pid}/statm"), os.sysconf("SC_PAGE_SIZE")
         while True:
             try:
-                resident = int(file.read_bytes().split()[1]) * page  # noqa: ASYNC240 - no disk is behind it
+                resident = int(file.read_bytes().split()[1]) * page  # noqa: ASYNC240 - procfs needs no disk
             except (OSError, IndexError):
                 return
             if resident > self._memory_limit:
-                self.why = f"was killed because it had {resident} bytes of memory; its limit is {self._memory_limit}"
+                self.why = f"was killed because it used {resident} bytes of memory; its limit is {self._memory_limit}"
                 self.kill()
                 return
-            await trio.sleep(_SECONDS_BETWEEN_LOOKS)
+            await trio.sleep(_MEMORY_CHECK_SECONDS)
 
     async def _watch_stops(self, pid: int) -> None:
         """Kill the process when it has been stopped for too long.
 
-        The state comes from the kernel: a process that computes for long in C, with the interpreter's lock, answers
-        no more than one that is stopped.
-
-        Cancellation: at once.
+        The state is read from the kernel, because a process that computes in C with the GIL does not answer either.
         """
-        interval = self._stopped_seconds / _LOOKS_AT_STOPPED
-        looks, last = 0, trio.current_time()
-        while looks < _LOOKS_AT_STOPPED:
+        interval = self._stopped_seconds / _STOPPED_CHECKS
+        checks, last = 0, trio.current_time()
+        while checks < _STOPPED_CHECKS:
             await trio.sleep(interval)
-            # A late look is that of a server that was stopped itself, maybe together with the process.
+            # A late check means that the server was stopped itself, maybe together with the process.
             is_late, last = trio.current_time() - last > 2 * interval, trio.current_time()
-            looks = looks + 1 if _is_stopped(pid) and not is_late else 0
+            checks = checks + 1 if _is_stopped(pid) and not is_late else 0
         self.why = f"was stopped (SIGSTOP) for {self._stopped_seconds:g} s and was killed"
         self.kill()
 
@@ -359,17 +327,13 @@ class WorkerProcess:
         try:
             while (message := await channel.receive()) is not None:
                 self._take(message)
-                # Its memory belongs to whoever waits for it, and not to this loop until the next one comes.
+                # Otherwise this frame would keep the message alive until the next one.
                 del message
         except NO_MESSAGE as error:
             self.condemn(error)
 
     def _take(self, message: Message) -> None:
-        """Hand an answer to whoever waits for it.
-
-        Raises:
-            ValueError, LookupError, TypeError: it is none.
-        """
+        """Deliver a message; raise ``NO_MESSAGE`` exceptions if it is malformed."""
         if message.descriptor is not None:
             os.close(message.descriptor)
         number, value = message.value
@@ -383,16 +347,16 @@ class WorkerProcess:
         if not pending.is_abandoned:
             pending.value = value
         pending.is_answered = True
-        self._settle(number)
+        self._finish_request(number)
 
     def _take_samples(self, number: int, value: Any) -> None:
-        """Hand samples to whoever still waits for them: a process may tell of them long after it was asked."""
+        """Deliver stack samples, unless their request has timed out."""
         pending = self._samples.get(number)
         if pending is not None:
             pending.value, pending.is_answered = value, True
             pending.done.set()
 
-    async def _bury(self) -> None:
+    async def _kill_and_wait(self) -> None:
         if self._process is not None:
             self._process.kill()
             self.status = await self._process.wait()
@@ -402,27 +366,24 @@ class WorkerProcess:
             self.why = self.why or describe_end(self.status)
 
     def condemn(self, error: Exception) -> None:
-        """Kill a process that sends nonsense."""
-        self.why = f"sent what is no answer ({error!r}) and was killed"
+        """Kill a process that sent an invalid message."""
+        self.why = f"sent an invalid message ({error!r}) and was killed"
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self.is_retired = True
         if self._process is not None:
             self._process.kill()
 
     def finish(self) -> None:
-        """Tell the process that nothing more will come, so that it ends when it has done what it was asked."""
+        """Announce that no more requests will come, so that the process exits after its running requests."""
         self.is_retired = True
         if self._channel is not None:
             self._channel.finish()
 
     async def close(self, grace_seconds: float) -> None:
-        """Have the process finish, and wait for its end; it is killed if that takes too long.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """Finish the process and wait, shielded, for its exit; kill it after ``grace_seconds``."""
         self.finish()
         with trio.move_on_after(grace_seconds, shield=True):
             await self.ended.wait()
@@ -430,17 +391,15 @@ class WorkerProcess:
         with trio.CancelScope(shield=True):
             await self.ended.wait()
 
-    # Requests
+    # -- Requests ------------------------------------------------------------------------------------------------------
 
     async def tell(self, value: Any, descriptor: int | None = None) -> None:
-        """Send what is not answered, and a copy of a descriptor with it.
+        """Send a message that has no answer, completely or not at all, with an optional file descriptor (copied).
 
         Raises:
             WorkerEnded: the process takes no more.
             TypeError: the value cannot be sent.
-            OSError: there is no memory left.
-
-        Cancellation: at once; it is sent as a whole or not at all.
+            OSError: out of memory.
         """
         try:
             await self._send(_NO_ANSWER_EXPECTED, value, descriptor)
@@ -448,31 +407,19 @@ class WorkerProcess:
             raise WorkerEnded(self.why, was_called=False) from None
 
     def tell_soon(self, value: Any) -> None:
-        """Send what is not answered and may get lost if the process is busy or gone.
-
-        Raises:
-            TypeError: the value cannot be sent.
-        """
+        """Send a message that has no answer and may be dropped; raises ``TypeError`` if the value cannot be sent."""
         if self._channel is not None and not self.ended.is_set():
             self._channel.send_soon([_NO_ANSWER_EXPECTED, value])
 
     async def call(self, value: Any, descriptor: int | None = None, *, limit_seconds: float = math.inf) -> Any:
-        """Ask the process, and give its answer; as many as ``calls_at_once`` are asked side by side.
+        """Send a request and return its answer; up to ``calls_at_once`` run concurrently.
 
-        Args:
-            value: what is asked.
-            descriptor: goes along.
-            limit_seconds: how long the answer may take.  After that the process takes no more, as one whose caller has
-                left for too long.
+        After ``limit_seconds`` the process takes no more requests, as ``grace_seconds`` after a cancellation.
 
         Raises:
-            WorkerEnded: the process ended before it answered, took too long, or takes no more.
-            TypeError: the value cannot be sent; nothing has been.
-            OSError: there is no memory left.
-
-        Ownership: nothing once the caller has left.
-
-        Cancellation: at once; what becomes of the request then is up to ``grace_seconds``.
+            WorkerEnded: the process exited before it answered, timed out, or takes no more.
+            TypeError: the value cannot be sent; nothing was sent.
+            OSError: out of memory.
         """
         pending, number = _PendingAnswer(), next(self._numbers)
         try:
@@ -481,31 +428,29 @@ class WorkerProcess:
             await self._limiter.acquire_on_behalf_of(pending)
         self._pending[number] = pending
         if limit_seconds == math.inf:
-            await self._ask(pending, number, value, descriptor)
+            await self._send_request(pending, number, value, descriptor)
         else:
             with trio.move_on_after(limit_seconds) as scope:
-                await self._ask(pending, number, value, descriptor)
+                await self._send_request(pending, number, value, descriptor)
             if scope.cancelled_caught:
-                self._give_up(f"did not end within {limit_seconds:g} s")
+                self._retire_stuck(f"did not end within {limit_seconds:g} s")
                 raise WorkerEnded(self.why, was_called=True)
         if not pending.is_answered:
             raise WorkerEnded(self.why, was_called=pending.was_sent)
         return pending.value
 
     async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
-        """Have the stacks of its threads be sampled, beside what it is asked otherwise.
+        """Sample the stacks of the threads for ``seconds`` at ``rate`` per second, concurrently with the requests.
 
         Raises:
-            WorkerEnded: the process has ended.
-            TimeoutError: it does not answer: it reads no messages, or its code lets no other thread of Python run.
-            ValueError: it sends nonsense, or says why it cannot.
-
-        Cancellation: at once; the process goes on for as long as it was asked to.
+            WorkerEnded: the process has exited.
+            TimeoutError: no answer: the process reads no messages, or its code holds the GIL.
+            ValueError: the answer is malformed, or is an error of the process.
         """
         pending, number = _PendingAnswer(), next(self._numbers)
         self._samples[number] = pending
         try:
-            with trio.move_on_after(seconds + _SECONDS_TO_TELL):
+            with trio.move_on_after(seconds + _SAMPLE_GRACE_SECONDS):
                 await self._send(SAMPLES, [number, seconds, rate], None)
                 await pending.done.wait()
         except trio.BrokenResourceError:
@@ -513,19 +458,19 @@ class WorkerProcess:
         finally:
             del self._samples[number]
         if not pending.done.is_set():
-            raise TimeoutError("its threads could not be looked at: its code lets no other run, or it was starting")
+            raise TimeoutError("its threads could not be sampled: its code holds the GIL, or it was starting")
         if not pending.is_answered:
             raise WorkerEnded(self.why, was_called=False)
         return decode_samples(pending.value)
 
-    async def _ask(self, pending: _PendingAnswer, number: int, value: Any, descriptor: int | None) -> None:
+    async def _send_request(self, pending: _PendingAnswer, number: int, value: Any, descriptor: int | None) -> None:
         pending.was_sent = True
         try:
             await self._send(number, value, descriptor)
         except trio.BrokenResourceError:
             pending.was_sent = False
         except BaseException:
-            self._settle(number)
+            self._finish_request(number)
             raise
         try:
             await pending.done.wait()
@@ -538,7 +483,7 @@ class WorkerProcess:
             raise WorkerEnded(self.why, was_called=False)
         await self._channel.send([number, value], descriptor)
 
-    def _settle(self, number: int) -> None:
+    def _finish_request(self, number: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._limiter.release_on_behalf_of(pending)
@@ -551,21 +496,18 @@ class WorkerProcess:
         if self._tells_of_leaving:
             self.tell_soon(["cancel", number])
         if self._nursery is not None and not pending.done.is_set():
-            self._nursery.start_soon(self._watch, pending)
+            self._nursery.start_soon(self._watch_abandoned, pending)
         self._kill_if_unneeded()
 
-    async def _watch(self, pending: _PendingAnswer) -> None:
-        """Retire the process if a request whose caller has left does not end.
-
-        Cancellation: at once.
-        """
+    async def _watch_abandoned(self, pending: _PendingAnswer) -> None:
+        """Retire the process if a request of a cancelled caller does not end."""
         with trio.move_on_after(self._grace_seconds):
             await pending.done.wait()
             return
-        self._give_up(f"did not end within {self._grace_seconds:g} s of its caller's leaving")
+        self._retire_stuck(f"did not end within {self._grace_seconds:g} s after its caller left")
 
-    def _give_up(self, what: str) -> None:
-        """Retire the process because of a call; see that it is killed."""
+    def _retire_stuck(self, what: str) -> None:
+        """Retire the process because of a call that does not end."""
         if self._is_stuck:
             return
         self.why = f"was killed because a call {what}"
@@ -576,10 +518,6 @@ class WorkerProcess:
             self._nursery.start_soon(self._kill_later)
 
     async def _kill_later(self) -> None:
-        """Kill the process, which others have requests of, too.
-
-        Cancellation: at once.
-        """
         await trio.sleep(self._spare_seconds)
         self.kill()
 
@@ -588,36 +526,33 @@ class WorkerProcess:
             self.kill()
 
 
-# ----------------------------------------------------------------------
-# A place for one worker process after the other: when one ends by itself, the next one is started
-# ----------------------------------------------------------------------
+# -- Restarted processes -----------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
 
 class KeptProcess:
-    """One of several places for processes that all do the same.
+    """Slot of a worker process that is restarted after its exit.
 
     Args:
-        row: the number of the place.
-        make: makes a process, which is then started.
-        first: what each process is told first.
-        descriptor: goes along with it.
-        prepare: is called with a process that has been told, and its answer, and says whether it can be used; one that
-            cannot is killed.
-        cannot_start: is told that no process can be started, which is tried again; without it that ends :meth:`keep`.
-        backoff: says when the next process is started.
-        stopping: once it is set, no other process is started.
-        changed: is called when a process has become ready, and when it has ended.
-        ended: is called with the place, its process still in it, when that has ended; what it raises ends
-            :meth:`keep`.
+        row: index of the slot.
+        make: creates a process, which is then started.
+        first: first request of each process.
+        descriptor: file descriptor sent with it.
+        prepare: called with the process and its first answer; returns whether the process can be used, else it is
+            killed.
+        cannot_start: called with the start error, after which the start is retried; without it :meth:`keep` raises.
+        backoff: restart delays.
+        stopping: stops restarting once set.
+        changed: called when a process has become ready and when it has exited.
+        ended: called after an exit; its exceptions end :meth:`keep`.
 
     Attributes:
-        row: the number of the place.
-        is_ready: whether there is a process that has answered what it was told first.
-        given: how much the process has been given since.
-        process: the one that lives, None if there is none.
-        is_replaced: whether the process that ends next is followed by another one at once.
+        row: index of the slot.
+        is_ready: the process has answered its first request.
+        given: number of descriptors given to the process.
+        process: the running process, or None.
+        is_replaced: restart without delay after the next exit.
     """
 
     def __init__(
@@ -631,7 +566,7 @@ class KeptProcess:
         cannot_start: Callable[[OSError], None] | None = None,
         backoff: Backoff,
         stopping: trio.Event,
-        changed: Callable[[], None],
+        changed: Callable[[], object],
         ended: Callable[[KeptProcess, WorkerProcess], None],
     ) -> None:
         self.row = row
@@ -650,16 +585,7 @@ class KeptProcess:
         self.is_replaced = False
 
     async def keep(self) -> None:
-        """Run a process, and another one after it, until they are to stop.
-
-        Raises:
-            OSError: no process can be started.
-            Exception: as ``ended``.
-
-        Ownership: the process.
-
-        Cancellation: at once; the process is killed.
-        """
+        """Run and restart processes until ``stopping`` is set; raises ``OSError`` if none can be started."""
         while not self._stopping.is_set():
             started = trio.current_time()
             await self._run_one()
@@ -668,19 +594,11 @@ class KeptProcess:
             if self.is_replaced:
                 continue
             seconds = self._backoff.seconds_after(trio.current_time() - started)
-            log.warning("starting another worker process", row=self.row, seconds=seconds)
+            log.warning("worker process restarting", row=self.row, seconds=seconds)
             with trio.move_on_after(seconds):
                 await self._stopping.wait()
 
     async def _run_one(self) -> None:
-        """Run a process to its end.
-
-        Raises:
-            OSError: it cannot be started.
-            Exception: as ``ended``.
-
-        Cancellation: at once; the process is killed.
-        """
         process = self.process = self._make()
         self.given = 0
         try:
@@ -696,26 +614,21 @@ class KeptProcess:
                     self._cannot_start(error)
                     return
                 if self.is_ready:
-                    self._tell_change()
+                    self._notify_change()
                 else:
                     process.kill()
             self._ended(self, process)
         finally:
             self.process = None
             self.is_ready = False
-            self._tell_change()
+            self._notify_change()
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         self._changed()
         readiness_may_have_changed()
 
     async def give(self, value: Any, descriptor: int) -> bool:
-        """Give the process a descriptor, and say what it is, if it can still take one.
-
-        Ownership: the caller still has its own descriptor.
-
-        Cancellation: at once; it is given or not.
-        """
+        """Send a message with a file descriptor (copied); return whether the process took it."""
         if self.process is not None:
             self.given += 1
             try:
@@ -727,15 +640,12 @@ class KeptProcess:
         return False
 
     async def tell(self, value: Any) -> None:
-        """Tell the process something, if there is one that is ready.
-
-        Cancellation: at once; it is told or not.
-        """
+        """Send a message, if the process is ready."""
         if self.process is not None and self.is_ready:
             with suppress(WorkerEnded):
                 await self.process.tell(value)
 
     def dismiss(self) -> None:
-        """Have the process finish what it has; one that is not ready has nothing, and may take long to become so."""
+        """Finish the process; kill one that is not ready, which has no requests and may take long to start."""
         if self.process is not None:
             (self.process.finish if self.is_ready else self.process.kill)()

@@ -1,9 +1,8 @@
-"""The main function of a worker process: a channel to the server, and the requests that come through it."""
+"""Main function of worker programs: the channel to the server and its requests."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.isolation.channel import Message, MessageChannel
+from ovmstrio.isolation.process_exit import ignore_stop_signals
 from ovmstrio.isolation.stack_requests import SAMPLES, encode_samples, is_for_samples, sampler_of_process
 from ovmstrio.util.stdio import ignore_failed_writes
 
@@ -21,16 +21,11 @@ __all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "leave", "run_program
 
 
 _NO_ANSWER: Final = 0
-"""The number of what is told without having been asked."""
+"""Number of unsolicited messages."""
 
 
 class WorkRequest:
-    """What the server asks of a worker process.
-
-    Attributes:
-        value: what is asked.
-        descriptor: what came along, which is the receiver's to close.
-    """
+    """Request of the server; the receiver closes its ``descriptor``."""
 
     __slots__ = ("_channel", "_number", "descriptor", "value")
 
@@ -40,41 +35,25 @@ class WorkRequest:
         self.descriptor = message.descriptor
 
     async def answer(self, value: Any) -> None:
-        """Answer once, if a request waits for it; a server that is gone gets none.
-
-        Raises:
-            TypeError: the value cannot be sent; another may be.
-            OSError: there is no memory left.
-
-        Cancellation: at once; the answer is sent as a whole or not at all.
-        """
+        """Send the answer, at most once; ignored if the server has exited. Raises ``TypeError`` or ``OSError``."""
         with suppress(trio.BrokenResourceError):
             await self._channel.send([self._number, value])
 
 
 class WorkRequests:
-    """All that the server asks, until it has nothing more to ask or is gone."""
+    """Requests of the server, until it closes the channel or exits."""
 
     def __init__(self, channel: MessageChannel, tasks: trio.Nursery) -> None:
         self._channel = channel
         self._tasks = tasks
 
     async def tell(self, value: Any) -> None:
-        """Tell the server something that it has not asked for; one that is gone hears nothing.
-
-        Raises:
-            TypeError: the value cannot be sent.
-
-        Cancellation: at once; it is told or not.
-        """
+        """Send an unsolicited message; ignored if the server has exited. Raises ``TypeError``."""
         with suppress(trio.BrokenResourceError):
             await self._channel.send([_NO_ANSWER, value])
 
     async def next(self) -> WorkRequest | None:
-        """Wait for a request; None if there will be none.
-
-        Cancellation: at once; nothing is lost.
-        """
+        """Wait for a request; None at the end."""
         while (message := await self._channel.receive()) is not None:
             if not is_for_samples(message.value):
                 return WorkRequest(self._channel, message)
@@ -82,15 +61,11 @@ class WorkRequests:
         return None
 
     async def _sample(self, number: int, seconds: float, rate: float) -> None:
-        """Answer with the stacks of all threads.
-
-        Cancellation: at once; the thread ends within a sample.
-        """
         sampler = sampler_of_process(rate)
         try:
             answer: Any = encode_samples(await trio.to_thread.run_sync(sampler.run, seconds, abandon_on_cancel=True))
         except RuntimeError as error:
-            # There is no room for another thread, which is no reason to end.
+            # No thread can be started; that is no reason to exit.
             answer = str(error)
         finally:
             sampler.stop()
@@ -98,43 +73,29 @@ class WorkRequests:
             await self._channel.send([SAMPLES, [number, answer]])
 
     async def handle_all(self, handle: Callable[[WorkRequest], Awaitable[None]], *, grace_seconds: float = 0) -> None:
-        """Have each request handled in a task of its own; those that go on at the end get a grace.
-
-        Raises:
-            ExceptionGroup: of what handling them raised.
-
-        Cancellation: at once, and all of them.
-        """
+        """Handle each request in its own task; tasks that run at the end get ``grace_seconds``."""
         async with trio.open_nursery() as nursery:
             while (request := await self.next()) is not None:
                 nursery.start_soon(handle, request)
-                # What is large must not stay until the next one comes.
+                # A large request must not stay in memory until the next one comes.
                 del request
             nursery.cancel_scope.deadline = trio.current_time() + grace_seconds
 
 
 ServeRequests = Callable[[WorkRequest, WorkRequests], Awaitable[None]]
-"""Serves the request that says what the process is for, and then the others."""
+"""Serves the first request, which configures the process, and then the others."""
 
 
 def run_program(serve: ServeRequests) -> None:
-    """Serve the requests of the server, whose socket's descriptor is the first argument, until there are no more.
-
-    Signals that are meant for the whole group of processes have no effect: they must not take the program from a server
-    that is still serving.
-
-    Raises:
-        Exception, SystemExit: as ``serve``.
-    """
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, _leave_it_to_the_server)
+    """Serve the server's requests until there are no more; the first argument is the descriptor of the socket."""
+    ignore_stop_signals()
     ignore_failed_writes("stdout", "stderr")
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     try:
         trio.run(partial(_serve, serve), end)
     finally:
-        # Its end is that of the process, which may still have exit handlers to run.
+        # The channel closes with the process, after its exit handlers.
         end.detach()
 
 
@@ -146,7 +107,7 @@ async def _serve(serve: ServeRequests, end: socket.socket) -> None:
         if first is not None:
             try:
                 await serve(first, requests)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - told as it is, and not as one of a group
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - raised below without an exception group
                 failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -154,10 +115,6 @@ async def _serve(serve: ServeRequests, end: socket.socket) -> None:
 
 
 def leave() -> None:
-    """End the process: threads may still be in what belongs to users, whose exit handlers had better not run then."""
+    """Exit without exit handlers, because threads may still run user code."""
     sys.stdout.flush()
     os._exit(0)
-
-
-def _leave_it_to_the_server(*_: object) -> None:
-    """Do nothing; an ignored signal would be ignored by processes that users' code starts, too."""

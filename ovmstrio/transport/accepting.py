@@ -1,12 +1,12 @@
-"""Taking connections from listeners, and ending that without losing one that a client believes in.
+"""Accept loop of listeners, and a shutdown that loses no established connection.
 
 ::
 
-    accept ──> told to stop ──> no new handshakes ──> those under way complete ──> close
+    accept ──> stop ──> drop new SYNs ──> running handshakes complete ──> close
 
-A listening socket that is closed resets what waits in its queue, and so do clients' last packets of a handshake that
-come after.  So new handshakes are held off first: their clients try again a second later, and find the next server or
-none.  A socket that was inherited stays open elsewhere, and what waits in its queue is for the next server.
+Closing a listening socket resets the connections in its queue, and connections whose handshake is completing. So new
+SYNs are dropped first: these clients retry a second later and reach the next server, if any. An inherited socket stays
+open in another process, which accepts the queue.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_ROOM", "PAUSE_SECONDS", "QUIET_SECONDS", "Accepting", "Pace", "Spread", "bound_wakeups", "in_batches"]
 
-# ----------------------------------------------------------------------
-# A bound on the sockets that wake tasks in one turn of the event loop, so that thousands of them hold no other task
-# ----------------------------------------------------------------------
+# -- Bounded wakeups per turn of the event loop ------------------------------------------------------------------------
 
-_MOST: Final = 64
+_MAX_EVENTS: Final = 64
 
 
 class _BoundedPoll:
-    """An epoll object that tells of a few events at a time."""
+    """Epoll object that returns a bounded number of events per call."""
 
     __slots__ = ("_poll", "close", "modify", "register", "unregister")
 
@@ -53,40 +51,36 @@ class _BoundedPoll:
         self.unregister = epoll.unregister
 
     def poll(self, timeout: float, _: int) -> Any:
-        """Wait for events, and return some of those that there are."""
-        return self._poll(timeout, _MOST)
+        return self._poll(timeout, _MAX_EVENTS)
 
 
 def bound_wakeups() -> None:
-    """Bound the sockets that wake tasks in one turn of the running loop.
+    """Limit how many sockets wake tasks per turn of the event loop, so that thousands do not delay other tasks.
 
-    trio has no option for this bound, so the poll object of the loop is wrapped.  A trio without the object is left as
-    it is.
+    trio has no option for this, so the epoll object of the loop is wrapped. Unknown trio versions are left unchanged.
     """
-    core: Any = trio._core  # noqa: SLF001 - as above
+    core: Any = trio._core  # noqa: SLF001 - no public access
     run = getattr(core, "_run", None)
     manager: Any = None if run is None else getattr(run.GLOBAL_RUN_CONTEXT.runner, "io_manager", None)
     if isinstance(getattr(manager, "_epoll", None), select.epoll):
-        manager._epoll = _BoundedPoll(manager._epoll)  # noqa: SLF001 - as above
+        manager._epoll = _BoundedPoll(manager._epoll)  # noqa: SLF001 - no public access
 
 
-# ----------------------------------------------------------------------
-# Taking connections from listeners, and ending that without losing one that a client believes in
-# ----------------------------------------------------------------------
+# -- Accept loop -------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS: Final = 0.1
-"""What handshakes that are under way get to complete."""
+"""Time for running handshakes to complete."""
 PAUSE_SECONDS: Final = 0.1
-"""How long accepting pauses when the system has no room for a connection."""
+"""Pause after accept() failed for lack of resources."""
 QUIET_SECONDS: Final = 1.0
-"""Time between two lines about that."""
+"""Minimum interval of log lines about these pauses."""
 
 NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-"""Errors by which the system tells that it has no room for another connection."""
+"""accept() errors for lack of resources."""
 _SO_ATTACH_FILTER: Final = 26
-_DROP_BARE_SYN: Final = b"".join(
+_DROP_SYN_FILTER: Final = b"".join(
     struct.pack("HBBI", *instruction)
     for instruction in (
         (0x30, 0, 0, 13),  # load the flags of TCP
@@ -99,29 +93,20 @@ _DROP_BARE_SYN: Final = b"".join(
 
 
 class Accepting:
-    """Accepts the connections of some listeners; of one use.
-
-    Attributes:
-        ended: set when the last listener is closed.
-    """
+    """Accept loop over several listeners, for single use; ``ended`` is set when all are closed."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
         self._is_stopped = False
-        self._untold: list[trio.CancelScope] = []
+        self._accept_scopes: list[trio.CancelScope] = []
 
     async def run(
         self, listeners: Sequence[Listener], handler: Callable[[Any], Awaitable[object]], nursery: trio.Nursery
     ) -> None:
-        """Accept until told to stop, and then what is on its way; each connection is a task of the nursery.
+        """Accept until ``stop``, drain the queues and close the listeners; each connection is a task of ``nursery``.
 
-        Without room for more descriptors or memory accepting pauses, which is told once a second; clients wait.
-
-        Raises:
-            ExceptionGroup: of ``OSError``, a listener is broken.
-
-        Ownership: the listeners, which are closed in any case; ``handler`` owns the connections.
-        Cancellation: at once; what waits is reset.
+        Pauses while the system lacks descriptors or memory, with one log line per second. Raises an ``ExceptionGroup``
+        of ``OSError`` if a listener fails.
         """
         bound_wakeups()
         try:
@@ -132,38 +117,32 @@ class Accepting:
             self.ended.set()
 
     def stop(self) -> None:
-        """Take what is on its way, unless another server will, and close the listeners."""
+        """Stop accepting: drain the queues of listeners that are not inherited, then close the listeners."""
         self._is_stopped = True
-        for scope in self._untold:
+        for scope in self._accept_scopes:
             scope.cancel()
 
     async def _accept_from(
         self, listener: Listener, handler: Callable[[Any], Awaitable[object]], nursery: trio.Nursery
     ) -> None:
-        gate = _Gate(listener, handler, nursery)
+        loop = _AcceptLoop(listener, handler, nursery)
         async with listener:
             if not self._is_stopped:
-                with trio.CancelScope() as untold:
-                    self._untold.append(untold)
-                    await gate.take_all(untold)
+                with trio.CancelScope() as accept_scope:
+                    self._accept_scopes.append(accept_scope)
+                    await loop.accept_all(accept_scope)
             if is_inherited(listener):
                 return
-            _hold_off(listener)
-            # A busy server may not get around to all of them in that time: the end is a time in which nobody came.
+            _drop_new_syns(listener)
+            # A busy server may not drain the queue within that time: repeat until nothing arrived.
             accepted = -1
-            while accepted < gate.accepted:
-                accepted = gate.accepted
+            while accepted < loop.accepted:
+                accepted = loop.accepted
                 with trio.move_on_after(SETTLE_SECONDS) as settling, suppress(OSError):
-                    await gate.take_all(settling)
+                    await loop.accept_all(settling)
 
 
-class _Gate:
-    """One listener, and where its connections go.
-
-    Attributes:
-        accepted: how many have gone there.
-    """
-
+class _AcceptLoop:
     def __init__(
         self,
         listener: Listener,
@@ -174,17 +153,11 @@ class _Gate:
         self._handler = handler
         self._nursery = nursery
         self.accepted = 0
-        self._quiet_until = float("-inf")
+        self._next_log_at = float("-inf")
         self._pauses = 0
 
-    async def take_all(self, scope: trio.CancelScope) -> None:
-        """Accept until the scope ends; as long as there is no room for what waits, the scope does not end by time.
-
-        Raises:
-            OSError: the listener is broken.
-
-        Cancellation: at once; a connection is accepted and handed on, or neither.
-        """
+    async def accept_all(self, scope: trio.CancelScope) -> None:
+        """Accept until the scope ends; while resources are lacking, the scope's deadline is extended."""
         while True:
             try:
                 stream = await self._listener.accept()
@@ -206,10 +179,10 @@ class _Gate:
     async def _pause(self, error: OSError) -> None:
         self._pauses += 1
         now = trio.current_time()
-        if now >= self._quiet_until:
-            self._quiet_until = now + QUIET_SECONDS
+        if now >= self._next_log_at:
+            self._next_log_at = now + QUIET_SECONDS
             log.warning(
-                "accepting pauses",
+                "accept paused",
                 address=address_of(self._listener),
                 reason=f"{os.strerror(error.errno or 0)} ({errno.errorcode[error.errno or 0]})",
                 pauses=self._pauses,
@@ -217,46 +190,41 @@ class _Gate:
         await trio.sleep(PAUSE_SECONDS)
 
 
-def _hold_off(listener: Listener) -> None:
-    """Let no further handshake begin, where the system can do that; what waits already stays."""
+def _drop_new_syns(listener: Listener) -> None:
+    """Drop new SYNs, where the system supports that; queued connections stay."""
     sock = socket_of(listener)
     if sock is None:
         return
     with suppress(OSError):
         if sock.family == socket.AF_UNIX:
-            # Of a Unix socket this refuses who comes, and keeps who waits.
+            # For a Unix socket this refuses new connections and keeps queued ones.
             sock.shutdown(socket.SHUT_RD)
         else:
-            instructions = ctypes.create_string_buffer(_DROP_BARE_SYN)
-            program = struct.pack("HL", len(_DROP_BARE_SYN) // 8, ctypes.addressof(instructions))
+            instructions = ctypes.create_string_buffer(_DROP_SYN_FILTER)
+            program = struct.pack("HL", len(_DROP_SYN_FILTER) // 8, ctypes.addressof(instructions))
             sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-# ----------------------------------------------------------------------
-# Work on thousands of connections in small parts, between which other tasks run
-# ----------------------------------------------------------------------
+# -- Work on thousands of connections in small batches -----------------------------------------------------------------
 
-_AT_ONCE: Final = 64
-_PASS_AT_ONCE: Final = 16
+_BATCH: Final = 64
+_MAX_PASSING: Final = 16
 _SECONDS_BETWEEN: Final = 0.000_25
-"""About what the end of one connection takes."""
+"""Approximate cost of closing one connection."""
 
 T = TypeVar("T")
 
 
 async def in_batches(items: Iterable[T]) -> AsyncIterator[T]:
-    """Iterate over items, and let other tasks run after every few of them.
-
-    Cancellation: at each of these checkpoints.
-    """
+    """Iterate over items with a checkpoint after every 64."""
     for number, item in enumerate(items, 1):
         yield item
-        if not number % _AT_ONCE:
+        if not number % _BATCH:
             await trio.lowlevel.checkpoint()
 
 
 class Pace:
-    """A gate that few tasks pass in each turn of the event loop, in the order in which they come."""
+    """Limiter that few tasks pass per turn of the event loop, in FIFO order."""
 
     __slots__ = ("_limiter",)
 
@@ -264,18 +232,15 @@ class Pace:
         self._limiter: trio.CapacityLimiter | None = None
 
     async def turn(self) -> None:
-        """Wait for a turn in which few others pass.
-
-        Cancellation: at once.
-        """
+        """Wait for this task's turn."""
         if self._limiter is None:
-            self._limiter = trio.CapacityLimiter(_PASS_AT_ONCE)
+            self._limiter = trio.CapacityLimiter(_MAX_PASSING)
         async with self._limiter:
             await trio.lowlevel.checkpoint()
 
 
 class Spread:
-    """Offsets of deadlines that would be the same, so that they wake their tasks one after the other."""
+    """Offsets that spread equal deadlines over time."""
 
     __slots__ = ("_count",)
 
@@ -283,6 +248,6 @@ class Spread:
         self._count = 0
 
     def next(self) -> float:
-        """Return the next offset in seconds, 0 first."""
+        """Return the next offset in seconds, starting with 0."""
         count, self._count = self._count, self._count + 1
         return count * _SECONDS_BETWEEN

@@ -1,6 +1,7 @@
-"""A socket's stream in few steps: trio's own takes some twenty calls of functions for what one system call does.
+"""Socket stream with few function calls per system call, and connection shutdown helpers.
 
-Bytes are asked for when the system says that some have come, and sent before anybody asks whether there is room.
+trio's SocketStream needs about twenty Python calls per system call. DirectStream reads after the socket became readable
+and writes before waiting for writability.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import trio
 from ovmstrio.core.connection import UNKNOWN, socket_address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
     from contextvars import Context
 
     from ovmstrio.core.connection import ClientAddress
@@ -36,36 +37,27 @@ __all__ = [
     "direct",
     "has_unread",
     "has_unread_bytes",
+    "linger",
     "peer_address_of",
     "told_of_waiting",
     "transport_of",
 ]
 
-# ----------------------------------------------------------------------
-# A socket's stream in few steps: trio's own takes some twenty calls of functions for what one system call does
-# ----------------------------------------------------------------------
+# -- Stream ------------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 
 READ_BYTES: Final = 64 * 1024
 MOST_BUFFERS: Final = 512
-"""Buffers that go to the system in one call; it takes some 1,024."""
-_MOST_LEFT_OUT: Final = 31
-"""Looks for bytes that are left out behind one in vain, of which a client that takes its time costs the fewer so."""
+"""Buffers per ``writev`` call; Linux allows 1,024."""
+_MAX_SKIPPED_READS: Final = 31
+"""Maximum number of speculative reads to skip after failed ones, so that slow clients cost few vain system calls."""
 
 
 class DirectStream(trio.abc.HalfCloseableStream):
-    """A connected socket.
+    """Stream of a connected socket, with the ``peer_address`` reported by ``accept``.
 
-    Sending is no checkpoint where the socket takes all of the bytes at once.
-
-    Args:
-        stream: trio's, which this one takes the place of.
-        peer_address: the other end, as ``accept`` reported it.
-
-    Attributes:
-        peer_address: of the arguments.
-        socket: trio's.
+    Sending is no checkpoint if the socket takes all bytes at once. Methods raise like those of ``trio.SocketStream``.
     """
 
     def __init__(self, stream: trio.SocketStream, peer_address: ClientAddress = UNKNOWN) -> None:
@@ -74,33 +66,26 @@ class DirectStream(trio.abc.HalfCloseableStream):
         self.socket = stream.socket
         self._fileno: Callable[[], int] = stream.socket.fileno
         self._may_have_more = False
-        self._left_out = 0
-        self._misses = 0
+        self._reads_to_skip = 0
+        self._skip_count = 0
         self._is_sending = False
 
     def expect(self) -> None:
-        """Say that the peer may send soon: what is received next is looked for before it is waited for.
+        """Announce that the peer may send soon, so that the next receive reads before it waits for readability.
 
-        Others have their turn first.  On a busy server most clients have sent by then, and the system need not be asked
-        to tell of it.  Of a client that has not, it is tried ever less often.
+        Other tasks run before the read. On a busy server most clients have sent by then, which saves an epoll
+        registration. After vain reads the shortcut is skipped increasingly often.
         """
-        if self._left_out:
-            self._left_out -= 1
+        if self._reads_to_skip:
+            self._reads_to_skip -= 1
         else:
             self._may_have_more = True
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive what there is; nothing at the end.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: this end is closed.
-
-        Cancellation: at any time; no bytes are lost.
-        """
+        """Receive available bytes; empty at the end."""
         size = max_bytes or READ_BYTES
         while True:
-            if looks := self._may_have_more:
+            if is_speculative := self._may_have_more:
                 await trio.lowlevel.checkpoint()
             elif (number := self._fileno()) >= 0:
                 await trio.lowlevel.wait_readable(number)
@@ -108,20 +93,17 @@ class DirectStream(trio.abc.HalfCloseableStream):
                 data = os.read(self._fileno(), size)
             except BlockingIOError:
                 self._may_have_more = False
-                self._left_out = self._misses = min(2 * self._misses + 1, _MOST_LEFT_OUT)
+                self._reads_to_skip = self._skip_count = min(2 * self._skip_count + 1, _MAX_SKIPPED_READS)
             except OSError as error:
-                raise _translated(error) from error
+                raise _translate_error(error) from error
             else:
                 self._may_have_more = len(data) == size
-                if looks:
-                    self._misses = 0
+                if is_speculative:
+                    self._skip_count = 0
                 return data
 
     async def receive_into(self, target: memoryview) -> int:
-        """Receive into a buffer, and tell how many bytes; 0 at the end.
-
-        Raises, and Cancellation: as :meth:`receive_some`.
-        """
+        """Receive into a buffer and return the number of bytes; 0 at the end."""
         while True:
             await self._wait_readable()
             try:
@@ -129,7 +111,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
             except BlockingIOError:
                 self._may_have_more = False
             except OSError as error:
-                raise _translated(error) from error
+                raise _translate_error(error) from error
             else:
                 self._may_have_more = size == len(target)
                 return size
@@ -144,13 +126,8 @@ class DirectStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.wait_readable(number)
 
     def send_now(self, *buffers: Buffer) -> int:
-        """Send what the socket takes, and tell how many bytes; 0 while another task is sending.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: this end is closed, or its sending side.
-        """
-        # Once nothing more can be sent, there will never be the room that a sender who is told of none waits for.
+        """Send what the socket takes without blocking and return how many bytes; 0 while another task is sending."""
+        # After shutdown the write must fail: a sender that got 0 would wait for room forever.
         if self._is_sending and not self.socket.did_shutdown_SHUT_WR:
             return 0
         try:
@@ -160,18 +137,10 @@ class DirectStream(trio.abc.HalfCloseableStream):
         except OSError as error:
             if self.socket.did_shutdown_SHUT_WR:
                 raise trio.ClosedResourceError("the sending side is closed") from error
-            raise _translated(error) from error
+            raise _translate_error(error) from error
 
     async def send_all(self, data: Buffer) -> None:
-        """Send everything.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: this end is closed, or its sending side.
-            trio.BusyResourceError: another task is sending.
-
-        Cancellation: while the socket takes nothing; nobody knows then how much was sent.
-        """
+        """Send all bytes; after a cancellation an unknown part was sent."""
         self._check_sending()
         sent = self.send_now(data)
         if sent < len(data):
@@ -179,7 +148,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
                 await self._send_rest([view[sent:]])
 
     async def send_buffers(self, buffers: Sequence[Buffer]) -> None:
-        """Send everything, without joining it; as :meth:`send_all`."""
+        """Send all buffers without joining them; like :meth:`send_all`."""
         self._check_sending()
         await self._send_rest([memoryview(each) for each in buffers if len(each)])
 
@@ -200,7 +169,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
                     await trio.lowlevel.wait_writable(self.socket)
                     continue
                 except OSError as error:
-                    raise _translated(error) from error
+                    raise _translate_error(error) from error
                 while at < len(views) and sent >= len(views[at]):
                     sent -= len(views[at])
                     at += 1
@@ -210,11 +179,11 @@ class DirectStream(trio.abc.HalfCloseableStream):
             self._is_sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait until there is room; as trio's."""
+        """Wait until the socket is writable."""
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """Send no more; as trio's."""
+        """Shut down the sending side."""
         await self._stream.send_eof()
 
     def close(self) -> None:
@@ -222,13 +191,13 @@ class DirectStream(trio.abc.HalfCloseableStream):
         self.socket.close()
 
     async def aclose(self) -> None:
-        """Close the connection; as trio's."""
+        """Close the connection."""
         self.close()
         await trio.lowlevel.checkpoint()
 
 
 def direct(stream: trio.abc.Stream) -> trio.abc.Stream:
-    """Return a :class:`DirectStream` of a socket's stream; other streams are returned as they are."""
+    """Return a :class:`DirectStream` for a socket stream; other streams unchanged."""
     return DirectStream(stream, peer_address_of(stream)) if isinstance(stream, trio.SocketStream) else stream
 
 
@@ -238,10 +207,9 @@ def transport_of(stream: trio.abc.Stream) -> trio.abc.Stream:
 
 
 def peer_address_of(stream: trio.abc.Stream) -> ClientAddress:
-    """Return the other end of a connection.
+    """Return the address of the other end: as reported by ``accept``, else ``getpeername``.
 
-    That is the address that ``accept`` reported, if the stream has it.  Otherwise the socket is asked, which has no
-    address once the client has reset the connection: call this once, as soon as there is a stream.
+    ``getpeername`` fails after a reset, so call this once, as soon as there is a stream.
     """
     transport: Any = transport_of(stream)
     known: ClientAddress | None = getattr(transport, "peer_address", None)
@@ -253,7 +221,7 @@ def peer_address_of(stream: trio.abc.Stream) -> ClientAddress:
     return UNKNOWN
 
 
-def _translated(error: OSError) -> Exception:
+def _translate_error(error: OSError) -> Exception:
     if error.errno == errno.EBADF:
         return trio.ClosedResourceError("the connection is closed")
     return trio.BrokenResourceError(f"the connection broke: {error}")
@@ -263,11 +231,9 @@ def _translated(error: OSError) -> Exception:
 def told_of_waiting(
     running: Coroutine[Any, Any, _T], tell: Callable[[], object], context: Context | None = None
 ) -> Generator[Any, Any, _T]:
-    """Run a coroutine to its end, and ``tell`` when it first waits for something, if it ever does.
+    """Run a coroutine to its end; call ``tell`` when the coroutine blocks for the first time, if ever.
 
-    It has the context variables of the running task, or those of ``context``.
-
-    Cancellation: as the coroutine's.
+    The coroutine runs in ``context``, or in the context of the running task.
     """
     try:
         trap = running.send(None) if context is None else context.run(running.send, None)
@@ -279,29 +245,23 @@ def told_of_waiting(
     if context is not None:
         within: Any = context.run
         send, throw = partial(within, send), partial(within, throw)
-    outcome: _T = yield from _carry_on(send, throw, trap)
+    outcome: _T = yield from _resume(send, throw, trap)
     return outcome
 
 
-def carry_on(running: Coroutine[Any, Any, _T], trap: Any) -> Awaitable[_T]:
-    """Run a coroutine to its end that was begun by its ``send``, which gave a trap of trio's, as it waits.
-
-    Cancellation: as the coroutine's.
-    """
-    return _awaited(running.send, running.throw, trap)
-
-
 @coroutine
-def _awaited(send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any) -> Generator[Any, Any, Any]:
-    return (yield from _carry_on(send, throw, trap))
+def carry_on(running: Coroutine[Any, Any, _T], trap: Any) -> Generator[Any, Any, _T]:
+    """Resume a coroutine that was started with ``send(None)`` and blocked with ``trap``; run it to its end."""
+    outcome: _T = yield from _resume(running.send, running.throw, trap)
+    return outcome
 
 
-def _carry_on(send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any) -> Generator[Any, Any, Any]:
+def _resume(send: Callable[[Any], Any], throw: Callable[[BaseException], Any], trap: Any) -> Generator[Any, Any, Any]:
     try:
         while True:
             try:
                 outcome = yield trap
-            except BaseException as error:  # noqa: BLE001 - the coroutine's to handle, whatever it is
+            except BaseException as error:  # noqa: BLE001 - forwarded to the coroutine
                 trap = throw(error)
             else:
                 trap = send(outcome)
@@ -309,42 +269,38 @@ def _carry_on(send: Callable[[Any], Any], throw: Callable[[BaseException], Any],
         return done.value
 
 
-# ----------------------------------------------------------------------
-# Ends of connections at which nothing is lost: neither the last answer nor a request that had come
-# ----------------------------------------------------------------------
+# -- Shutdown of connections -------------------------------------------------------------------------------------------
 
 LINGER_SECONDS: Final = 2.0
-"""How long a client may go on sending once it has been answered for the last time."""
-
-_READ_BYTES: Final = 64 * 1024
+"""How long a client may continue to send after its last response."""
 
 
 def has_unread(stream: trio.abc.Stream) -> bool:
-    """Tell whether bytes of the peer, or its goodbye, have come that nobody has read; streams without a socket lie."""
-    sock = getattr(transport_of(stream), "socket", None)
-    if sock is None or sock.fileno() < 0:
+    """Return whether unread bytes or EOF have arrived; False for streams without a socket."""
+    if (number := _descriptor_of(stream)) < 0:
         return False
     poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
+    poll.register(number, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def has_unread_bytes(stream: trio.abc.Stream) -> bool:
-    """Return whether bytes of the peer have come that were not read, which a goodbye alone is not."""
-    sock = getattr(transport_of(stream), "socket", None)
-    if sock is None or sock.fileno() < 0:
-        return False
-    with suppress(OSError):
-        return any(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+    """Return whether unread bytes have arrived; EOF does not count."""
+    if (number := _descriptor_of(stream)) >= 0:
+        with suppress(OSError):
+            return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
     return False
 
 
+def _descriptor_of(stream: trio.abc.Stream) -> int:
+    sock = getattr(transport_of(stream), "socket", None)
+    return -1 if sock is None else int(sock.fileno())
+
+
 async def close_now(stream: trio.abc.Stream) -> None:
-    """Close a stream without a word to the peer.
+    """Close a stream without notifying the peer, also on cancellation.
 
-    A plain socket is closed in one step: cancel scopes and checkpoints take longer, and thousands may close at once.
-
-    Cancellation: the stream is closed in any case.
+    A plain socket is closed directly: cancel scopes and checkpoints are slower, and thousands may close at once.
     """
     if isinstance(stream, DirectStream):
         stream.close()
@@ -354,19 +310,23 @@ async def close_now(stream: trio.abc.Stream) -> None:
         await trio.aclose_forcefully(stream)
 
 
-async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
-    """Say that nothing more will come, drop what the peer still sends, and close when it does, or after a time.
+async def linger(stream: trio.abc.Stream) -> None:
+    """Send EOF and discard input until the peer closes.
 
-    A socket that is closed with bytes unread resets the connection, and throws away what its peer has not read.
-
-    Cancellation: closes at once.
+    Closing a socket with unread bytes resets the connection and discards what the peer has not read yet.
     """
     transport = transport_of(stream)
+    if isinstance(transport, trio.abc.HalfCloseableStream):
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await transport.send_eof()
+            while await transport.receive_some(READ_BYTES):
+                pass
+
+
+async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
+    """Send EOF, discard input until the peer closes or ``seconds`` have passed, then close."""
     try:
-        with trio.move_on_after(seconds), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if isinstance(transport, trio.abc.HalfCloseableStream):
-                await transport.send_eof()
-                while await transport.receive_some(_READ_BYTES):
-                    pass
+        with trio.move_on_after(seconds):
+            await linger(stream)
     finally:
         await close_now(stream)

@@ -1,4 +1,4 @@
-"""Addresses to listen on: ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with TLS or without."""
+"""Listeners on ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with or without TLS."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ __all__ = [
     "tls_context",
 ]
 
-# ----------------------------------------------------------------------
-# Listeners at sockets, which take several connections in a turn of the event loop
-# ----------------------------------------------------------------------
+# -- Socket listeners --------------------------------------------------------------------------------------------------
 
-_MORE_AT_ONCE: Final = 7
-"""To begin with a connection takes longer than a call: no more of them than others can wait for."""
+_MAX_EXTRA_ACCEPTS: Final = 7
+"""Additional connections accepted per turn; setting up a connection costs more than a call."""
 
-_FAILED_CONNECTION: Final = frozenset(
+_CONNECTION_ERRORS: Final = frozenset(
     {
         errno.ECONNABORTED,
         errno.ECONNRESET,
@@ -56,66 +54,53 @@ _FAILED_CONNECTION: Final = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""Errors of a connection that fails before it is accepted (``accept(2)``); the listener goes on."""
+"""Errors of a connection that failed before ``accept(2)``; the listener continues."""
 
 
 class PlainListener(trio.abc.Listener[DirectStream]):
-    """Accepts connections at a socket, a few of those that wait in each turn of the event loop.
+    """Socket listener that accepts several connections per turn of the event loop.
 
-    trio's takes one, and turns of a busy server take milliseconds: of many clients that come together the last would
-    wait for as many of them.  It also drops the address of the client, which a connection that is reset has no more.
-
-    Args:
-        transport_listener: trio's; closed with this one.
-
-    Attributes:
-        socket: trio's.
+    trio's listener accepts one per turn, and turns of a busy server take milliseconds. It also drops the client's
+    address, which is not available after a reset.
     """
 
     def __init__(self, transport_listener: trio.SocketListener) -> None:
         self._listener = transport_listener
         self.socket = transport_listener.socket
-        own = self.socket
-        # Another object for the same descriptor, as trio's gives the turn away with each connection.
-        self._same = socket.socket(own.family, own.type, own.proto, fileno=own.fileno())
-        self._taken: deque[DirectStream] = deque()
+        sock = self.socket
+        # A second object for the same descriptor, because trio's accept() is a checkpoint.
+        self._sync_socket = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+        self._accepted: deque[DirectStream] = deque()
 
     async def accept(self) -> DirectStream:
-        """Accept one connection, which keeps the address of its client.
-
-        Raises:
-            OSError: the system has no room for another one, or the socket is broken.
-            trio.ClosedResourceError: this is closed.
-
-        Cancellation: at once.  Not a checkpoint where a connection was taken together with the last one.
-        """
-        while not self._taken:
+        """Accept one connection; raises ``OSError`` if the system lacks resources. Not always a checkpoint."""
+        while not self._accepted:
             try:
                 sock, name = await self.socket.accept()
             except OSError as error:
                 if error.errno == errno.EBADF:
                     raise trio.ClosedResourceError("the listener is closed") from None
-                if error.errno not in _FAILED_CONNECTION:
+                if error.errno not in _CONNECTION_ERRORS:
                     raise
             else:
-                self._taken.append(_stream(sock, name))
-                self._take_more()
-        return self._taken.popleft()
+                self._accepted.append(_stream(sock, name))
+                self._accept_queued()
+        return self._accepted.popleft()
 
-    def _take_more(self) -> None:
-        for _ in range(_MORE_AT_ONCE):
+    def _accept_queued(self) -> None:
+        for _ in range(_MAX_EXTRA_ACCEPTS):
             try:
-                sock, name = self._same.accept()
+                sock, name = self._sync_socket.accept()
             except OSError:
-                # None waits; or it is told of what is wrong when one is waited for.
+                # The queue is empty, or the next trio accept() will raise the error.
                 return
-            self._taken.append(_stream(trio.socket.from_stdlib_socket(sock), name))
+            self._accepted.append(_stream(trio.socket.from_stdlib_socket(sock), name))
 
     async def aclose(self) -> None:
-        """Close the socket, and the connections that nobody has asked for."""
-        self._same.detach()
-        while self._taken:
-            self._taken.popleft().socket.close()
+        """Close the socket and accepted connections that were not returned."""
+        self._sync_socket.detach()
+        while self._accepted:
+            self._accepted.popleft().socket.close()
         await self._listener.aclose()
 
 
@@ -124,12 +109,10 @@ def _stream(sock: trio.socket.SocketType, name: object) -> DirectStream:
 
 
 class InheritedListener(PlainListener):
-    """A listener at a socket that others have, too: it goes on to take connections when this process does not."""
+    """Listener on a socket shared with other processes, which continue to accept after this process stops."""
 
 
-# ----------------------------------------------------------------------
-# Addresses to listen on: ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with TLS or without
-# ----------------------------------------------------------------------
+# -- Addresses ---------------------------------------------------------------------------------------------------------
 
 Listener = trio.abc.Listener[Any]
 
@@ -139,13 +122,16 @@ _DESCRIPTOR_PREFIX: Final = "fd:"
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
-    """Make the server's TLS settings from PEM files; with ``client_ca`` clients must show a certificate of that CA.
+    """Create the server's TLS settings from PEM files; with ``client_ca``, clients need a certificate of that CA.
 
-    ``protocol`` is what ALPN offers.
+    Args:
+        certificate: certificate chain.
+        key: private key.
+        client_ca: CA of client certificates.
+        protocol: ALPN protocol.
 
     Raises:
-        OSError: a file cannot be read.
-        ssl.SSLError: a file does not hold what it should, or the key is not the certificate's.
+        OSError: a file cannot be read; ``ssl.SSLError`` if it is malformed or the key does not match.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -164,15 +150,13 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, 
 async def open_listeners(
     addresses: Sequence[str], tls: ssl.SSLContext | ReloadedTls | None = None
 ) -> AsyncIterator[list[Listener]]:
-    """Listen on every address; a host name gives one listener for each of its addresses.
+    """Listen on all addresses until the block ends; a host name yields one listener per IP address.
 
-    An inherited descriptor (``fd:3``) is taken over; what else has the socket keeps it, and its file.
-
-    Ownership: the listeners are closed and Unix sockets removed when the block ends.
+    An inherited descriptor (``fd:3``) is taken over. Created Unix socket files are removed at the end.
 
     Raises:
-        ValueError: an address is not understood, or a descriptor is no socket that listens.
-        OSError: an address is in use or not this machine's.
+        ValueError: an address is malformed, or a descriptor is not a listening socket.
+        OSError: an address is in use or not local.
     """
     opened: list[PlainListener] = []
     paths: list[Path] = []
@@ -183,7 +167,7 @@ async def open_listeners(
                 opened.append(PlainListener(await _listen_unix(path)))
                 paths.append(path)
             elif address.startswith(_DESCRIPTOR_PREFIX):
-                opened.append(_take_over(address))
+                opened.append(_inherit(address))
             else:
                 host, port = _split_host_port(address)
                 opened.extend(map(PlainListener, await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)))
@@ -202,7 +186,7 @@ def _with_tls(listener: PlainListener, tls: ssl.SSLContext | ReloadedTls | None)
     return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
 
 
-def _take_over(address: str) -> InheritedListener:
+def _inherit(address: str) -> InheritedListener:
     number = address.removeprefix(_DESCRIPTOR_PREFIX)
     try:
         sock = socket.socket(fileno=int(number))
@@ -235,7 +219,7 @@ async def _listen_unix(path: Path) -> trio.SocketListener:
 
 
 async def _remove_stale(path: Path) -> None:
-    """Remove a socket file that a dead server left; a live one's stays, and binding then fails."""
+    """Remove the socket file of a dead server; the file of a running server stays."""
     try:
         status = await trio.Path(path).stat()
     except FileNotFoundError:
@@ -252,13 +236,13 @@ async def _remove_stale(path: Path) -> None:
 
 
 def address_of(listener: Listener) -> str:
-    """Say where a listener listens, with the port that the system chose."""
+    """Return the bound address of a listener, including the port chosen by the system."""
     sock = socket_of(listener)
     return "unknown" if sock is None else _format(sock.getsockname())
 
 
 def is_inherited(listener: Listener) -> bool:
-    """Tell whether others have the socket of a listener, too, so that it must be left as it is."""
+    """Return whether other processes share the listener's socket."""
     return isinstance(_without_tls(listener), InheritedListener)
 
 
@@ -267,13 +251,13 @@ def _without_tls(listener: Listener) -> Listener:
 
 
 def socket_of(listener: Listener) -> trio.socket.SocketType | None:
-    """Give the socket of a listener; None for one that has its connections from elsewhere."""
+    """Return the socket of a listener; None if it has none."""
     listener = _without_tls(listener)
     return listener.socket if isinstance(listener, trio.SocketListener | PlainListener) else None
 
 
 def certificate_of(stream: trio.abc.Stream) -> Mapping[str, Any] | None:
-    """Return the verified certificate of the client; None without one, or before the handshake."""
+    """Return the client's verified certificate; None without one, or before the handshake."""
     if isinstance(stream, trio.SSLStream):
         with suppress(trio.NeedHandshakeError):
             certificate: Mapping[str, Any] | None = stream.getpeercert()
@@ -288,17 +272,15 @@ def _format(name: object) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# ----------------------------------------------------------------------
-# What front ends have in common that open listeners of their own, and serve those that are given to them
-# ----------------------------------------------------------------------
+# -- Front ends --------------------------------------------------------------------------------------------------------
 
 
 class AtAddresses(ABC):
-    """Serves at addresses.
+    """Base of front ends that listen on addresses.
 
     Args:
-        addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
-        tls: the server's TLS settings, None for plain connections.
+        addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
+        tls: TLS settings; None for plain connections.
     """
 
     def __init__(self, addresses: Sequence[str], tls: ssl.SSLContext | None) -> None:
@@ -306,17 +288,13 @@ class AtAddresses(ABC):
         self._tls = tls
 
     async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until a drain has ended the last connection; may be run once.
+        """Serve until ``drain`` has ended the last connection; may be called once.
 
-        Reports the addresses that are bound once connections are accepted.
-
-        Ownership: listeners, connections and requests.  A failing connection or request ends nothing but itself.
+        Reports the bound addresses through ``task_status``. Errors of a connection or request do not affect others.
 
         Raises:
-            ValueError: an address is not understood.
+            ValueError: an address is malformed.
             OSError: an address cannot be bound.
-
-        Cancellation: closes everything at once.
         """
         async with open_listeners(self._addresses, self._tls) as listeners:
             await self.serve_listeners(listeners, task_status=task_status)
@@ -325,4 +303,4 @@ class AtAddresses(ABC):
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Do as :meth:`serve` with listeners that are the caller's."""
+        """Serve on open listeners; like :meth:`serve`."""

@@ -1,8 +1,8 @@
-"""Bytes of answers that wait for clients: one bound for the server, and a share of it for each connection.
+"""Send budget: limit of response bytes that wait for clients, per server and per connection.
 
-A byte counts from when it is encoded until the socket takes it.  Calls that have yet to be answered count with what
-their answers are expected to have, so that they wait before they compute what nobody reads.  Clients that take nothing
-are cut off by the connections, after the time that is said here.
+A byte counts from its encoding until the socket takes it. Unfinished calls count with the expected size of their
+responses, so that they wait before computing responses that no client reads. Connections close clients that read
+nothing for ``patience_seconds``.
 """
 
 from __future__ import annotations
@@ -16,60 +16,48 @@ import trio
 
 __all__ = ["ByteBudget", "PendingAnswers", "PendingShare", "Watched", "current_share"]
 
-# ----------------------------------------------------------------------
-# A number of bytes that may be held at once, and the lines of those who wait for some
-# ----------------------------------------------------------------------
+# -- Byte budget -------------------------------------------------------------------------------------------------------
 
 
 class ByteBudget:
-    """Lets bytes be held up to a limit; more than that at once is fine as long as nothing else is held.
-
-    Args:
-        limit: how many; ``math.inf`` for any number.
+    """Counter of held bytes with a limit and FIFO queues of waiting tasks. If nothing is held, any size is allowed.
 
     Attributes:
-        limit: how many bytes may be held.
-        held: how many are.
-        waiting: how many wait for some.
+        limit: how many bytes may be held; ``math.inf`` for no limit.
+        held: held bytes.
+        waiting: number of waiting tasks.
     """
 
-    __slots__ = ("_first_line", "_line", "held", "limit", "waiting")
+    __slots__ = ("_priority_queue", "_queue", "held", "limit", "waiting")
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.held = 0
         self.waiting = 0
-        self._first_line: OrderedDict[trio.Event, int] = OrderedDict()
-        self._line: OrderedDict[trio.Event, int] = OrderedDict()
+        self._priority_queue: OrderedDict[trio.Event, int] = OrderedDict()
+        self._queue: OrderedDict[trio.Event, int] = OrderedDict()
 
     def take(self, size: int) -> bool:
-        """Hold some bytes if there is room for them and nobody waits; False if not."""
+        """Hold bytes if there is room and no task waits; return whether they are held."""
         if self.waiting or (self.held and self.held + size > self.limit):
             return False
         self.held += size
         return True
 
     async def wait(self, size: int, *, is_first: bool = False) -> None:
-        """Hold some bytes as soon as there is room for them, behind those who came first.
-
-        Args:
-            size: how many.
-            is_first: whether to wait behind those only who are so as well.
-
-        Cancellation: while it waits; nothing is held then.
-        """
+        """Hold bytes as soon as there is room, in FIFO order; tasks with ``is_first`` come before all others."""
         if self.take(size):
             return
-        turn, line = trio.Event(), self._first_line if is_first else self._line
-        line[turn] = size
+        turn, queue = trio.Event(), self._priority_queue if is_first else self._queue
+        queue[turn] = size
         self.waiting += 1
         self.serve_line()
         try:
-            # Whoever sets it has taken the bytes.
+            # The task that sets the event has already counted the bytes.
             await turn.wait()
         except trio.Cancelled:
-            # It may have been served after its cancellation was decided.
-            if line.pop(turn, None) is None:
+            # The bytes may have been granted after the cancellation was decided.
+            if queue.pop(turn, None) is None:
                 self.held -= size
             else:
                 self.waiting -= 1
@@ -77,52 +65,50 @@ class ByteBudget:
             raise
 
     def give_back(self, size: int) -> None:
-        """Hold some bytes less."""
+        """Release held bytes."""
         self.held -= size
         self.serve_line()
 
     def serve_line(self) -> None:
-        """Let those who wait go on, in their order, as far as there is room."""
+        """Wake waiting tasks in order, as far as there is room."""
         while self.waiting:
-            line = self._first_line or self._line
-            turn, wanted = next(iter(line.items()))
-            if self.held and self.held + wanted > self.limit:
+            queue = self._priority_queue or self._queue
+            turn, size = next(iter(queue.items()))
+            if self.held and self.held + size > self.limit:
                 return
-            del line[turn]
+            del queue[turn]
             self.waiting -= 1
-            self.held += wanted
+            self.held += size
             turn.set()
 
 
-# ----------------------------------------------------------------------
-# Bytes of answers that wait for clients: one bound for the server, and a share of it for each connection
-# ----------------------------------------------------------------------
+# -- Server and connection budgets -------------------------------------------------------------------------------------
 
 _MEBIBYTE: Final = 2**20
-_LOOK_SECONDS: Final = 1.0
-_HURRY_SECONDS: Final = 5.0
-"""How long a client may take nothing while others have to wait for the room that its answers take."""
+_CHECK_SECONDS: Final = 1.0
+_CONTENDED_PATIENCE_SECONDS: Final = 5.0
+"""Stall timeout while other clients wait for budget."""
 
 
 class Watched(Protocol):
-    """Something that is being sent to a client."""
+    """Response in transmission."""
 
     def look(self, now: float, patience_seconds: float) -> None:
-        """Give it up if the client has taken none of it for so long; ``now`` is trio's time."""
+        """Abort if the client has read nothing for ``patience_seconds``; ``now`` is trio time."""
         ...
 
 
 class PendingAnswers:
-    """What waits for all clients of a server.
+    """Send budget of a server.
 
     Args:
-        max_bytes: of all connections together; infinite unless given.
-        max_share_bytes: of one connection.
-        stalled_seconds: how long a client may take nothing of what waits for it; 0 for any time.
+        max_bytes: limit of all connections together.
+        max_share_bytes: limit per connection.
+        stalled_seconds: stall timeout of clients that read nothing; 0 for none.
 
     Attributes:
-        budget: what waits, expected answers included.
-        watched: what ``watch`` looks at.
+        budget: waiting and expected response bytes.
+        watched: responses that ``watch`` checks.
     """
 
     def __init__(
@@ -135,60 +121,55 @@ class PendingAnswers:
 
     @property
     def patience_seconds(self) -> float:
-        """How long a client may take nothing now: less while there is no room for others."""
+        """Current stall timeout; shorter while others wait for budget."""
         if self.budget.waiting:
-            return min(self._stalled_seconds, _HURRY_SECONDS)
+            return min(self._stalled_seconds, _CONTENDED_PATIENCE_SECONDS)
         return self._stalled_seconds
 
     async def watch(self) -> None:
-        """Look for clients that take nothing, for ever.
-
-        Cancellation: at any time.
-        """
+        """Check for stalled clients every second, forever."""
         while True:
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(_CHECK_SECONDS)
             now, patience = trio.current_time(), self.patience_seconds
             for each in tuple(self.watched):
                 each.look(now, patience)
 
     def share(self) -> PendingShare:
-        """Make the share of a new connection, which must be closed with it."""
+        """Create the share of a new connection, which must be closed with the connection."""
         return PendingShare(self, self._max_share_bytes)
 
 
 class PendingShare:
-    """What waits for one client.
+    """Send budget of one connection."""
 
-    Args:
-        answers: that it is a share of.
-        max_bytes: that may wait for the client.
-    """
-
-    __slots__ = ("_all", "_own", "answers")
+    __slots__ = ("_connection_budget", "_server_budget", "answers")
 
     def __init__(self, answers: PendingAnswers, max_bytes: int) -> None:
         self.answers = answers
-        self._all = answers.budget
-        self._own = ByteBudget(max_bytes)
+        self._server_budget = answers.budget
+        self._connection_budget = ByteBudget(max_bytes)
 
     @property
     def bytes(self) -> int:
-        """How many bytes wait, and are expected."""
-        return self._own.held
+        """Waiting and expected bytes."""
+        return self._connection_budget.held
 
     @property
     def is_full(self) -> bool:
-        """Whether more waits than may, so that nothing should be added."""
-        return self._own.held > self._own.limit or self._all.held > self._all.limit
+        """Whether a limit is exceeded, so that nothing should be added."""
+        return (
+            self._connection_budget.held > self._connection_budget.limit
+            or self._server_budget.held > self._server_budget.limit
+        )
 
     @property
     def unknown_bytes(self) -> int:
-        """What an answer counts of whose size nobody knows anything."""
-        return int(min(self._own.limit, self._all.limit) // 16)
+        """Estimated size of a response of unknown size."""
+        return int(min(self._connection_budget.limit, self._server_budget.limit) // 16)
 
     def take(self, size: int) -> bool:
-        """Count bytes that will come, if there is room for them and nobody waits; False if not."""
-        own, everyone = self._own, self._all
+        """Reserve expected bytes if there is room and no task waits; return whether they are reserved."""
+        own, everyone = self._connection_budget, self._server_budget
         if own.waiting or everyone.waiting or own.held + size > own.limit or everyone.held + size > everyone.limit:
             return False
         own.held += size
@@ -196,27 +177,22 @@ class PendingShare:
         return True
 
     async def wait(self, size: int) -> None:
-        """Count bytes that will come, as soon as there is room for them; more than fit in, when nothing else waits.
-
-        A client for whom nothing waits yet goes before those who have answers to read.
-
-        Cancellation: while it waits; nothing is counted then.
-        """
-        await self._own.wait(size)
+        """Reserve expected bytes as soon as there is room. Clients with no pending responses come first."""
+        await self._connection_budget.wait(size)
         try:
-            await self._all.wait(size, is_first=self._own.held == size)
+            await self._server_budget.wait(size, is_first=self._connection_budget.held == size)
         except BaseException:
-            self._own.give_back(size)
+            self._connection_budget.give_back(size)
             raise
 
     def add(self, size: int) -> None:
-        """Count bytes that are there, room or not."""
-        self._own.held += size
-        self._all.held += size
+        """Count bytes regardless of the limits."""
+        self._connection_budget.held += size
+        self._server_budget.held += size
 
     def give_back(self, size: int) -> None:
-        """Count bytes no more: they have been taken, or will not come."""
-        own, everyone = self._own, self._all
+        """Release bytes that were sent or will not come."""
+        own, everyone = self._connection_budget, self._server_budget
         own.held -= size
         everyone.held -= size
         if own.waiting:
@@ -225,9 +201,9 @@ class PendingShare:
             everyone.serve_line()
 
     def close(self) -> None:
-        """Count nothing any more, at the end of the connection and of all that ran for it."""
-        self.give_back(self._own.held)
+        """Release all bytes at the end of the connection."""
+        self.give_back(self._connection_budget.held)
 
 
 current_share: Final[ContextVar[PendingShare | None]] = ContextVar("current_share", default=None)
-"""The share of the connection that the running task serves."""
+"""Send budget of the connection that the running task serves."""

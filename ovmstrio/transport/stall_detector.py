@@ -1,4 +1,4 @@
-"""Whether a peer takes anything of what is sent to it."""
+"""Detection of peers that do not read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Standstill", "unsent_bytes"]
 
 
 class Standstill:
-    """Tells for how long a value has been the same, as far as it was looked at."""
+    """Timer of how long a sampled value has been unchanged."""
 
     __slots__ = ("_since", "_value")
 
@@ -27,7 +27,7 @@ class Standstill:
         self._since = now
 
     def seconds(self, value: object, now: float) -> float:
-        """Look at the value: how long has it been what it is now?"""
+        """Sample the value and return for how many seconds it has been unchanged."""
         if value != self._value:
             self._value = value
             self._since = now
@@ -35,9 +35,10 @@ class Standstill:
 
 
 def unsent_bytes(stream: SendStream) -> int:
-    """Count the bytes that a stream's socket holds because the peer has not taken them; 0 where that is not known.
+    """Return the bytes in the socket's send buffer that the peer has not acknowledged; 0 if unknown.
 
-    A socket takes more only when much of what it holds is gone, so that of a slow peer nothing else is seen for long.
+    A socket accepts more only after much of its buffer was acknowledged, so this is the only early sign of a slow
+    reader.
     """
     if isinstance(stream, trio.SSLStream):
         stream = stream.transport_stream
@@ -47,5 +48,5 @@ def unsent_bytes(stream: SendStream) -> int:
     try:
         return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except (OSError, ValueError):
-        # A socket that is closed has the number -1.
+        # A closed socket has the descriptor -1.
         return 0

@@ -1,7 +1,7 @@
-"""The one table from an error's class to the statuses that gRPC and HTTP clients see.
+"""Mapping of error classes to gRPC and HTTP statuses.
 
-Where OVMS answers a caller's mistake with "internal" or "unknown" only because its tables have a gap, the caller's
-mistake is said here; most others are OVMS's own, and docs/compatibility.md lists those that are not.
+Where OVMS reports a client error as internal or unknown only because of a gap in its tables, this table reports a
+client error. Most other statuses are those of OVMS; docs/compatibility.md lists the exceptions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["STATUS_OF", "StatusPair", "challenge_of", "map_error", "status_of"]
 
 
 class StatusPair(NamedTuple):
-    """What one error is called on either wire."""
+    """gRPC and HTTP status of an error."""
 
     grpc: Status
     http: int
@@ -74,7 +74,7 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
 
 
 def status_of(error: errors.ServerError) -> StatusPair:
-    """Find the statuses of an error: its own class's row, else that of the nearest class above it."""
+    """Return the statuses of an error: those of its class, else of the nearest base class."""
     for cls in type(error).__mro__:
         row = STATUS_OF.get(cls)
         if row is not None:
@@ -83,23 +83,23 @@ def status_of(error: errors.ServerError) -> StatusPair:
 
 
 def map_error(error: Exception) -> GRPCError | None:
-    """Give the status and the text of an error that is meant for the caller, None for any other."""
+    """Return the gRPC error of a server error; None for any other."""
     if isinstance(error, errors.Overloaded):
         return RetryLater(status_of(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
         status = status_of(error).grpc
-        if wanted := challenge_of(error):
-            return TrailedError(status, error.message, ("www-authenticate", wanted))
+        if challenge := challenge_of(error):
+            return TrailedError(status, error.message, ("www-authenticate", challenge))
         return GRPCError(status, error.message)
     return None
 
 
 def challenge_of(error: ServerError) -> str:
-    """Say what a caller that was refused would have to show (RFC 6750); empty for any other refusal."""
+    """Return the ``WWW-Authenticate`` value of an authentication failure (RFC 6750); empty for other errors."""
     if isinstance(error, errors.Unauthenticated):
         return 'Bearer realm="ovmstrio"' + (', error="invalid_token"' if error.is_wrong else "")
     if isinstance(error, errors.MissingScope):
-        # A scope may name what the caller asked for, which may have any characters.
+        # A scope may contain the name that the caller requested, with any characters.
         scope = re.sub(r"[^!#-\[\]-~]", "?", error.scope)
         return f'Bearer realm="ovmstrio", error="insufficient_scope", scope="{scope}"'
     return ""

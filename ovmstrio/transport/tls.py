@@ -1,4 +1,4 @@
-"""TLS whose certificates may change while a server listens: connections that are accepted later have the new ones."""
+"""TLS listener whose certificates can be reloaded; new connections use the new certificates."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ __all__ = ["ReloadedTls", "TlsListener"]
 
 
 class ReloadedTls:
-    """The TLS settings that connections have now.
+    """Reloadable TLS settings.
 
     Args:
-        make: makes the settings of the files as they are; blocking.
-
-    Raises:
-        OSError: as ``make``.
+        make: creates the settings from the files; blocking, may raise ``OSError``.
 
     Attributes:
-        context: of connections that are accepted from now on; a new object whenever the files were read again, so
-            that an authority that is no more in its file is not trusted any more.
+        context: settings for new connections; a new object after each reload, so that removed CAs are no longer
+            trusted.
     """
 
     def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
@@ -32,34 +29,22 @@ class ReloadedTls:
         self.context = make()
 
     def read_again(self) -> None:
-        """Make the settings again; blocking.
-
-        Raises:
-            OSError: as ``make``; the settings stay as they were.
-        """
+        """Reload the files; blocking. On ``OSError`` the settings are unchanged."""
         self.context = self._make()
 
 
 class TlsListener(trio.abc.Listener[trio.SSLStream[Any]]):
-    """Accepts connections of another listener with the TLS settings of the time.
-
-    Args:
-        transport_listener: accepts connections; closed with this one.
-        tls: the settings.
-
-    Attributes:
-        transport_listener: as given.
-    """
+    """TLS listener over another listener, which it closes, with reloadable settings."""
 
     def __init__(self, transport_listener: trio.abc.Listener[Any], tls: ReloadedTls) -> None:
         self.transport_listener = transport_listener
         self._tls = tls
 
     async def accept(self) -> trio.SSLStream[Any]:
-        """Accept one connection, whose handshake is the caller's to make."""
+        """Accept one connection; the caller performs the handshake."""
         stream = await self.transport_listener.accept()
         return trio.SSLStream(stream, self._tls.context, server_side=True, https_compatible=True)
 
     async def aclose(self) -> None:
-        """Close the other listener."""
+        """Close the underlying listener."""
         await self.transport_listener.aclose()

@@ -1,10 +1,9 @@
-"""The trio shell around one HTTP/2 connection: one reader, one writer, one task a call that waits.
+"""One HTTP/2 connection of the gRPC server: reader task, writer task, and calls.
 
-The reader answers requests that it has read whole, one after the other, and sends their answers together.  When one has
-to wait, the task is that call's from then on, and another one reads: a call that never waits has no task.
+The reader answers complete requests one after the other and sends their responses together. When a call blocks, the
+reader task stays with that call and a new task reads. A call that never blocks needs no task.
 
-The writer sleeps until something is marked dirty and then sends all there is, so the answers of many calls share one
-system call.
+The writer sleeps until data is marked dirty and then sends all of it, so responses of many calls share one system call.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ovmstrio.core.request import Arrivals, Buffer
 from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
 from ovmstrio.telemetry.loop_load import current_loop_load
 from ovmstrio.transport.accepting import Pace
-from ovmstrio.transport.direct_stream import DirectStream, close_now, told_of_waiting, transport_of
+from ovmstrio.transport.direct_stream import DirectStream, close_now, linger, told_of_waiting
 from ovmstrio.transport.grpc.core import (
     DataReceived,
     Event,
@@ -59,17 +58,13 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_ROUTES", "Connection", "Endings", "LentScope", "Routes", "Senders", "StallWatch", "close_stream"]
 
-# ----------------------------------------------------------------------
-# Messages that cannot be sent at once: who waits on one connection, for what, and who goes on first
-# ----------------------------------------------------------------------
+# -- Blocked senders ---------------------------------------------------------------------------------------------------
 
-_FEW: Final = 64
-"""Entries of the heap that may be out of date whatever the number of those that are not."""
+_MAX_STALE_ENTRIES: Final = 64
+"""Stale heap entries that are allowed in addition to one per waiting sender."""
 
 
 class _Message:
-    """A message that is on its way: whose it is, how much is left, and for how long that has been the same."""
-
     __slots__ = ("left", "standstill", "stream")
 
     def __init__(self, stream: StreamState, size: int) -> None:
@@ -79,16 +74,9 @@ class _Message:
 
 
 class Senders:
-    """The senders of one connection that wait.
+    """Senders of one connection that wait for flow-control windows or for the writer.
 
-    Args:
-        core: the connection's state.
-        share: counts the bytes of their messages.
-        high_water_bytes: of answers that may wait for the socket.
-        mark_dirty: lets the writer send what waits in the core.
-
-    Attributes:
-        counted: bytes that wait in the core and are in the share still; whoever takes them says so.
+    ``counted`` is the number of bytes queued in the core that the share still counts; the writer resets it.
     """
 
     def __init__(
@@ -105,10 +93,7 @@ class Senders:
         self._by_credit: list[tuple[int, int]] = []
 
     async def send(self, stream: StreamState, prefix: bytes, message: bytes | memoryview | PiecedMessage) -> bool:
-        """Send a message in pieces, as windows and the writer allow; False if the stream ended before.
-
-        Cancellation: while it waits; a part of the message may have been sent.
-        """
+        """Send a message in pieces, as windows and writer allow; return False if the stream ended first."""
         pieces = iter(message.pieces if isinstance(message, PiecedMessage) else ((b"", memoryview(message)),))
         rest = memoryview(b"")
         left = len(prefix) + len(message)
@@ -137,7 +122,7 @@ class Senders:
         return True
 
     def stalled(self, now: float, patience_seconds: float) -> list[StreamState]:
-        """Tell of which streams nothing has been sent for so long."""
+        """Return the streams on which nothing was sent for ``patience_seconds``."""
         return [
             each.stream
             for each in self._messages.values()
@@ -145,16 +130,16 @@ class Senders:
         ]
 
     def __len__(self) -> int:
-        """Count the messages that wait."""
+        """Return the number of waiting messages."""
         return len(self._messages)
 
     def let_next(self) -> None:
-        """Let the next sender go on that can, of the queue and of those whose own window was in the way."""
+        """Wake the next sender of the queue, and the next one whose stream window has opened."""
         if not self._is_open():
             return
         if self._queue:
             self._queue.unpark()
-        # Those whose streams were granted most come first, whatever the peer's INITIAL_WINDOW_SIZE is.
+        # Streams with the largest credit come first, whatever the peer's INITIAL_WINDOW_SIZE is.
         heap, initial = self._by_credit, self._core.windows.initial
         while heap and heap[0][0] < initial:
             _, stream_id = heappop(heap)
@@ -162,7 +147,7 @@ class Senders:
                 return
 
     def wake(self, stream_id: int) -> bool:
-        """Let the sender of one stream go on, whose window has opened; False if none waits for it."""
+        """Wake the sender of a stream whose window has opened; return False if there is none."""
         starved = self._starved.pop(stream_id, None)
         if starved is None:
             return False
@@ -174,7 +159,7 @@ class Senders:
         return self._core.windows.connection > 0 and self._core.waiting_bytes < self._high_water_bytes
 
     async def _turn(self, stream: StreamState) -> None:
-        """Wait until bytes of a stream may be sent, or it is over."""
+        """Wait until bytes of a stream may be sent, or the stream has ended."""
         windows = self._core.windows
         while not stream.local_closed:
             if windows.of(stream) <= 0:
@@ -189,7 +174,7 @@ class Senders:
         wakeup = Wakeup()
         self._starved[stream.stream_id] = stream, wakeup
         stream.is_starved = True
-        if len(self._by_credit) > 2 * len(self._starved) + _FEW:
+        if len(self._by_credit) > 2 * len(self._starved) + _MAX_STALE_ENTRIES:
             self._by_credit = [(-each.credit, number) for number, (each, _) in self._starved.items()]
             heapify(self._by_credit)
         else:
@@ -201,19 +186,13 @@ class Senders:
             self._starved.pop(stream.stream_id, None)
 
 
-# ----------------------------------------------------------------------
-# Peers that leave answers where they are: which streams, or whether all of a connection
-# ----------------------------------------------------------------------
+# -- Stalled peers -----------------------------------------------------------------------------------------------------
 
 
 class StallWatch:
-    """Looks from time to time whether the peer of a connection takes any of what waits for it.
+    """Detector of a peer that does not read its responses; the writer maintains ``is_writing`` and ``written`` (bytes).
 
-    Streams on which nothing waits are not stalled, however long they are idle.
-
-    Attributes:
-        is_writing: whether bytes are being handed to the socket.
-        written: how many have been.
+    Streams without waiting data never count as stalled.
     """
 
     def __init__(self, core: Http2Core, senders: Senders, stream: trio.abc.Stream) -> None:
@@ -227,32 +206,29 @@ class StallWatch:
         self.written = 0
 
     def look(self, now: float, patience_seconds: float) -> list[StreamState] | None:
-        """Tell of the streams whose windows the peer has kept closed for too long; None if it takes nothing at all."""
-        # A write that blocks and one that has come since look alike, but for what the socket holds.
+        """Return the streams whose windows the peer has kept closed for too long; None if it reads nothing at all."""
+        # Only the socket's unsent bytes distinguish a blocked write from a write that started since the last call.
         sent = (self.written, unsent_bytes(self._stream)) if self.is_writing else now
         if self._socket.seconds(sent, now) >= patience_seconds:
             return None
         windows, stalled = self._core.windows, self._senders.stalled(now, patience_seconds)
-        stood = self._window.seconds(windows.connection if self._senders else now, now)
-        if stalled and len(stalled) == len(self._senders) and stood >= patience_seconds:
+        window_seconds = self._window.seconds(windows.connection if self._senders else now, now)
+        if stalled and len(stalled) == len(self._senders) and window_seconds >= patience_seconds:
             return None
         return [stream for stream in stalled if windows.of(stream) <= 0]
 
 
-# ----------------------------------------------------------------------
-# The calls of connections that end: they are cancelled a few at a time, so that the calls of others come between
-# ----------------------------------------------------------------------
+# -- Cancellation of calls when connections end ------------------------------------------------------------------------
 
-_CALLS_AT_ONCE: Final = 32
-_PASSES: Final = 2
-"""In the first the calls are told, and in the second most of them have ended, and their memory has been let go."""
+_CALLS_PER_BATCH: Final = 32
+_CHECKPOINTS_PER_BATCH: Final = 2
+"""Cancellation is delivered in the first pass; in the second most of the calls have ended and freed their memory."""
 
 
 class Endings:
-    """Cancels the calls of connections that end, one connection after the other.
+    """Paced cancellation of the calls of closed connections, one connection after the other, a few calls at a time.
 
-    Attributes:
-        pace: of the connections' own ends.
+    ``pace`` limits connections that end at the same time.
     """
 
     __slots__ = ("_turn", "pace")
@@ -262,9 +238,9 @@ class Endings:
         self._turn: trio.Lock | None = None
 
     async def cancel(self, calls: Collection[Call]) -> None:
-        """Cancel calls whose client is gone; some may not have ended when this returns.
+        """Cancel calls whose client has disconnected; some may still be running on return.
 
-        Cancellation: at any time; the rest of the calls is the caller's to cancel.
+        Cancellation: the caller must cancel the remaining calls.
         """
         if not calls:
             return
@@ -273,54 +249,48 @@ class Endings:
         left = list(calls)
         async with self._turn:
             while left:
-                for call in left[-_CALLS_AT_ONCE:]:
+                for call in left[-_CALLS_PER_BATCH:]:
                     call.forsake()
-                del left[-_CALLS_AT_ONCE:]
-                for _ in range(_PASSES):
+                del left[-_CALLS_PER_BATCH:]
+                for _ in range(_CHECKPOINTS_PER_BATCH):
                     await trio.lowlevel.checkpoint()
 
 
-# ----------------------------------------------------------------------
-# One cancel scope for all calls that a task answers without waiting: to make and enter one costs a tenth of a call
-# ----------------------------------------------------------------------
+# -- Reusable cancel scope (creating and entering one costs a tenth of a call) -----------------------------------------
 
 
 class LentScope:
-    """A cancel scope that a task has entered before its calls, and lends to one of them after the other.
+    """Cancel scope that a task enters once and uses for consecutive calls.
 
-    A call that never waits cannot be cancelled meanwhile, and gives the scope back as it was.  The first one that
-    waits keeps it, and the task with it: it leaves the scope when it ends.
-
-    Between calls the scope is the task's own, which ends when it is cancelled.
-
-    Ownership: of the scope, until the ``with`` block ends or the call that keeps it.
+    A call that never blocks cannot be cancelled meanwhile and leaves the scope unchanged. The first call that blocks
+    keeps the scope and the task, and leaves the scope when it ends. Cancelling the scope between calls ends the task.
 
     Attributes:
-        scope: what is lent.
-        is_kept: whether the call that has it waits, or has waited.
+        scope: the scope in use.
+        is_kept: the current call blocks, or has blocked.
     """
 
-    __slots__ = ("_has_deadline", "_is_left", "is_kept", "scope")
+    __slots__ = ("_has_deadline", "_has_exited", "is_kept", "scope")
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
-        self.is_kept = self._is_left = self._has_deadline = False
+        self.is_kept = self._has_exited = self._has_deadline = False
 
     def __enter__(self) -> Self:
         self.scope.__enter__()
         return self
 
     def lend(self, deadline: float) -> trio.CancelScope:
-        """Give the scope to a call with this deadline, in trio's time; ``math.inf`` for none."""
+        """Return the scope with the deadline of a call, in trio time; ``math.inf`` for none."""
         if deadline != math.inf:
             self._has_deadline, self.scope.deadline = True, deadline
         return self.scope
 
     def take_back(self, error: BaseException | None) -> bool:
-        """Have it back from a call that ended with this error, if with any; tells whether the scope has caught that."""
+        """Reclaim the scope after a call; return whether the scope caught the call's error."""
         scope = self.scope
         if self.is_kept:
-            self._is_left = True
+            self._has_exited = True
             return scope.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         if scope.cancel_called:
             scope.__exit__(None, None, None)
@@ -334,28 +304,26 @@ class LentScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        return False if self._is_left else self.scope.__exit__(kind, error, traceback)
+        return False if self._has_exited else self.scope.__exit__(kind, error, traceback)
 
 
-# ----------------------------------------------------------------------
-# The trio shell around one HTTP/2 connection: one reader, one writer, one task a call that waits
-# ----------------------------------------------------------------------
+# -- Connection --------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
 _KEEPALIVE_PING = b"alive?\0\0"
 _DRAIN_PING = b"drain\0\0\0"
-_ANNOUNCEMENT_SECONDS: Final = 1.0
+_DRAIN_ACK_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0
 _READ_BYTES: Final = 64 * 1024
 _LARGE_READ_BYTES: Final = 512 * 1024
 
 
 class Routes(Protocol):
-    """Handlers that come and go."""
+    """Dynamic lookup of handlers."""
 
     def get(self, path: str, /) -> Handler | None:
-        """Give the handler of a path now; it may put another one in its place before it receives anything."""
+        """Return the handler of a path; the handler may replace itself before it receives anything."""
         ...
 
 
@@ -363,18 +331,16 @@ NO_ROUTES: Final[Routes] = MappingProxyType[str, Handler]({})
 
 
 class Connection:
-    """One peer.
-
-    Ownership: ``run`` owns the stream, the writer and every call of the connection, and outlives none of them.
+    """One client connection. ``run`` owns the stream, the writer and all calls.
 
     Attributes:
-        arrivals: the order of unary requests that are whole.
-        calls: the calls whose handlers run, by stream.
-        faults: of peers, for the log.
-        inflater: decompresses messages.
-        observer: is told of every call; None for nobody.
+        arrivals: order of complete unary requests.
+        calls: running calls by stream id.
+        faults: rate-limited log of peer faults.
+        inflater: message decompressor.
+        observer: notified of every call; None for none.
         senders: messages that wait for the peer.
-        share: counts what waits for the peer.
+        share: send budget of the connection.
         closed: set when ``run`` has ended.
     """
 
@@ -405,42 +371,40 @@ class Connection:
         self._endings = endings
         self._stream = stream
         self._routes = routes
-        self._further = further
+        self._fallback_routes = further
         self._read_bytes = _READ_BYTES
         self._read_to_end = trio.Event()
-        self._stops_reading = False
-        self._fresh: list[Call] = []
-        self._whole: deque[Call] = deque()
-        self._lent = LentScope()
+        self._is_reading_stopped = False
+        self._new_calls: list[Call] = []
+        self._complete_calls: deque[Call] = deque()
+        self._reusable_scope = LentScope()
         self._loop = current_loop_load()
         self._is_answering = False
         self._is_flushing = False
-        self._unsent = Wakeup()
+        self._write_wakeup = Wakeup()
         self.share = share
         self.inflater = Inflater(limits.max_receive_message_bytes)
         self.senders = Senders(self.core, share, limits.write_high_water_bytes, self.mark_dirty)
         self._stall = StallWatch(self.core, self.senders, stream)
-        self._closing = False
-        self._broken = False
+        self._is_closing = False
+        self._is_broken = False
         self._is_faulty = False
-        self._has_left = False
-        self._opened_at = self._heard_at = trio.current_time()
+        self._has_peer_closed = False
+        self._opened_at = self._last_read_at = trio.current_time()
         self._pinged_at = math.inf
-        self._drain_announced = False
-        self._too_old = False
+        self._is_drain_announced = False
+        self._is_too_old = False
         self._written = trio.Event()
-        self._last_stream_named = trio.Event()
+        self._goaway_sent = trio.Event()
         self.closed = trio.Event()
 
-    # -- tasks ---------------------------------------------------------------------------------------------------
+    # -- Tasks ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve the peer until it goes, breaks the protocol or has been drained.
+        """Serve the peer until it disconnects, violates the protocol or has been drained.
 
-        Raises:
-            ExceptionGroup: of ``OSError`` and the like when the stream fails below HTTP/2.
-
-        Cancellation: ends all calls at once, without a word to the peer. The stream is closed in any case.
+        Raises an ``ExceptionGroup`` of ``OSError`` and similar if the stream failed below HTTP/2. Cancellation ends all
+        calls at once, without notifying the peer.
         """
         current_share.set(self.share)
         try:
@@ -449,45 +413,45 @@ class Connection:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._read)
                 await self._read_to_end.wait()
-                if (self._is_faulty or not self._broken) and not self._has_nothing_left:
-                    self._closing = True
-                    self._unsent.wake()
+                if (self._is_faulty or not self._is_broken) and not self._has_nothing_left:
+                    self._is_closing = True
+                    self._write_wakeup.wake()
                     with trio.move_on_after(self.limits.flush_seconds):
                         await self._written.wait()
                         if not self._is_faulty:
-                            await self._linger()
+                            await linger(self._stream)
                 await self._endings.pace.turn()
                 await self._endings.cancel(self.calls.values())
                 nursery.cancel_scope.cancel()
-                # Before the calls have unwound, because a handler in a thread may take its time.
+                # Closed before the calls have unwound: a handler in a thread may take long.
                 await close_stream(self._stream)
         finally:
             self.share.close()
             self.closed.set()
 
     async def _read(self) -> None:
-        """Feed the core and answer, until there is no more to read, or another task has taken that over."""
-        core, lent, receive_some = self.core, self._lent, self._stream.receive_some
+        """Read and answer until the end of input, or until another task has taken over reading."""
+        core, reusable_scope, receive_some = self.core, self._reusable_scope, self._stream.receive_some
         try:
-            with lent:
-                while lent is self._lent and not self._stops_reading:
+            with reusable_scope:
+                while reusable_scope is self._reusable_scope and not self._is_reading_stopped:
                     if core.more:
                         await trio.lowlevel.checkpoint()
                         self._handle(core.go_on())
                     elif data := await receive_some(self._read_bytes):
-                        # A full read says that more is waiting: a large message then takes few reads.
+                        # A full read means that more is waiting; large reads take a large message in few calls.
                         self._read_bytes = _READ_BYTES if len(data) < self._read_bytes else _LARGE_READ_BYTES
-                        self._heard_at = trio.current_time()
+                        self._last_read_at = trio.current_time()
                         self._handle(core.receive(data))
-                        # A call that waits has this task, and would keep what was read for as long.
+                        # A blocked call keeps this task and would keep the read buffer alive.
                         del data
                     else:
-                        self._has_left = True
+                        self._has_peer_closed = True
                         break
-                    if self._whole:
-                        await self._answer_whole()
+                    if self._complete_calls:
+                        await self._answer_complete()
         except ConnectionFault as fault:
-            self._start_whole()
+            self._start_complete()
             self.faults.tell(
                 "connection fault", peer=self.peer.address.endpoint, kind=fault.code.name, fault=str(fault)
             )
@@ -495,102 +459,93 @@ class Connection:
             self._is_faulty = True
             self.mark_dirty()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._broken = True
-        if lent is self._lent:
+            self._is_broken = True
+        if reusable_scope is self._reusable_scope:
             self._read_to_end.set()
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             self._dispatch[type(event)](self, event)
-        for call in self._fresh:
+        for call in self._new_calls:
             if call.state.remote_closed:
-                self._whole.append(call)
+                self._complete_calls.append(call)
             else:
                 self._nursery.start_soon(self._serve, call, name=call.path)
-        self._fresh.clear()
+        self._new_calls.clear()
         self._end_if_drained()
         if self.core.waiting_bytes:
             self._check_backlog()
             self.mark_dirty()
 
-    async def _answer_whole(self) -> None:
-        """Answer requests that have come whole, as long as none of them waits, and send the answers together."""
-        lent = self._lent
+    async def _answer_complete(self) -> None:
+        """Answer complete requests until one blocks, and send the responses together."""
+        reusable_scope = self._reusable_scope
         self._is_answering, has_answered = True, False
-        while self._whole:
-            # One in each turn at least, lest those with few calls wait for those with many.
+        while self._complete_calls:
+            # At least one per turn, so that connections with few calls do not wait for busy ones.
             if has_answered and self._loop.is_late:
                 await self._send_answered()
-                if lent is not self._lent:
+                if reusable_scope is not self._reusable_scope:
                     return
                 await trio.lowlevel.checkpoint()
             has_answered = True
-            # Each has context variables of its own, as it would have in a task of its own.
-            call = self._whole.popleft()
-            await told_of_waiting(self._serve(call, lent), self._hand_over, copy_context())
-            if lent is not self._lent:
+            # Each call has its own context variables, as in a task of its own.
+            call = self._complete_calls.popleft()
+            await told_of_waiting(self._serve(call, reusable_scope), self._hand_over, copy_context())
+            if reusable_scope is not self._reusable_scope:
                 return
         await self._send_answered()
-        if lent is not self._lent:
+        if reusable_scope is not self._reusable_scope:
             return
         self._is_answering = False
         if self.core.waiting_bytes:
-            self._unsent.wake()
+            self._write_wakeup.wake()
 
     async def _send_answered(self) -> None:
-        """Send what has been answered so far; another task reads from then on if that has to wait."""
-        if isinstance(self._stream, DirectStream) and not self._broken:
+        """Send the responses so far; if that blocks, another task takes over reading."""
+        if isinstance(self._stream, DirectStream) and not self._is_broken:
             await told_of_waiting(self._flush_or_abandon(), self._hand_over)
-            # Who has its answers asks again, more often than not.
+            # A client that has its responses usually sends the next request soon.
             self._stream.expect()
 
     def _hand_over(self) -> None:
-        """Have another task read, and others answer what was read, as this one is about to wait."""
+        """Start another task for reading and for the remaining requests, because this task is about to block."""
         self._is_answering = False
-        self._lent.is_kept = True
-        self._lent = LentScope()
-        self._start_whole()
+        self._reusable_scope.is_kept = True
+        self._reusable_scope = LentScope()
+        self._start_complete()
         self._nursery.start_soon(self._read)
         if self.core.waiting_bytes:
-            self._unsent.wake()
+            self._write_wakeup.wake()
 
-    def _start_whole(self) -> None:
-        for call in self._whole:
+    def _start_complete(self) -> None:
+        for call in self._complete_calls:
             self._nursery.start_soon(self._serve, call, name=call.path)
-        self._whole.clear()
+        self._complete_calls.clear()
 
     def _stop_reading(self) -> None:
-        """Have the reader end, once it has sent what it answers at the moment."""
-        self._stops_reading = True
+        """Stop the reader after it has sent its current responses."""
+        self._is_reading_stopped = True
         if not self._is_answering:
-            self._lent.scope.cancel()
+            self._reusable_scope.scope.cancel()
 
     def mark_dirty(self) -> None:
-        """Let the writer send what waits in the core, unless the reader does so in a moment."""
+        """Wake the writer, unless the reader is about to send."""
         if not self._is_answering:
-            self._unsent.wake()
+            self._write_wakeup.wake()
 
     @property
     def _has_nothing_left(self) -> bool:
-        """True if the peer has ended the connection and nothing waits for the peer: the connection closes at once."""
-        return self._has_left and not self.calls and not self.core.waiting_bytes and not self._is_flushing
-
-    async def _linger(self) -> None:
-        """Say goodbye, and drop what still comes: closed with bytes unread, the connection would be reset."""
-        transport = transport_of(self._stream)
-        if isinstance(transport, trio.abc.HalfCloseableStream):
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await transport.send_eof()
-                while await transport.receive_some(_READ_BYTES):
-                    pass
+        """Whether the peer has ended the connection and nothing waits to be sent, so that it can be closed at once."""
+        return self._has_peer_closed and not self.calls and not self.core.waiting_bytes and not self._is_flushing
 
     async def _write(self) -> None:
         try:
-            while not self._broken:
+            while not self._is_broken:
                 await self._flush_or_abandon()
-                if self._closing and not self._is_flushing:
+                if self._is_closing and not self._is_flushing:
                     return
-                await self._unsent.wait()
+                await self._write_wakeup.wait()
         finally:
             self._written.set()
 
@@ -601,10 +556,7 @@ class Connection:
             self.abandon()
 
     async def _flush(self) -> None:
-        """Send all that waits in the core; nothing where another task does so already.
-
-        Not a checkpoint where the socket takes it all.
-        """
+        """Send all queued bytes, unless another task is doing so. Not a checkpoint if the socket takes all at once."""
         if self._is_flushing:
             return
         self._is_flushing = True
@@ -622,8 +574,8 @@ class Connection:
                 share.give_back(size)
         finally:
             self._is_flushing = False
-            if self._closing:
-                self._unsent.wake()
+            if self._is_closing:
+                self._write_wakeup.wake()
 
     async def _send(self, data: list[Buffer]) -> None:
         if len(data) == 1:
@@ -633,22 +585,22 @@ class Connection:
         else:
             await self._stream.send_all(b"".join(data))
 
-    async def _serve(self, call: Call, lent: LentScope | None = None) -> None:
+    async def _serve(self, call: Call, reusable_scope: LentScope | None = None) -> None:
         try:
-            await call.run(lent)
+            await call.run(reusable_scope)
         finally:
             del self.calls[call.state.stream_id]
             self.core.release(call.state)
             if not self._is_answering and self.core.waiting_bytes:
-                self._unsent.wake()
+                self._write_wakeup.wake()
             if self.core.draining:
                 self._end_if_drained()
 
-    # -- events --------------------------------------------------------------------------------------------------
+    # -- Events --------------------------------------------------------------------------------------------------------
 
     def _on_request(self, event: RequestStarted) -> None:
         state = event.stream
-        handler = self._routes.get(state.head.path) or self._further.get(state.head.path)
+        handler = self._routes.get(state.head.path) or self._fallback_routes.get(state.head.path)
         if state.head.refusal is not None:
             self._refuse(event, state.head.refusal)
         elif handler is None:
@@ -658,7 +610,7 @@ class Connection:
             if handler.cardinality.client_streaming:
                 self._nursery.start_soon(self._serve, call, name=call.path)
             else:
-                self._fresh.append(call)
+                self._new_calls.append(call)
 
     def _refuse(self, event: RequestStarted, block: bytes) -> None:
         self.core.send_headers(event.stream, block, end_stream=True)
@@ -698,25 +650,23 @@ class Connection:
         PeerLeaving: _on_peer_leaving,
     }
 
-    # -- the connection's end ------------------------------------------------------------------------------------
+    # -- End of the connection -----------------------------------------------------------------------------------------
 
     async def drain(self, grace_seconds: float) -> int:
-        """Close gently: announce it, let the calls finish, then cancel them with UNAVAILABLE.
+        """Drain the connection; return how many calls were cancelled.
 
-        The client is told first that the end is near and then, when it has read that, which stream was the last, so
-        that no call is lost in between. Returns when the connection is closed, or when only handlers that do not
-        react to cancellation keep it, how many calls were cancelled.
-
-        Cancellation: leaves the drain where it is.
+        Announces the end, waits until the client has acknowledged that, names the last stream (so no call is lost),
+        waits for running calls, and cancels the rest with UNAVAILABLE. Returns early if only handlers that ignore
+        cancellation remain.
         """
         deadline = trio.current_time() + grace_seconds
-        if not self._drain_announced:
-            self._drain_announced = True
+        if not self._is_drain_announced:
+            self._is_drain_announced = True
             self.core.announce_drain()
             self.core.send_ping(_DRAIN_PING)
             self.mark_dirty()
-        with trio.move_on_at(min(deadline, trio.current_time() + _ANNOUNCEMENT_SECONDS)):
-            await self._last_stream_named.wait()
+        with trio.move_on_at(min(deadline, trio.current_time() + _DRAIN_ACK_SECONDS)):
+            await self._goaway_sent.wait()
         await self._endings.pace.turn()
         self._name_last_stream()
         with trio.move_on_at(deadline):
@@ -737,44 +687,42 @@ class Connection:
         if self.core.draining:
             return
         self.core.drain()
-        self._last_stream_named.set()
+        self._goaway_sent.set()
         self.mark_dirty()
         self._end_if_drained()
 
     def _end_if_drained(self) -> None:
-        # Not asked of the calls: a stream that was read together with what named the last one is no call yet.
+        # Checks streams, not calls: a stream parsed in the same read as the last GOAWAY or PING has no call yet.
         if self.core.draining and not self.core.streams:
             self._stop_reading()
 
     def abandon(self) -> None:
-        """Close without another word."""
-        self._broken = True
+        """Close without notifying the peer."""
+        self._is_broken = True
         self._stop_reading()
 
     def look_after(self, now: float) -> None:
-        """Do what time demands: handshake, keepalive and age."""
+        """Check handshake timeout, keepalive, stalls and connection age."""
         limits = self.limits
         if not self.core.ready:
             if now - self._opened_at >= limits.handshake_seconds:
                 self.abandon()
             return
         self._keep_alive(now)
-        self._cut_stalled(now)
-        if not self._too_old and now - self._opened_at >= limits.max_connection_age_seconds:
-            self._too_old = True
+        self._close_stalled(now)
+        if not self._is_too_old and now - self._opened_at >= limits.max_connection_age_seconds:
+            self._is_too_old = True
             self._nursery.start_soon(self.drain, limits.connection_age_grace_seconds)
 
-    def _cut_stalled(self, now: float) -> None:
-        """Give up streams, or the connection, whose peer has taken nothing for too long of what waits for it."""
+    def _close_stalled(self, now: float) -> None:
+        """Close the streams, or the connection, of a peer that does not read its responses."""
         stalled = self._stall.look(now, self.share.answers.patience_seconds)
         if stalled is None:
-            self.faults.tell("client takes no answers: connection cut", peer=self.peer.address.endpoint)
+            self.faults.tell("stalled connection closed", peer=self.peer.address.endpoint)
             self.abandon()
             return
         for stream in stalled:
-            self.faults.tell(
-                "client takes no answer: stream cut", peer=self.peer.address.endpoint, path=stream.head.path
-            )
+            self.faults.tell("stalled stream reset", peer=self.peer.address.endpoint, path=stream.head.path)
             self.core.reset(stream, ErrorCode.CANCEL)
             self.mark_dirty()
             call = self.calls.get(stream.stream_id)
@@ -782,13 +730,13 @@ class Connection:
                 call.cancel()
 
     def _keep_alive(self, now: float) -> None:
-        if self._heard_at >= self._pinged_at:
+        if self._last_read_at >= self._pinged_at:
             self._pinged_at = math.inf
         if now - self._pinged_at >= self.limits.keepalive_timeout_seconds:
-            silent = now - self._heard_at
-            self.faults.tell("keepalive unanswered", peer=self.peer.address.endpoint, silent_seconds=silent)
+            silent = now - self._last_read_at
+            self.faults.tell("keepalive timed out", peer=self.peer.address.endpoint, silent_seconds=silent)
             self.abandon()
-        elif self._pinged_at == math.inf and now - self._heard_at >= self.limits.keepalive_idle_seconds:
+        elif self._pinged_at == math.inf and now - self._last_read_at >= self.limits.keepalive_idle_seconds:
             self._pinged_at = now
             self.core.send_ping(_KEEPALIVE_PING)
             self.mark_dirty()
@@ -799,10 +747,7 @@ class Connection:
 
 
 async def close_stream(stream: trio.abc.Stream) -> None:
-    """Close a stream, forcefully if the peer does not let it go in time; whether it is broken does not matter.
-
-    Cancellation: shielded, and bounded by a second.
-    """
+    """Close a stream, shielded, and ignore its errors; forcefully if the peer does not cooperate within a second."""
     if isinstance(stream, DirectStream):
         await close_now(stream)
         return

@@ -1,7 +1,7 @@
-"""The server's side of one HTTP/2 connection as a state machine without I/O (RFC 9113).
+"""Sans-I/O state machine of the server side of one HTTP/2 connection (RFC 9113).
 
-``receive`` turns bytes into events; every other method appends the bytes that it causes to ``outbound``. The core
-knows streams, windows and limits. What a call is, when to read and when to write is the shell's business.
+``receive`` turns bytes into events. Every other method appends its bytes to ``outbound``. The core handles streams,
+windows and limits; the connection decides when to read and write.
 """
 
 from __future__ import annotations
@@ -51,13 +51,11 @@ __all__ = [
     "window_error",
 ]
 
-# ----------------------------------------------------------------------
-# What has come of frames that are cut: header blocks over several frames, and DATA over several reads
-# ----------------------------------------------------------------------
+# -- Partial frames ----------------------------------------------------------------------------------------------------
 
 
 class CutData(NamedTuple):
-    """A frame of DATA of which a part has come: how many bytes have not, and its flags and stream."""
+    """Partially received DATA frame: bytes still missing, flags and stream."""
 
     left: int
     flags: int
@@ -65,7 +63,7 @@ class CutData(NamedTuple):
 
 
 class ContinuedBlock:
-    """A header block that CONTINUATION frames are adding to."""
+    """Header block split over HEADERS and CONTINUATION frames."""
 
     __slots__ = ("_frames_left", "_limit", "data", "end_stream", "stream_id")
 
@@ -77,20 +75,14 @@ class ContinuedBlock:
         self._frames_left = limits.max_continuations
 
     def extend(self, payload: bytes) -> None:
-        """Add a frame's payload.
-
-        Raises:
-            ConnectionFault: the block has too many frames or bytes.
-        """
+        """Append the payload of a CONTINUATION frame; raises ``ConnectionFault`` above the frame or byte limit."""
         self._frames_left -= 1
         self.data += payload
         if self._frames_left < 0 or len(self.data) > self._limit:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_continuations")
 
 
-# ----------------------------------------------------------------------
-# What a peer's SETTINGS say of the frames and header blocks that it is sent (RFC 9113, 6.5)
-# ----------------------------------------------------------------------
+# -- Peer settings (RFC 9113, 6.5) -------------------------------------------------------------------------------------
 
 SETTING_BYTES: Final = 6
 _DEFAULT_TABLE_BYTES: Final = 4_096
@@ -98,27 +90,22 @@ _LARGEST_FRAME_SETTING: Final = 2**24 - 1
 
 
 class PeerSettings:
-    """The settings of one peer.
+    """SETTINGS of one peer.
 
-    Attributes:
-        max_frame_bytes: of a payload that it is sent.
-        table_update: what its next header block has to begin with; None if nothing.
+    ``table_update`` is the HPACK table size update that the next sent header block must begin with, or None.
     """
 
-    __slots__ = ("_table_given_up", "max_frame_bytes", "table_update")
+    __slots__ = ("_has_disabled_table", "max_frame_bytes", "table_update")
 
     def __init__(self) -> None:
         self.max_frame_bytes = MAX_FRAME_BYTES
         self.table_update: bytes | None = None
-        self._table_given_up = False
+        self._has_disabled_table = False
 
     def apply(self, payload: bytes) -> int | None:
-        """Take over the entries of a SETTINGS frame; gives the window that streams begin with, if it has one.
+        """Apply the entries of a SETTINGS frame and return INITIAL_WINDOW_SIZE, if present; raises ``ConnectionFault``.
 
-        A window that is too large is the last entry that is looked at.
-
-        Raises:
-            ConnectionFault: a value is impossible.
+        Parsing stops at an INITIAL_WINDOW_SIZE above the maximum; ``SendWindows.set_initial`` reports that error.
         """
         initial_window = None
         for start in range(0, len(payload), SETTING_BYTES):
@@ -134,76 +121,70 @@ class PeerSettings:
     def _apply_one(self, key: int, value: int) -> None:
         if key == Setting.MAX_FRAME_SIZE:
             if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value} is out of range")
             self.max_frame_bytes = min(value, frames.LARGEST_SENT_BYTES)
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
-        elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._table_given_up:
-            self._table_given_up = True
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}: expected 0 or 1")
+        elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._has_disabled_table:
+            self._has_disabled_table = True
             self.table_update = TABLE_SIZE_ZERO
 
 
-# ----------------------------------------------------------------------
-# What the peer lets this side send (RFC 9113, sections 5.2 and 6.9): a window for the connection, one a stream
-# ----------------------------------------------------------------------
+# -- Send windows (RFC 9113, 5.2 and 6.9) ------------------------------------------------------------------------------
 
 DEFAULT_WINDOW: Final = 65_535
 
 
 class SendWindows:
-    """The windows of one connection, as the peer has set them.
+    """Flow-control windows for sending on one connection.
 
     Attributes:
-        connection: bytes that all streams together may send; sending takes them off.
         initial: the peer's INITIAL_WINDOW_SIZE.
-        opened: whether the connection's window or the setting has grown since whoever looks after that cleared it.
+        opened: the connection window or INITIAL_WINDOW_SIZE has grown since the flag was last cleared.
     """
 
-    __slots__ = ("_widest", "connection", "initial", "opened")
+    __slots__ = ("_widest_stream", "connection", "initial", "opened")
 
     def __init__(self) -> None:
         self.connection = DEFAULT_WINDOW
         self.initial = DEFAULT_WINDOW
         self.opened = False
-        self._widest: StreamState | None = None
+        self._widest_stream: StreamState | None = None
 
     def of(self, stream: StreamState) -> int:
-        """Say how many bytes of a stream its own window allows; negative after the setting has shrunk."""
+        """Return the window of a stream in bytes; negative after INITIAL_WINDOW_SIZE was reduced."""
         return stream.credit + self.initial
 
     def grant_connection(self, increment: int) -> None:
-        """Take a WINDOW_UPDATE of the connection.
-
-        Raises:
-            ConnectionFault: it is of nothing, or the window overflows.
-        """
+        """Add a WINDOW_UPDATE to the connection window; raises ``ConnectionFault`` if it is 0 or overflows."""
         self.connection += increment
         if not increment or self.connection > MAX_WINDOW:
             raise ConnectionFault(window_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
         self.opened = True
 
     def grant(self, stream: StreamState, increment: int) -> bool:
-        """Take a WINDOW_UPDATE of a stream; False if it is of nothing or the window overflows."""
+        """Add a WINDOW_UPDATE to a stream window; return False if it is 0 or overflows the window."""
         stream.credit += increment
         if not increment or stream.credit + self.initial > MAX_WINDOW:
             return False
-        if self._widest is None or self._widest.local_closed or stream.credit >= self._widest.credit:
-            self._widest = stream
+        if (
+            self._widest_stream is None
+            or self._widest_stream.local_closed
+            or stream.credit >= self._widest_stream.credit
+        ):
+            self._widest_stream = stream
         return True
 
     def set_initial(self, value: int) -> None:
-        """Take a new INITIAL_WINDOW_SIZE.
+        """Set INITIAL_WINDOW_SIZE; raises ``ConnectionFault`` if it or a resulting window exceeds 2**31 - 1.
 
-        Overflow is looked for in the stream that was granted most, not in all of them.  Where that one has ended or
-        sent meanwhile, another one that overflows is found out when it is granted more.
-
-        Raises:
-            ConnectionFault: the value, or the window of a stream by it, is larger than HTTP/2 knows.
+        Only the stream with the largest credit is checked for overflow, so the cost does not depend on the stream
+        count. If that stream has ended or sent data, an overflow of another stream is found by its next ``grant``.
         """
         if value > MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}")
-        widest = self._widest
+        widest = self._widest_stream
         if widest is not None and not widest.local_closed and widest.credit + value > MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} overflows a window")
         if value > self.initial:
@@ -212,17 +193,15 @@ class SendWindows:
 
 
 def window_error(increment: int) -> ErrorCode:
-    """Say what a WINDOW_UPDATE that is refused is guilty of."""
+    """Return the error code for an invalid WINDOW_UPDATE increment."""
     return ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
 
 
-# ----------------------------------------------------------------------
-# The first bytes of a server: its settings, and the window of the connection
-# ----------------------------------------------------------------------
+# -- Server preface ----------------------------------------------------------------------------------------------------
 
 
 def greeting(limits: TransportLimits) -> bytes:
-    """Write them, as the limits say."""
+    """Encode the server preface: SETTINGS and the connection window."""
     written = frames.settings(
         {
             Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
@@ -236,17 +215,15 @@ def greeting(limits: TransportLimits) -> bytes:
     return written
 
 
-# ----------------------------------------------------------------------
-# What happened on a connection, and on which of its streams, as the sync core tells the shell around it
-# ----------------------------------------------------------------------
+# -- Streams and events ------------------------------------------------------------------------------------------------
 
 
 class StreamState:
-    """One open stream: what arrived, what may be sent, which directions are closed.
+    """One open stream: receive buffer, windows and closed directions.
 
     Attributes:
-        credit: bytes that the peer granted this stream beyond its INITIAL_WINDOW_SIZE, less those that were sent.
-        is_starved: whether somebody waits for its window to open; cleared when that is told.
+        credit: bytes granted beyond INITIAL_WINDOW_SIZE, minus bytes sent.
+        is_starved: a sender waits for the stream window; cleared when ``WindowOpened`` is emitted.
     """
 
     __slots__ = (
@@ -279,95 +256,91 @@ class StreamState:
 
 @dataclass(slots=True)
 class RequestStarted:
-    """A request's headers are complete; the shell owns the stream until it releases it."""
+    """Complete request headers; the connection owns the stream until it calls ``release``."""
 
     stream: StreamState
 
 
 @dataclass(slots=True)
 class DataReceived:
-    """A stream has more bytes, or its end."""
+    """New data or end of stream."""
 
     stream: StreamState
 
 
 @dataclass(slots=True)
 class StreamReset:
-    """A stream was given up, by the peer or because the peer broke a rule on it."""
+    """Stream reset by the peer, or by the server after a protocol error on the stream."""
 
     stream: StreamState
 
 
 @dataclass(slots=True)
 class WindowOpened:
-    """More may be sent: on one stream that was starved, or wherever the connection's window was in the way."""
+    """More may be sent on one starved stream, or on all streams (None)."""
 
     stream: StreamState | None
 
 
 @dataclass(slots=True)
 class PingAcknowledged:
-    """The peer answered a PING of this side."""
+    """PING acknowledged by the peer."""
 
     payload: bytes
 
 
 @dataclass(slots=True)
 class PeerLeaving:
-    """The peer sent GOAWAY: it opens no more streams."""
+    """GOAWAY received; the peer opens no more streams."""
 
 
 Event = RequestStarted | DataReceived | StreamReset | WindowOpened | PingAcknowledged | PeerLeaving
 
 
-# ----------------------------------------------------------------------
-# The server's side of one HTTP/2 connection as a state machine without I/O (RFC 9113)
-# ----------------------------------------------------------------------
+# -- Connection core ---------------------------------------------------------------------------------------------------
 
 _PRIORITY_BYTES: Final = 5
-_RESET_CODES: Final = 4
-_HEADERS: Final = int(FrameType.HEADERS)
-_BLOCK: Final = Flag.END_HEADERS
-_LAST_BLOCK: Final = Flag.END_HEADERS | Flag.END_STREAM
+_ERROR_CODE_BYTES: Final = 4
+_HEADERS_TYPE: Final = int(FrameType.HEADERS)
+_HEADERS_FLAGS: Final = Flag.END_HEADERS
+_TRAILERS_FLAGS: Final = Flag.END_HEADERS | Flag.END_STREAM
 _LENGTH_BYTES: Final = 3
-_TURN: Final = 1_024
-"""Frames that are handled before others get their turn.  A header block counts as many as it has bytes: its fields may
-have one byte each, and those cost more than a frame."""
-_TURN_OF_REQUEST: Final = _TURN // 16
-"""What a request counts more once it is whole: handlers of short calls run before others get their turn."""
-_WHOLE_FRAME_BYTES: Final = 1_024
-"""Size from which on a DATA frame was not cut down by the peer's windows, and pays for their updates."""
-_VIEWED_FROM_BYTES: Final = 8 * 1024
-"""Size from which on a DATA frame's payload is a view: of what was received, so that it is copied once, when its
-message is complete, or of what is sent, so that it is not copied at all.  Smaller ones are copied, lest a few bytes
-keep a whole read alive, and because a system call over many pieces takes longer."""
+_FRAMES_PER_TURN: Final = 1_024
+"""Frames handled per turn. A header block costs one per byte, because its one-byte fields cost more than a frame."""
+_REQUEST_COST: Final = _FRAMES_PER_TURN // 16
+"""Extra cost of a complete request, so that handlers of short calls run before further frames are parsed."""
+_FULL_FRAME_BYTES: Final = 1_024
+"""Minimum size of a DATA frame that is not limited by the peer's windows and justifies WINDOW_UPDATE frames."""
+_MIN_VIEW_BYTES: Final = 8 * 1024
+"""Minimum payload size for memoryviews. Smaller payloads are copied: a view would keep the complete read buffer alive,
+and system calls over many small buffers are slower."""
 
 
 class Http2Core:
-    """The connection's state.
+    """HTTP/2 connection state.
 
     Attributes:
-        outbound: the last of the bytes to be sent; the shell takes all of them with ``take_outbound``.
-        streams: every stream that the shell has not released.
-        windows: what the peer lets this side send.
-        more: whether frames wait that ``go_on`` has yet to handle.
-        ready: whether the peer's preface and first SETTINGS have come.
-        draining: whether the final GOAWAY is out, so that new streams are refused.
+        outbound: tail of the bytes to send; ``take_outbound`` returns all of them.
+        streams: all streams that were not released, by stream id.
+        windows: flow-control windows for sending.
+        more: received frames are pending; call ``go_on``.
+        ready: the peer's preface and first SETTINGS were received.
+        draining: the final GOAWAY was sent; new streams are refused.
     """
 
     def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._decoder = HeaderDecoder(limits.max_header_list_bytes)
         self._pending = bytearray()
-        self._cut_data = CutData(0, 0, 0)
+        self._partial_data = CutData(0, 0, 0)
         self._unread, self._unread_from = b"", 0
-        self._turn_left = _TURN
+        self._turn_left = _FRAMES_PER_TURN
         self._preface_seen = False
         self._events: list[Event] = []
         self._last_stream_id = 0
         self._peer = PeerSettings()
         self._receive_window = limits.connection_window_bytes
-        self._credit = 0
+        self._uncredited_bytes = 0
         self._queued, self._queued_bytes = list[Buffer](), 0
         self._continued: ContinuedBlock | None = None
         self._reset_ids: OrderedDict[int, None] = OrderedDict()
@@ -394,18 +367,18 @@ class Http2Core:
         self.more = self.ready = self.draining = False
         self.outbound = bytearray(greeting(limits))
 
-    # -- bytes in ------------------------------------------------------------------------------------------------
+    # -- Receiving -----------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray) -> list[Event]:
-        """Take bytes as they came from the peer and return what they mean.
+        """Parse received bytes and return events.
 
-        No more than a turn's worth of frames is handled; while ``more`` is true, ``go_on`` must follow.
+        At most one turn of frames is handled. While ``more`` is true, the caller must call ``go_on``.
 
         Raises:
-            ConnectionFault: the peer broke a rule of the connection; call ``fail`` and close it.
+            ConnectionFault: protocol violation; the caller must call ``fail`` and close the connection.
         """
         data, position = bytes(data), 0
-        self._turn_left = _TURN
+        self._turn_left = _FRAMES_PER_TURN
         if not self._preface_seen:
             data = bytes(self._pending) + data
             if not self._read_preface(data):
@@ -413,16 +386,16 @@ class Http2Core:
             self._pending, position = bytearray(), len(PREFACE)
         elif self._pending:
             position = self._complete_frame(data)
-        elif self._cut_data.left:
-            position = self._go_on_with_data(data, 0)
+        elif self._partial_data.left:
+            position = self._continue_data(data, 0)
         if position < len(data):
             self._read_frames(data, position)
         return self._take_events()
 
     def go_on(self) -> list[Event]:
-        """Handle the next of the frames that one turn was too short for; as ``receive``."""
+        """Handle the next turn of pending frames; like ``receive``."""
         data, self._unread = self._unread, b""
-        self._turn_left = _TURN
+        self._turn_left = _FRAMES_PER_TURN
         self.more = False
         self._read_frames(data, self._unread_from)
         return self._take_events()
@@ -435,7 +408,7 @@ class Http2Core:
         return events
 
     def _complete_frame(self, data: bytes) -> int:
-        """Put the frame together that was cut, and handle it; gives how many bytes of ``data`` belong to it."""
+        """Complete and handle a partial frame; return how many bytes of ``data`` belong to it."""
         pending, position = self._pending, 0
         if len(pending) < FRAME_HEADER_BYTES:
             position = FRAME_HEADER_BYTES - len(pending)
@@ -445,8 +418,8 @@ class Http2Core:
         length = int.from_bytes(pending[:_LENGTH_BYTES])
         frames.check_size(length, pending[_LENGTH_BYTES])
         end = position + FRAME_HEADER_BYTES + length - len(pending)
-        if self._is_cut_data(pending, position, len(data)):
-            return self._go_on_with_data(data, position)
+        if self._is_partial_data(pending, position, len(data)):
+            return self._continue_data(data, position)
         pending += data[position:end]
         if end > len(data):
             return len(data)
@@ -454,33 +427,33 @@ class Http2Core:
         self._read_frames(bytes(pending), 0)
         return end
 
-    def _is_cut_data(self, header: bytes | bytearray, position: int, size: int) -> bool:
-        """Tell whether a header is that of large DATA that is not all there, whose parts are handled as they come."""
+    def _is_partial_data(self, header: bytes | bytearray, position: int, size: int) -> bool:
+        """Return whether the header starts a large, incomplete DATA frame, which is handled as its parts arrive."""
         high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(header)
         length = high << 16 | low
         is_whole = len(header) > FRAME_HEADER_BYTES or position + length <= size
-        if is_whole or kind or flags & Flag.PADDED or length < _VIEWED_FROM_BYTES or self._continued is not None:
+        if is_whole or kind or flags & Flag.PADDED or length < _MIN_VIEW_BYTES or self._continued is not None:
             return False
         if not self.ready:
             self._check_order(kind, flags)
         self._pending = bytearray()
-        self._cut_data = CutData(length, flags, stream_id & MAX_STREAM_ID)
+        self._partial_data = CutData(length, flags, stream_id & MAX_STREAM_ID)
         return True
 
-    def _go_on_with_data(self, data: bytes, position: int) -> int:
-        """Handle what has come of a frame of DATA; gives where in ``data`` it ends."""
-        left, flags, stream_id = self._cut_data
+    def _continue_data(self, data: bytes, position: int) -> int:
+        """Handle the next part of a DATA frame; return its end in ``data``."""
+        left, flags, stream_id = self._partial_data
         part: bytes | memoryview = memoryview(data)[position : position + left]
-        if len(part) < _VIEWED_FROM_BYTES:
+        if len(part) < _MIN_VIEW_BYTES:
             part = bytes(part)
         left -= len(part)
-        self._cut_data = CutData(left, flags, stream_id)
+        self._partial_data = CutData(left, flags, stream_id)
         if part:
             self._on_data(flags & ~Flag.END_STREAM if left else flags, stream_id, part)
         return position + len(part)
 
     def _read_frames(self, data: bytes, position: int) -> None:
-        """Handle whole frames, a turn of them, and keep the one that was cut; of large DATA what has come."""
+        """Handle one turn of complete frames and keep the rest; large DATA frames may be incomplete."""
         size = len(data)
         unpack, handlers, view = FRAME_HEADER.unpack_from, self._handlers, memoryview(data)
         while size - position >= FRAME_HEADER_BYTES:
@@ -495,15 +468,15 @@ class Http2Core:
             start = position + FRAME_HEADER_BYTES
             end = start + low
             if end > size:
-                if low >= _VIEWED_FROM_BYTES and self._is_cut_data(data[position:start], start, size):
-                    self._go_on_with_data(data, start)
+                if low >= _MIN_VIEW_BYTES and self._is_partial_data(data[position:start], start, size):
+                    self._continue_data(data, start)
                     return
                 break
             position = end
             if not self.ready or self._continued is not None:
                 self._check_order(kind, flags)
             if kind < len(handlers):
-                payload = view[start:end] if low >= _VIEWED_FROM_BYTES and not kind else data[start:end]
+                payload = view[start:end] if low >= _MIN_VIEW_BYTES and not kind else data[start:end]
                 handlers[kind](flags, stream_id & MAX_STREAM_ID, payload)
             else:
                 self._count_idle_frame()
@@ -525,7 +498,7 @@ class Http2Core:
         else:
             self.ready = True
 
-    # -- streams: what comes in ----------------------------------------------------------------------------------
+    # -- Frames of streams ---------------------------------------------------------------------------------------------
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
         size = len(payload)
@@ -555,10 +528,10 @@ class Http2Core:
         if flags & Flag.END_STREAM:
             self._end_request(stream)
         else:
-            self._tell_of_data(stream)
+            self._emit_data_received(stream)
 
-    def _tell_of_data(self, stream: StreamState) -> None:
-        """Tell of a stream's data, once for frames that have come together."""
+    def _emit_data_received(self, stream: StreamState) -> None:
+        """Emit ``DataReceived``, once for consecutive frames of a stream."""
         last = self._events[-1] if self._events else None
         if not isinstance(last, DataReceived) or last.stream is not stream:
             self._events.append(DataReceived(stream))
@@ -575,7 +548,7 @@ class Http2Core:
             self._reset_unknown(stream_id, ErrorCode.STREAM_CLOSED)
 
     def _end_request(self, stream: StreamState) -> None:
-        self._turn_left -= _TURN_OF_REQUEST
+        self._turn_left -= _REQUEST_COST
         stream.remote_closed = True
         if stream.content_left:
             self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
@@ -587,7 +560,7 @@ class Http2Core:
             payload = bytes(frames.strip_padding(payload))
         if flags & Flag.PRIORITY:
             if len(payload) < _PRIORITY_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority fields")
             payload = payload[_PRIORITY_BYTES:]
         if flags & Flag.END_HEADERS:
             self._on_header_block(stream_id, payload, flags & Flag.END_STREAM)
@@ -644,7 +617,7 @@ class Http2Core:
             self._end_request(stream)
 
     def _on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != _RESET_CODES:
+        if len(payload) != _ERROR_CODE_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not four bytes long")
         self._check_not_idle(stream_id, "RST_STREAM")
         self._count_reset()
@@ -657,7 +630,7 @@ class Http2Core:
         if len(payload) != 4:  # noqa: PLR2004  # a 32-bit number
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes long")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
-        self._forgive_for_data()
+        self._forgive_after_data()
         if self._updates.exceeded():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_window_updates")
         if not stream_id:
@@ -681,15 +654,15 @@ class Http2Core:
         self._count_idle_frame()
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
-    # -- the connection: what comes in ---------------------------------------------------------------------------
+    # -- Frames of the connection --------------------------------------------------------------------------------------
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if len(payload) % SETTING_BYTES or (flags & Flag.ACK and payload):
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an impossible length")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "invalid SETTINGS length")
         if self._settings.exceeded(max(1, len(payload) // SETTING_BYTES)):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_settings")
         if flags & Flag.ACK:
@@ -701,13 +674,13 @@ class Http2Core:
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
-        if len(payload) != 8:  # noqa: PLR2004  # as RFC 9113 has it
+        if len(payload) != 8:  # noqa: PLR2004  # RFC 9113, 6.7
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING is not eight bytes long")
         if flags & Flag.ACK:
             self._count_idle_frame()
             self._events.append(PingAcknowledged(payload))
             return
-        self._forgive_for_data()
+        self._forgive_after_data()
         if self._pings.exceeded():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self.outbound += frames.ping(payload, ack=True)
@@ -720,15 +693,15 @@ class Http2Core:
         self._count_idle_frame()
         self._events.append(PeerLeaving())
 
-    # -- what goes out -------------------------------------------------------------------------------------------
+    # -- Sending -------------------------------------------------------------------------------------------------------
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes wait to be sent."""
+        """Number of bytes to send."""
         return self._queued_bytes + len(self.outbound)
 
     def take_outbound(self) -> list[Buffer]:
-        """Take over all bytes that wait to be sent, in pieces."""
+        """Return and clear all buffers to send."""
         taken, self._queued, self._queued_bytes = self._queued, [], 0
         if self.outbound:
             taken.append(self.outbound)
@@ -736,18 +709,20 @@ class Http2Core:
         return taken
 
     def sendable(self, stream: StreamState) -> int:
-        """Say how many bytes of DATA may go out in one frame now; zero or less when none may."""
+        """Return how many bytes one DATA frame may carry now; zero or negative if none."""
         windows = self.windows
         return min(stream.credit + windows.initial, windows.connection, self._peer.max_frame_bytes)
 
     def send_headers(self, stream: StreamState, block: bytes, *, end_stream: bool = False) -> None:
-        """Send a header block: the response's headers, or its trailers when it ends the stream."""
+        """Send response headers, or trailers if ``end_stream``."""
         peer = self._peer
         if peer.table_update is not None:
             block, peer.table_update = peer.table_update + block, None
         if (size := len(block)) <= MAX_FRAME_BYTES:
             out = self.outbound
-            out += FRAME_HEADER.pack(0, size, _HEADERS, _LAST_BLOCK if end_stream else _BLOCK, stream.stream_id)
+            out += FRAME_HEADER.pack(
+                0, size, _HEADERS_TYPE, _TRAILERS_FLAGS if end_stream else _HEADERS_FLAGS, stream.stream_id
+            )
             out += block
         else:
             self.outbound += frames.header_frames(stream.stream_id, block, peer.max_frame_bytes, end_stream=end_stream)
@@ -757,9 +732,9 @@ class Http2Core:
     def send_answer(
         self, stream: StreamState, headers: bytes, prefix: bytes, payload: bytes | memoryview, most_waiting: int
     ) -> bool:
-        """Send a message at once, behind the response's headers unless these are empty; False if it has to wait.
+        """Send response headers (unless empty) and a message in one DATA frame, or send nothing and return False.
 
-        Nothing is sent then.  It waits while more than ``most_waiting`` bytes do, or a window has no room for it.
+        Nothing is sent if ``most_waiting`` bytes are already queued, or if a window is too small.
         """
         if len(prefix) + len(payload) > self.sendable(stream) or self.waiting_bytes >= most_waiting:
             return False
@@ -769,24 +744,27 @@ class Http2Core:
         return True
 
     def send_data(self, stream: StreamState, prefix: bytes, payload: bytes | memoryview) -> None:
-        """Send one DATA frame of at most ``sendable(stream)`` bytes; a large payload must stay as it is until then."""
+        """Send one DATA frame of at most ``sendable(stream)`` bytes.
+
+        A payload of 8 KiB or more is not copied and must not change until it is sent.
+        """
         size = len(prefix) + len(payload)
         stream.credit -= size
         self.windows.connection -= size
         out = self.outbound
         out += FRAME_HEADER.pack(size >> 16, size & 0xFFFF, FrameType.DATA, 0, stream.stream_id)
         out += prefix
-        if len(payload) < _VIEWED_FROM_BYTES:
+        if len(payload) < _MIN_VIEW_BYTES:
             out += payload
         else:
             self._queued_bytes += len(out) + len(payload)
             self._queued += (out, payload)
             self.outbound = bytearray()
-        if prefix or size >= _WHOLE_FRAME_BYTES:
+        if prefix or size >= _FULL_FRAME_BYTES:
             self._has_sent = True
 
     def consume(self, stream: StreamState, size: int) -> None:
-        """Let the peer send ``size`` bytes more, because so many were read."""
+        """Credit ``size`` consumed bytes to the receive windows of stream and connection."""
         stream.uncredited -= size
         self._credit_connection(size)
         window = self._limits.stream_window_bytes
@@ -796,9 +774,9 @@ class Http2Core:
             self.outbound += frames.window_update(stream.stream_id, owed)
 
     def release(self, stream: StreamState) -> None:
-        """Forget a stream that its owner is done with; one that is still open is given up."""
+        """Remove a stream; reset it if it is still open."""
         if not stream.reset and not (stream.local_closed and stream.remote_closed):
-            # After a complete answer NO_ERROR asks the client to stop sending its request.
+            # NO_ERROR after a complete response asks the client to stop sending its request (RFC 9113, 8.1).
             self.reset(stream, ErrorCode.NO_ERROR if stream.local_closed else ErrorCode.CANCEL)
         if stream.uncredited:
             self._credit_connection(stream.uncredited)
@@ -806,34 +784,34 @@ class Http2Core:
         self.streams.pop(stream.stream_id, None)
 
     def reset(self, stream: StreamState, code: ErrorCode) -> None:
-        """Give a stream up with RST_STREAM."""
+        """Reset a stream with RST_STREAM."""
         self.outbound += frames.rst_stream(stream.stream_id, code)
         self._close_reset(stream)
 
     def send_ping(self, payload: bytes) -> None:
-        """Ask the peer for a sign of life."""
+        """Send a PING."""
         self.outbound += frames.ping(payload, ack=False)
 
     def announce_drain(self) -> None:
-        """Tell the peer that the connection will end; streams it has already sent are still served."""
+        """Send the first GOAWAY of a graceful shutdown; streams already sent by the peer are served."""
         self.outbound += frames.goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR)
 
     def drain(self) -> None:
-        """Tell the peer which stream was the last; later ones are refused."""
+        """Send the final GOAWAY with the last stream id; later streams are refused."""
         self.draining = True
         self.outbound += frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR)
 
     def fail(self, fault: ConnectionFault) -> None:
-        """Tell the peer why the connection ends."""
+        """Send GOAWAY with the error."""
         self.draining = True
         self.outbound += frames.goaway(self._last_stream_id, fault.code, fault.reason.encode("utf-8", "replace"))
 
     def _credit_connection(self, size: int) -> None:
-        self._credit += size
-        if self._credit * 2 >= self._limits.connection_window_bytes:
-            self.outbound += frames.window_update(0, self._credit)
-            self._receive_window += self._credit
-            self._credit = 0
+        self._uncredited_bytes += size
+        if self._uncredited_bytes * 2 >= self._limits.connection_window_bytes:
+            self.outbound += frames.window_update(0, self._uncredited_bytes)
+            self._receive_window += self._uncredited_bytes
+            self._uncredited_bytes = 0
 
     def _stream_error(self, stream: StreamState, code: ErrorCode) -> None:
         self._count_reset()
@@ -861,8 +839,8 @@ class Http2Core:
         if stream_id > self._last_stream_id or not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is idle")
 
-    def _forgive_for_data(self) -> None:
-        """Forget PINGs and WINDOW_UPDATEs that came before data was sent: peers measure and take it with them."""
+    def _forgive_after_data(self) -> None:
+        """Reset the PING and WINDOW_UPDATE rate limits after sent data, because peers answer data with both."""
         if self._has_sent:
             self._has_sent = False
             self._pings.forgive()

@@ -1,4 +1,4 @@
-"""HTTP/2 frames as bytes (RFC 9113, sections 4 and 6): constants, serialisers and the faults that frames can hold."""
+"""HTTP/2 frame constants, serialisers and errors (RFC 9113, sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ __all__ = [
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 MAX_FRAME_BYTES: Final = 16_384
-"""Of frames that have to be there as a whole, and of any for peers that say nothing else."""
+"""Size limit of non-DATA frames, and of frames to a peer that sends no MAX_FRAME_SIZE."""
 LARGEST_DATA_BYTES: Final = 2**20
-"""What peers may send in one frame of DATA: more than a window holds would not come faster."""
+"""Largest DATA frame that peers may send; larger frames would not arrive faster than the stream window allows."""
 LARGEST_SENT_BYTES: Final = 2**18
-"""So that other calls have their turn, whatever the peer takes."""
+"""Largest DATA frame sent, so that calls of one connection alternate even if the peer accepts larger frames."""
 MAX_STREAM_ID: Final = 2**31 - 1
 MAX_WINDOW: Final = 2**31 - 1
 
 FRAME_HEADER: Final = Struct(">BHBBL")
-"""Length (high byte, low word), type, flags, stream."""
+"""Length (high byte, low 16 bits), type, flags, stream id."""
 
 _UINT32 = Struct(">L")
 _SETTING = Struct(">HL")
@@ -53,7 +53,7 @@ _pack_header = FRAME_HEADER.pack
 
 
 class FrameType(IntEnum):
-    """Frame types of RFC 9113; a higher number is an extension and is ignored."""
+    """Frame types of RFC 9113; higher numbers are extensions and are ignored."""
 
     DATA = 0
     HEADERS = 1
@@ -78,7 +78,7 @@ class Flag:
 
 
 class Setting(IntEnum):
-    """Identifiers of SETTINGS that this server reads or writes."""
+    """SETTINGS identifiers that this server reads or writes."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -108,7 +108,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule or a limit so that the whole connection must end."""
+    """Protocol or limit violation of the peer that ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(f"{code.name}: {reason}")
@@ -117,7 +117,7 @@ class ConnectionFault(Exception):
 
 
 def header_frames(stream_id: int, block: bytes, max_frame: int, *, end_stream: bool) -> bytes:
-    """Serialise a header block as HEADERS and, where it is longer than a frame, CONTINUATION frames."""
+    """Serialise a header block as a HEADERS frame, followed by CONTINUATION frames if needed."""
     flags = Flag.END_STREAM if end_stream else 0
     length = len(block)
     if length <= max_frame:
@@ -142,18 +142,18 @@ def settings(values: dict[Setting, int]) -> bytes:
 
 
 def setting(payload: bytes, start: int) -> tuple[int, int]:
-    """Read the entry of a SETTINGS frame that begins at ``start``: its identifier and its value."""
+    """Return identifier and value of the SETTINGS entry at ``start``."""
     key, value = _SETTING.unpack_from(payload, start)
     return key, value
 
 
 def settings_ack() -> bytes:
-    """Serialise the acknowledgement of the peer's SETTINGS."""
+    """Serialise a SETTINGS acknowledgement."""
     return _pack_header(0, 0, FrameType.SETTINGS, Flag.ACK, 0)
 
 
 def ping(payload: bytes, *, ack: bool) -> bytes:
-    """Serialise a PING of eight bytes, or the answer to one."""
+    """Serialise a PING with eight bytes of payload, or its acknowledgement."""
     return _pack_header(0, 8, FrameType.PING, Flag.ACK if ack else 0, 0) + payload
 
 
@@ -168,27 +168,19 @@ def window_update(stream_id: int, increment: int) -> bytes:
 
 
 def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
-    """Serialise a GOAWAY frame with its debug text."""
+    """Serialise a GOAWAY frame."""
     payload = _GOAWAY.pack(last_stream_id, code) + debug
     return _pack_header(0, len(payload), FrameType.GOAWAY, 0, 0) + payload
 
 
 def check_size(size: int, kind: int) -> None:
-    """Refuse a frame that is too large for its type.
-
-    Raises:
-        ConnectionFault: it is.
-    """
+    """Raise ``ConnectionFault`` if a frame exceeds the size limit of its type."""
     if size > MAX_FRAME_BYTES and (kind or size > LARGEST_DATA_BYTES):
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes")
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes exceeds the limit")
 
 
 def strip_padding(payload: bytes | memoryview) -> bytes | memoryview:
-    """Take the padding off a PADDED frame's payload.
-
-    Raises:
-        ConnectionFault: the padding is as long as the payload or longer.
-    """
+    """Remove the padding of a PADDED frame's payload; raise ``ConnectionFault`` if the padding length is invalid."""
     if not payload or payload[0] >= len(payload):
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
     return payload[1 : len(payload) - payload[0]]

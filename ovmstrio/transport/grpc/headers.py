@@ -1,8 +1,7 @@
-"""Header blocks read: HPACK, the rules of HTTP/2 for requests, and what gRPC's headers mean.
+"""HTTP/2 header blocks of gRPC: encoding, HPACK decoding, request checks, error translation.
 
-A block that refers to the dynamic table only, or brings literals that are not indexed, decodes to the same request
-as long as the table stays the same. Clients send such blocks for every call after their first, so decoded requests
-are kept by their block until the table changes.
+Clients send the same block for every call after the first. Such a block decodes to the same request as long as the
+HPACK dynamic table does not change, so decoded requests are cached by their block.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ __all__ = [
     "trailers_only_block",
 ]
 
-# ----------------------------------------------------------------------
-# Header blocks written: response headers, trailers and refusals as HPACK bytes
-# ----------------------------------------------------------------------
+# -- Encoding ----------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -55,20 +52,14 @@ ErrorMapper = Callable[[Exception], GRPCError | None]
 
 
 def single_error(error: Exception) -> Exception:
-    """Unwrap groups that hold one error only, as nurseries make them."""
+    """Unwrap exception groups with one exception, as nurseries raise them."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 class TrailedError(GRPCError):
-    """A failure of which more is said in trailers.
-
-    Args:
-        status: what the client gets.
-        message: likewise.
-        pairs: names and values of the trailers.
-    """
+    """gRPC error with additional trailers (name, value)."""
 
     def __init__(self, status: Status, message: str, *pairs: tuple[str, str]) -> None:
         super().__init__(status, message)
@@ -76,24 +67,16 @@ class TrailedError(GRPCError):
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Give names and values of the trailers."""
+        """Names and values of the trailers."""
         return self._pairs
 
     def trailers(self) -> bytes:
-        """Encode what is said in trailers."""
+        """Encode the additional trailers."""
         return metadata_block(self._pairs)
 
 
 class RetryLater(TrailedError):
-    """A failure that passes; clients whose retry policy has room for it try again then.
-
-    It is said in gRPC's own word, and in HTTP's for those who read it.
-
-    Args:
-        status: what the client gets.
-        message: likewise.
-        seconds: when to try again, from now on.
-    """
+    """Transient gRPC error with ``grpc-retry-pushback-ms`` and ``retry-after`` trailers."""
 
     def __init__(self, status: Status, message: str, seconds: float) -> None:
         pushback = ("grpc-retry-pushback-ms", str(round(seconds * 1000)))
@@ -102,12 +85,7 @@ class RetryLater(TrailedError):
 
 
 class FailureTranslator:
-    """Turns what a handler raised into a gRPC error.
-
-    Args:
-        map_error: the application's translation of its own errors; ``None`` from it means that it knows nothing
-            about the error.
-    """
+    """Translator of handler exceptions to gRPC errors; ``map_error`` maps errors of the application."""
 
     __slots__ = ("_map_error",)
 
@@ -115,9 +93,9 @@ class FailureTranslator:
         self._map_error = map_error
 
     def translate(self, error: Exception, path: str) -> GRPCError:
-        """Find the answer for any error of a handler; unforeseen ones are logged and become INTERNAL."""
+        """Return the gRPC error for a handler's exception; unexpected exceptions are logged and become INTERNAL."""
         error = single_error(error)
-        known = self._known(error)
+        known = self._known_error(error)
         if known is not None:
             return known
         if isinstance(error, StreamTerminatedError):
@@ -126,8 +104,8 @@ class FailureTranslator:
         return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
 
     def undecodable(self, error: Exception, message_type: type) -> GRPCError:
-        """Find the answer for bytes that the codec could not read."""
-        known = self._known(error)
+        """Return the gRPC error for a message that the codec could not decode."""
+        known = self._known_error(error)
         if known is not None:
             return known
         return GRPCError(
@@ -136,21 +114,21 @@ class FailureTranslator:
         )
 
     def no_reply(self, path: str) -> GRPCError:
-        """Find the answer for a unary call whose handler returned without one."""
+        """Return the gRPC error for a unary handler that returned without a reply."""
         log.error("rpc handler sent no reply", path=path)
         return GRPCError(Status.INTERNAL, f"{path}: the server sent no reply")
 
-    def _known(self, error: Exception) -> GRPCError | None:
+    def _known_error(self, error: Exception) -> GRPCError | None:
         if isinstance(error, GRPCError):
             return error
         return self._map_error(error) if self._map_error is not None else None
 
 
 class Wakeup:
-    """A place where one task at a time waits until another task wakes it.
+    """Wait point of one task.
 
-    Nothing is remembered: the waiter checks its condition, waits, and checks again, with no checkpoint between the
-    check and the wait.
+    ``wake`` without a waiter has no effect. The waiter must check its condition before and after ``wait``, without a
+    checkpoint between check and wait.
     """
 
     __slots__ = ("_task",)
@@ -160,17 +138,13 @@ class Wakeup:
 
     @property
     def waiting(self) -> bool:
-        """Whether a task waits here."""
+        """Whether a task is waiting."""
         return self._task is not None
 
     async def wait(self) -> None:
-        """Wait for the next ``wake``.
-
-        Raises:
-            trio.BusyResourceError: another task waits here already.
-        """
+        """Wait for the next ``wake``; raises ``BusyResourceError`` if another task is waiting."""
         if self._task is not None:
-            raise trio.BusyResourceError("another task is waiting here already")
+            raise trio.BusyResourceError("another task is already waiting")
         self._task = trio.lowlevel.current_task()
 
         def give_up(_raise_cancel: object) -> trio.lowlevel.Abort:
@@ -180,7 +154,7 @@ class Wakeup:
         await trio.lowlevel.wait_task_rescheduled(give_up)
 
     def wake(self) -> None:
-        """Let the waiting task, if there is one, go on."""
+        """Wake the waiting task, if any."""
         task = self._task
         if task is not None:
             self._task = None
@@ -188,23 +162,23 @@ class Wakeup:
 
 
 TABLE_SIZE_ZERO: Final = b"\x20"
-"""The HPACK instruction by which this side says that it uses no dynamic table."""
+"""HPACK dynamic table size update to 0."""
 
 _STATUS_200 = b"\x88"
 _STATUS_NAME = b"\x08"
 _CONTENT_TYPE_NAME = b"\x0f\x10"
-_LONGEST_STRING_PREFIX = 127
-# C-core refuses metadata above 8 KiB, and the caller would lose the status together with its text.
-_LONGEST_MESSAGE_CHARACTERS: Final = 4_096
+_MAX_STRING_PREFIX = 127
+# C-core rejects metadata above 8 KiB, and its caller would lose the status with the message.
+_MAX_MESSAGE_CHARACTERS: Final = 4_096
 
 
 def _string(value: bytes) -> bytes:
     length = len(value)
-    if length < _LONGEST_STRING_PREFIX:
+    if length < _MAX_STRING_PREFIX:
         return bytes((length,)) + value
-    prefix = [_LONGEST_STRING_PREFIX]
-    length -= _LONGEST_STRING_PREFIX
-    while length >= 128:  # noqa: PLR2004  # seven bits a byte
+    prefix = [_MAX_STRING_PREFIX]
+    length -= _MAX_STRING_PREFIX
+    while length >= 128:  # noqa: PLR2004  # seven bits per byte
         prefix.append(length & 127 | 128)
         length >>= 7
     prefix.append(length)
@@ -216,7 +190,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def metadata_block(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """Encode metadata that ``grpclib.metadata.encode_metadata`` has checked."""
+    """Encode metadata checked by ``grpclib.metadata.encode_metadata``."""
     return b"".join(_literal(name.encode("ascii"), value.encode("ascii")) for name, value in pairs)
 
 
@@ -224,12 +198,12 @@ def trailers_block(status: Status, message: str | None, details: bytes | None = 
     """Encode ``grpc-status``, the percent-encoded ``grpc-message`` and ``grpc-status-details-bin``."""
     block = _literal(b"grpc-status", b"%d" % status.value)
     if message:
-        # Escapes only make it longer.
-        begun = message[: _LONGEST_MESSAGE_CHARACTERS + 1]
-        text = encode_grpc_message(begun.encode("utf-8", "replace").decode("utf-8"))
-        if len(text) > _LONGEST_MESSAGE_CHARACTERS:
-            text = text[:_LONGEST_MESSAGE_CHARACTERS]
-            escape = text.rfind("%", _LONGEST_MESSAGE_CHARACTERS - 2)
+        # Percent-encoding only lengthens the text.
+        prefix = message[: _MAX_MESSAGE_CHARACTERS + 1]
+        text = encode_grpc_message(prefix.encode("utf-8", "replace").decode("utf-8"))
+        if len(text) > _MAX_MESSAGE_CHARACTERS:
+            text = text[:_MAX_MESSAGE_CHARACTERS]
+            escape = text.rfind("%", _MAX_MESSAGE_CHARACTERS - 2)
             text = text if escape < 0 else text[:escape]
         block += _literal(b"grpc-message", text.encode("ascii"))
     if details is not None:
@@ -238,13 +212,13 @@ def trailers_block(status: Status, message: str | None, details: bytes | None = 
 
 
 def trailers_only_block(status: Status, message: str | None, details: bytes | None = None) -> bytes:
-    """Encode the answer of a call that fails before anything was sent: headers and trailers in one."""
+    """Encode the response of a call that fails before anything was sent: headers and trailers in one block."""
     return RESPONSE_HEADERS + trailers_block(status, message, details)
 
 
 @lru_cache(maxsize=16)
 def http_refusal_block(http_status: int, *extra: tuple[bytes, bytes]) -> bytes:
-    """Encode the bare HTTP answer to a request that is not gRPC."""
+    """Encode the HTTP response to a request that is not gRPC."""
     return (
         _STATUS_NAME
         + _string(b"%d" % http_status)
@@ -257,9 +231,7 @@ RESPONSE_HEADERS: Final = _STATUS_200 + _CONTENT_TYPE_NAME + _string(b"applicati
 OK_TRAILERS: Final = trailers_block(Status.OK, None)
 
 
-# ----------------------------------------------------------------------
-# Header blocks read: HPACK, the rules of HTTP/2 for requests, and what gRPC's headers mean
-# ----------------------------------------------------------------------
+# -- Decoding ----------------------------------------------------------------------------------------------------------
 
 HeaderList = tuple[tuple[bytes, bytes], ...]
 
@@ -269,34 +241,34 @@ _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _CONNECTION_HEADERS: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
-_CACHED_HEADS: Final = 64
-_CACHED_BLOCK_BYTES: Final = 1_024
+_MAX_CACHED_HEADS: Final = 64
+_MAX_CACHED_BLOCK_BYTES: Final = 1_024
 _TABLE_ENTRY_OVERHEAD: Final = 32
-_LONGEST_TIMEOUT: Final = 9  # eight digits and a unit
+_MAX_TIMEOUT_CHARACTERS: Final = 9  # eight digits and a unit
 _HARD_LIMIT_FACTOR: Final = 4
 _HARD_LIMIT_EXTRA_BYTES: Final = 16 * 1_024
-"""How much larger a list may be that is still read, to be refused by its name: reading costs some µs a field."""
-_MANY_TABLE_UPDATES: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}").match
-"""More changes of the table's size than a block may begin with (RFC 7541, section 4.2)."""
+"""Limits up to which an oversized header list is decoded, so that it can be refused with its size (some µs a field)."""
+_has_too_many_table_updates: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}").match
+"""Match of more table size updates than a block may begin with (RFC 7541, 4.2)."""
 
 
 class MalformedRequest(ValueError):
-    """A header list that RFC 9113 calls malformed; its stream is reset, the connection lives on."""
+    """Malformed header list (RFC 9113); its stream is reset, the connection continues."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
-    """One request's headers, understood. Shared by all calls that sent the same block.
+    """Parsed request headers, shared by all calls with the same header block.
 
     Attributes:
-        path: the ``:path``, which names service and method.
-        timeout_seconds: from ``grpc-timeout``; infinite when there is none.
-        encoding: from ``grpc-encoding``.
-        content_length: from ``content-length``; ``None`` when absent.
-        headers: everything as it came, decoded as Latin-1.
-        refusal: the header block that answers a request which cannot become a call, else ``None``.
-        traceparent: W3C's header of that name; empty when absent.
-        notes: what others have found out from the headers and need not find out again, by who they are.
+        path: ``:path``, the service and method.
+        timeout_seconds: ``grpc-timeout``; infinite if absent.
+        encoding: ``grpc-encoding``.
+        content_length: ``content-length``; None if absent.
+        headers: all headers as received, decoded as Latin-1.
+        refusal: header block of the response to a request that cannot become a call, else None.
+        traceparent: W3C ``traceparent``; empty if absent.
+        notes: cache for values that users of the headers derive from them, by an arbitrary key.
     """
 
     path: str
@@ -310,10 +282,9 @@ class RequestHead:
 
 
 class HeaderDecoder:
-    """HPACK decoding for one connection, with a cache of the requests it has seen.
+    """HPACK decoder of one connection, with a cache of decoded requests.
 
-    Raises:
-        ConnectionFault: from every method, when the block cannot be decoded: the table is out of step for good.
+    Every method raises ``ConnectionFault`` if the block cannot be decoded, because the table is then out of sync.
     """
 
     __slots__ = ("_cache", "_hpack", "_limit", "_table_changed")
@@ -325,22 +296,22 @@ class HeaderDecoder:
         self._cache: dict[bytes, RequestHead | MalformedRequest] = {}
 
     def request(self, block: bytes) -> RequestHead | MalformedRequest:
-        """Decode the header block that opens a stream; a malformed one is returned, not raised."""
+        """Decode the header block that opens a stream; a malformed request is returned, not raised."""
         head = self._cache.get(block)
         return self._decode_request(block) if head is None else head
 
     def header_list(self, block: bytes) -> HeaderList:
-        """Decode any header block, which keeps the table in step."""
+        """Decode a header block."""
         if self._hpack is None:
             self._hpack = Decoder(min(self._limit * _HARD_LIMIT_FACTOR, self._limit + _HARD_LIMIT_EXTRA_BYTES))
-        if _MANY_TABLE_UPDATES(block):
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block changes the table's size three times")
-        before = self._table_mark(self._hpack)
+        if _has_too_many_table_updates(block):
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "header block has more than two table size updates")
+        before = self._table_fingerprint(self._hpack)
         try:
             headers = tuple(self._hpack.decode(block, raw=True))
         except (HPACKError, UnicodeError) as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from error
-        newest, *sizes = self._table_mark(self._hpack)
+        newest, *sizes = self._table_fingerprint(self._hpack)
         self._table_changed = newest is not before[0] or sizes != before[1:]
         if self._table_changed:
             self._cache.clear()
@@ -354,27 +325,23 @@ class HeaderDecoder:
         except MalformedRequest as error:
             head = error
         is_refused = isinstance(head, RequestHead) and head.refusal is not None
-        # A short block may decode to a long list, which is refused.
-        if not self._table_changed and len(block) <= _CACHED_BLOCK_BYTES and not is_refused:
-            if len(self._cache) >= _CACHED_HEADS:
+        # A refused request is not cached: a short block may decode to a long list.
+        if not self._table_changed and len(block) <= _MAX_CACHED_BLOCK_BYTES and not is_refused:
+            if len(self._cache) >= _MAX_CACHED_HEADS:
                 self._cache.clear()
             self._cache[block] = head
         return head
 
     @staticmethod
-    def _table_mark(decoder: Decoder) -> list[object]:
-        """Make what differs after a change: an added entry is a new object even where it equals an old one."""
+    def _table_fingerprint(decoder: Decoder) -> list[object]:
+        """Return a fingerprint of the table; an added entry is a new object even if it equals an old one."""
         table = decoder.header_table
         entries = table.dynamic_entries
         return [entries[0] if entries else None, len(entries), table.maxsize]
 
 
 def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
-    """Check a request's header list and read what gRPC says in it.
-
-    Raises:
-        MalformedRequest: the list breaks RFC 9113, section 8.
-    """
+    """Check and parse a request's header list; raises ``MalformedRequest`` if it violates RFC 9113, section 8."""
     pseudo, fields = _split(headers)
     if b":method" not in pseudo or b":scheme" not in pseudo or not pseudo.get(b":path"):
         raise MalformedRequest(":method, :scheme and :path are required")
@@ -398,14 +365,10 @@ def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
 
 
 def read_trailers(headers: HeaderList) -> None:
-    """Check the trailers of a request; gRPC gives them no meaning.
-
-    Raises:
-        MalformedRequest: they hold pseudo-headers or names that HTTP/2 forbids.
-    """
+    """Check the trailers of a request, which have no meaning in gRPC; raises ``MalformedRequest``."""
     pseudo, _ = _split(headers)
     if pseudo:
-        raise MalformedRequest("trailers hold pseudo-headers")
+        raise MalformedRequest("trailers contain pseudo-headers")
 
 
 def _split(headers: HeaderList) -> tuple[dict[bytes, bytes], list[tuple[bytes, bytes]]]:
@@ -414,7 +377,7 @@ def _split(headers: HeaderList) -> tuple[dict[bytes, bytes], list[tuple[bytes, b
     for name, value in headers:
         if name[:1] == b":":
             if fields or name in pseudo or name not in _PSEUDO:
-                raise MalformedRequest(f"pseudo-header {name!r} is unknown, repeated or late")
+                raise MalformedRequest(f"pseudo-header {name!r} is unknown, repeated or after other headers")
             pseudo[name] = value
             continue
         if not _NAME(name) or name in _CONNECTION_HEADERS or (name == b"te" and value != b"trailers"):
@@ -441,7 +404,7 @@ def _refusal(
 
 
 def _timeout_seconds(value: bytes) -> float:
-    if len(value) > _LONGEST_TIMEOUT:
+    if len(value) > _MAX_TIMEOUT_CHARACTERS:
         raise ValueError(f"grpc-timeout: expected at most eight digits and a unit, got {len(value)} characters")
     try:
         return decode_timeout(value.decode("ascii"))
@@ -452,6 +415,6 @@ def _timeout_seconds(value: bytes) -> float:
 def _content_length(value: bytes | None) -> int | None:
     if value is None:
         return None
-    if not value.isdigit() or len(value) > 18:  # noqa: PLR2004  # what fits 63 bits
+    if not value.isdigit() or len(value) > 18:  # noqa: PLR2004  # fits in 63 bits
         raise MalformedRequest(f"content-length is not a number: {value!r}")
     return int(value)

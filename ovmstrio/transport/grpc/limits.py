@@ -1,8 +1,4 @@
-"""Every bound of the transport in one place, with its unit in its name.
-
-A connection asks for nothing that is not bounded here: bytes in flight, streams, header lists, frames that cost more
-to answer than to send, and the time that a silent peer may stay.
-"""
+"""Limits of the gRPC transport: sizes, counts, rates and timeouts."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ __all__ = ["RateLimit", "TransportLimits"]
 
 
 class RateLimit:
-    """Allow at most ``limit`` events in each second that begins with an event."""
+    """Rate limit of ``limit`` events per second, in windows that start with an event."""
 
     __slots__ = ("_clock", "_count", "_limit", "_window_start")
 
@@ -25,7 +21,7 @@ class RateLimit:
         self._window_start = float("-inf")
 
     def exceeded(self, events: int = 1) -> bool:
-        """Count events and say whether they are too many."""
+        """Count events and return whether the limit is exceeded."""
         now = self._clock()
         if now - self._window_start >= 1.0:
             self._window_start = now
@@ -34,47 +30,47 @@ class RateLimit:
         return self._count > self._limit
 
     def forgive(self) -> None:
-        """Forget what was counted."""
+        """Reset the count."""
         self._count = 0
 
 
-_SMALLEST = {
+_MINIMUMS = {
     "stream_window_bytes": 65_535,
     "connection_window_bytes": 65_535,
     "max_receive_message_bytes": 0,
     "max_send_message_bytes": 0,
 }
-_LARGEST_WINDOW = 2**31 - 1
+_MAX_WINDOW_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """What one server grants its peers.
+    """Limits that a server applies to its peers.
 
     Attributes:
-        max_receive_message_bytes: largest request message, after decompression; above it RESOURCE_EXHAUSTED.
+        max_receive_message_bytes: largest request message after decompression; above it RESOURCE_EXHAUSTED.
         max_send_message_bytes: largest response message; above it RESOURCE_EXHAUSTED.
-        max_concurrent_streams: open calls on one connection; further ones are reset with REFUSED_STREAM.
+        max_concurrent_streams: open calls per connection; further calls are reset with REFUSED_STREAM.
         max_connections: open connections of the server; further ones are closed at once.
-        max_header_list_bytes: decoded size of one request's headers; above it RESOURCE_EXHAUSTED.
-        max_continuations: CONTINUATION frames of one header block; above it the connection is closed.
-        stream_window_bytes: request bytes of one call that may wait unread.
-        connection_window_bytes: request bytes of one connection that may wait unread.
-        write_high_water_bytes: response bytes that may wait for the socket before senders wait.
-        max_write_backlog_bytes: bytes waiting for the socket, answers to control frames included, at which a peer
-            that does not read loses its connection.
-        max_resets_per_second: streams of one connection that may end in RST_STREAM, by either side.
-        max_pings_per_second: PINGs of the peer while the server sends it no data.
-        max_settings_per_second: entries in SETTINGS of the peer; a frame without any counts as one.
-        max_window_updates_per_second: WINDOW_UPDATEs of the peer while the server sends it no data.
-        max_idle_frames_per_second: frames that carry nothing: PRIORITY, GOAWAY, empty DATA, unknown types, PINGs that
-            answer the server's.
-        handshake_seconds: until TLS and the HTTP/2 preface must be complete.
-        keepalive_idle_seconds: silence after which the server sends a PING.
-        keepalive_timeout_seconds: how long that PING may stay unanswered.
+        max_header_list_bytes: decoded size of a request's headers; above it RESOURCE_EXHAUSTED.
+        max_continuations: CONTINUATION frames per header block; above it the connection is closed.
+        stream_window_bytes: unread request bytes per call.
+        connection_window_bytes: unread request bytes per connection.
+        write_high_water_bytes: unsent response bytes per connection, above which senders wait.
+        max_write_backlog_bytes: unsent bytes, control frames included, above which the connection of a peer that does
+            not read is closed.
+        max_resets_per_second: streams per connection that end in RST_STREAM, sent by either side.
+        max_pings_per_second: PINGs received while the server sends no data.
+        max_settings_per_second: SETTINGS entries received; an empty frame counts as one.
+        max_window_updates_per_second: WINDOW_UPDATEs received while the server sends no data.
+        max_idle_frames_per_second: frames without content: PRIORITY, GOAWAY, empty DATA, unknown types, PING
+            acknowledgements.
+        handshake_seconds: timeout of TLS handshake and HTTP/2 preface.
+        keepalive_idle_seconds: idle time after which the server sends a PING.
+        keepalive_timeout_seconds: timeout of that PING.
         max_connection_age_seconds: age at which a connection is drained; ``inf`` for never.
-        connection_age_grace_seconds: how long the calls of a connection that is too old may still take.
-        flush_seconds: how long the last bytes of a closing connection may take.
+        connection_age_grace_seconds: time for running calls of a connection drained because of its age.
+        flush_seconds: timeout for the last bytes of a closing connection.
     """
 
     max_receive_message_bytes: int = 64 * 1024 * 1024
@@ -100,22 +96,17 @@ class TransportLimits:
     flush_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work.
-
-        Raises:
-            ValueError: a limit is below its smallest useful value, or a window is above what HTTP/2 can say.
-        """
         for field in fields(self):
             value = getattr(self, field.name)
-            smallest = _SMALLEST.get(field.name, 0 if field.name.endswith("_seconds") else 1)
+            smallest = _MINIMUMS.get(field.name, 0 if field.name.endswith("_seconds") else 1)
             if not value >= smallest:
                 raise ValueError(f"{field.name}: expected at least {smallest}, got {value}")
-            if field.name.endswith("window_bytes") and value > _LARGEST_WINDOW:
-                raise ValueError(f"{field.name}: expected at most {_LARGEST_WINDOW}, got {value}")
+            if field.name.endswith("window_bytes") and value > _MAX_WINDOW_BYTES:
+                raise ValueError(f"{field.name}: expected at most {_MAX_WINDOW_BYTES}, got {value}")
 
     @classmethod
     def for_test(cls) -> TransportLimits:
-        """Give small, quick limits for tests that drive the clock themselves."""
+        """Return small limits for tests."""
         return cls(
             max_receive_message_bytes=1024 * 1024,
             max_send_message_bytes=1024 * 1024,

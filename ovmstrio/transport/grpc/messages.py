@@ -1,6 +1,6 @@
-"""gRPC messages in the bytes of a stream: five-byte prefixes and reassembly.
+"""gRPC message framing: length prefixes, reassembly and decompression.
 
-flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
+Framing: flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
 """
 
 from __future__ import annotations
@@ -28,33 +28,31 @@ from ovmstrio.util.buffers import memory_to_fill
 
 __all__ = ["ACCEPTED_ENCODINGS", "PREFIX_BYTES", "Inflater", "MessageBuffer", "message_prefix"]
 
-# ----------------------------------------------------------------------
-# gRPC messages in the bytes of a stream: five-byte prefixes and reassembly
-# ----------------------------------------------------------------------
+# -- Reassembly --------------------------------------------------------------------------------------------------------
 
 PREFIX_BYTES: Final = 5
 ACCEPTED_ENCODINGS: Final = ("identity", "gzip", "deflate")
 _PREFIX = Struct(">BL")
-_MANY_CHUNKS: Final = 1_024
-_ALIGNED_FROM_BYTES: Final = 64 * 1024
+_MAX_SMALL_CHUNKS: Final = 1_024
+_MIN_ALIGNED_BYTES: Final = 64 * 1024
 _SMALL_CHUNK_BYTES: Final = 512
-"""Chunks that are smaller on average are joined when there are many: each is an object of some fifty bytes."""
+"""Many chunks with a smaller average size are joined, because each chunk object costs about 50 bytes."""
 _unpack_prefix = _PREFIX.unpack_from
-_first_messages = count(1)
+_completion_numbers = count(1)
 
 message_prefix: Final[Callable[[int], bytes]] = partial(_PREFIX.pack, 0)
-"""Serialise the prefix of a message that is not compressed, of its length."""
+"""Serialise the prefix of an uncompressed message from its length."""
 
 
 class MessageBuffer:
-    """Request bytes of one stream that no reader has taken yet.
+    """Received, unread request bytes of one stream.
 
-    Chunks are joined once, when a message is complete, so a large message is copied once, unless it comes in crumbs.
+    Chunks are joined once, when a message is complete, so a large message is copied once unless its chunks are tiny.
 
     Attributes:
         size: bytes in the buffer.
-        wanted: the size below which ``take`` has nothing new to say; known after a ``take`` that gave ``None``.
-        whole_at: the place of the first message among those of all buffers, by its last byte; 0 while it is incomplete.
+        wanted: size below which the next message is incomplete, as far as known.
+        whole_at: completion order of the first message among all buffers of the process; 0 while incomplete.
     """
 
     __slots__ = ("_chunks", "_first", "_position", "size", "wanted", "whole_at")
@@ -72,22 +70,21 @@ class MessageBuffer:
         self.size += len(chunk)
         if self.size > len(chunk):
             self._chunks.append(chunk)
-            if len(self._chunks) >= _MANY_CHUNKS and self.size < len(self._chunks) * _SMALL_CHUNK_BYTES:
+            if len(self._chunks) >= _MAX_SMALL_CHUNKS and self.size < len(self._chunks) * _SMALL_CHUNK_BYTES:
                 self._join()
         else:
             self._first = chunk
             self._position = 0
-        if not self.whole_at and self._is_message():
-            self.whole_at = next(_first_messages)
+        if not self.whole_at and self._has_message():
+            self.whole_at = next(_completion_numbers)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all bytes."""
         self._first = b""
         self._chunks = []
         self.size = self.wanted = 0
 
-    def _is_message(self) -> bool:
-        """Tell whether a whole message is there."""
+    def _has_message(self) -> bool:
         if self.size < max(self.wanted, PREFIX_BYTES):
             return False
         if len(self._first) - self._position < PREFIX_BYTES:
@@ -97,35 +94,30 @@ class MessageBuffer:
         return self.size >= self.wanted
 
     def take(self, max_bytes: int) -> tuple[int, bytes] | None:
-        """Take the next message as its flag and its bytes; ``None`` while it is incomplete.
+        """Return flag and bytes of the next message, None while it is incomplete.
 
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED, when its prefix announces more than ``max_bytes``.
+        Raises ``GRPCError`` with RESOURCE_EXHAUSTED if the message is larger than ``max_bytes``.
         """
         found = self._next(max_bytes)
-        return None if found is None else (found[0], self._cut(found[1]))
+        return None if found is None else (found[0], self._join_parts(found[1]))
 
     def take_aligned(self, max_bytes: int) -> tuple[int, bytes | memoryview] | None:
-        """Take the next message as :meth:`take`; a large one as memory that nobody changes, with its end aligned."""
+        """Return the next message like :meth:`take`; a large message is a read-only memoryview with an aligned end."""
         found = self._next(max_bytes)
         if found is None:
             return None
         flag, length = found
-        if length >= _ALIGNED_FROM_BYTES:
-            return flag, self._cut_aligned(length)
+        if length >= _MIN_ALIGNED_BYTES:
+            return flag, self._copy_aligned(length)
         first = self._first
         if self.size or type(first) is not bytes or len(first) - length != PREFIX_BYTES:
-            return flag, self._cut(length)
-        # The one message of a small request, which has come in one piece.
+            return flag, self._join_parts(length)
+        # A small request that consists of one message and arrived in one piece.
         self._first = b""
         return flag, first[PREFIX_BYTES:]
 
     def _next(self, max_bytes: int) -> tuple[int, int] | None:
-        """Give the flag and the length of the next message, which is no part of ``size`` any more.
-
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED, when its prefix announces more than ``max_bytes``.
-        """
+        """Return flag and length of the next message and subtract the message from ``size``."""
         if self.size < PREFIX_BYTES:
             self.wanted = PREFIX_BYTES
             return None
@@ -144,11 +136,11 @@ class MessageBuffer:
         self.size -= PREFIX_BYTES + length
         return flag, length
 
-    def _cut(self, length: int) -> bytes:
+    def _join_parts(self, length: int) -> bytes:
         parts = self._parts(length)
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
-    def _cut_aligned(self, length: int) -> memoryview:
+    def _copy_aligned(self, length: int) -> memoryview:
         whole, end = memory_to_fill(length), 0
         for part in self._parts(length):
             start, end = end, end + len(part)
@@ -156,7 +148,7 @@ class MessageBuffer:
         return whole.toreadonly()
 
     def _parts(self, length: int) -> list[bytes | memoryview]:
-        """Take the bytes of a message behind its prefix out of the chunks."""
+        """Remove the next message from the chunks and return its parts."""
         start = self._position + PREFIX_BYTES
         end = start + length
         if end <= len(self._first):
@@ -187,36 +179,25 @@ class MessageBuffer:
         self._position = 0
 
 
-# ----------------------------------------------------------------------
-# Messages that come compressed: what those of one connection may become together
-# ----------------------------------------------------------------------
+# -- Decompression -----------------------------------------------------------------------------------------------------
 
 _SIZE_BYTES: Final = 4
 _INLINE_BYTES: Final = 64 * 1024
-"""What is made on the event loop; a thread makes the rest."""
+"""Size up to which messages are decompressed on the event loop; larger ones in a thread."""
 
 
 class Inflater:
-    """Decompresses the messages of one connection: one at a time, and while those in use leave room for it.
-
-    Args:
-        max_bytes: what a message may become, and all of those that are in use together.
-    """
+    """Decompressor of one connection; ``max_bytes`` limits each message and all decompressed messages in use."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._in_use = ByteBudget(max_bytes)
-        self._turn: trio.Lock | None = None
+        self._thread_lock: trio.Lock | None = None
 
     async def inflate(self, data: bytes, encoding: str = "gzip") -> bytes:
-        """Decompress a message, which is in use until it is given back to :meth:`release`.
+        """Decompress a ``gzip`` or ``deflate`` (zlib format) message, which counts as in use until :meth:`release`.
 
-        ``encoding`` is ``gzip`` or ``deflate``, which is zlib's own form.
-
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED when it is larger than it may be, INVALID_ARGUMENT when it is not so encoded.
-
-        Cancellation: while it waits for others; a thread that works on it is waited for.
+        Raises ``GRPCError``: RESOURCE_EXHAUSTED if the result is too large, INVALID_ARGUMENT if the data is malformed.
         """
         try:
             return await self._inflate(data, encoding)
@@ -232,11 +213,11 @@ class Inflater:
     async def _inflate(self, data: bytes, encoding: str) -> bytes:
         is_gzip = encoding == "gzip"
         inflation = Inflation(data, GZIP_BITS if is_gzip else DEFLATE_BITS, self._max_bytes)
-        # What it says of its own size: gzip messages end with it, the others do not say.
-        told = int.from_bytes(data[-_SIZE_BYTES:], "little") if is_gzip else _INLINE_BYTES
-        size = min(told, self._max_bytes)
+        # gzip ends with the decompressed size; zlib does not have it.
+        announced = int.from_bytes(data[-_SIZE_BYTES:], "little") if is_gzip else _INLINE_BYTES
+        size = min(announced, self._max_bytes)
         if size > _INLINE_BYTES or not self._in_use.take(size):
-            return await self._inflate_in_turn(inflation, size)
+            return await self._inflate_in_thread(inflation, size)
         try:
             if inflation.go_on(_INLINE_BYTES):
                 message = inflation.finish()
@@ -246,12 +227,12 @@ class Inflater:
             self._in_use.give_back(size)
             raise
         self._in_use.give_back(size)
-        return await self._inflate_in_turn(inflation, self._max_bytes)
+        return await self._inflate_in_thread(inflation, self._max_bytes)
 
-    async def _inflate_in_turn(self, inflation: Inflation, size: int) -> bytes:
-        if self._turn is None:
-            self._turn = trio.Lock()
-        async with self._turn:
+    async def _inflate_in_thread(self, inflation: Inflation, size: int) -> bytes:
+        if self._thread_lock is None:
+            self._thread_lock = trio.Lock()
+        async with self._thread_lock:
             await self._in_use.wait(size)
             try:
                 message = await in_inflating_thread(inflation.finish)
@@ -262,5 +243,5 @@ class Inflater:
             return message
 
     def release(self, size: int) -> None:
-        """Take a message of so many bytes as not in use any more."""
+        """Release the size of a message that is no longer in use."""
         self._in_use.give_back(size)

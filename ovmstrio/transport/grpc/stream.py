@@ -1,22 +1,21 @@
-"""One call as its handler sees it: grpclib's ``Stream`` surface on trio."""
+"""gRPC call as seen by its handler: grpclib's ``Stream`` interface on trio."""
 
 from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from grpclib.const import Handler, Status
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
 from ovmstrio.core.connection import ClientAddress, Peer
 from ovmstrio.core.events import OK, WireRequest, current_request, keep_body, kept_body_bytes
-from ovmstrio.transport.grpc.core import Http2Core, StreamState
+from ovmstrio.transport.grpc.core import StreamState
 from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -26,20 +25,15 @@ from ovmstrio.transport.grpc.headers import (
     trailers_block,
     trailers_only_block,
 )
-from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import ACCEPTED_ENCODINGS, message_prefix
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, RequestObserver
-    from ovmstrio.core.request import Arrival, Arrivals
-    from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
-    from ovmstrio.transport.grpc.connection import LentScope, Senders
-    from ovmstrio.transport.grpc.headers import FailureTranslator
-    from ovmstrio.transport.grpc.messages import Inflater
-    from ovmstrio.transport.send_budget import PendingShare
+    from ovmstrio.core.request import Arrival
+    from ovmstrio.transport.grpc.connection import Connection, LentScope
 
-__all__ = ["Call", "CallHost", "Metadata", "OrderedHandler", "Peer", "current_call"]
+__all__ = ["Call", "Metadata", "OrderedHandler", "Peer", "current_call"]
 
 MetadataValue = str | bytes
 Metadata = MultiDict[MetadataValue]
@@ -47,78 +41,51 @@ MetadataLike = Mapping[str, MetadataValue] | Collection[tuple[str, MetadataValue
 
 _HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
 _MESSAGES_PER_CHECKPOINT: Final = 16
-"""Messages that a call may send before others get their turn."""
+"""Messages that a call may send before other tasks run."""
 _SERIALISED: Final = (bytes, memoryview, PiecedMessage)
 _OK: Final[int] = Status.OK.value
 
 
 def current_call() -> Call:
-    """Give the call that the running task serves.
-
-    Raises:
-        LookupError: the task does not descend from a call.
-    """
+    """Return the call that the running task serves; raises ``LookupError`` if there is none."""
     found = current_request.get()
     if isinstance(found, Call):
         return found
-    raise LookupError("no call of gRPC's is served here")
+    raise LookupError("no gRPC call is served by this task")
 
 
 class OrderedHandler(Handler):
-    """A handler of unary requests whose order may matter: its calls have an ``arrival``, which they should name."""
+    """Handler of unary requests whose arrival order may matter; its calls have an ``arrival``."""
 
     __slots__ = ()
 
 
-class CallHost(Protocol):
-    """What a call needs of its connection."""
-
-    arrivals: Arrivals
-    core: Http2Core
-    codec: CodecBase
-    limits: TransportLimits
-    failures: FailureTranslator
-    faults: RepeatedFaults
-    inflater: Inflater
-    observer: RequestObserver | None
-    peer: Peer
-    senders: Senders
-    share: PendingShare
-
-    @property
-    def mark_dirty(self) -> Callable[[], None]:
-        """What lets the writer send what waits in the core."""
-
-
 class Call:
-    """One RPC. Handlers get it as grpclib's ``Stream``; service methods find it with ``current_call()``.
+    """One RPC. Handlers get it as grpclib's ``Stream``; service methods get it from ``current_call()``.
 
-    Ownership: the connection creates, runs and releases it. A handler must not keep it after it returned.
-    Cancellation: ``scope`` is cancelled when the client resets the stream, goes away or its deadline passes, and when
-    the server stops.
+    A handler must not keep the call after it returned. The scope is cancelled when the client resets the stream or
+    disconnects, when its deadline passes, and when the server stops.
 
     Attributes:
         path: ``/package.Service/Method``.
-        peer: the other end.
-        arrival: when the message of a unary request was whole, if its handler is one of :class:`OrderedHandler`.
-        deadline: trio clock time of the caller's deadline; ``math.inf`` without one.
-        handler: what answers; it may put another one in its place before anything is received.
-        received: bytes of the messages that were received.
-        sent: bytes of the messages that were sent.
-        event: the last call that it became; None before, and once it has ended.
-        told: the request as observers are told of it; None where none of them has to know of it before its end.
+        arrival: arrival order of a unary request, if the handler is an :class:`OrderedHandler`.
+        deadline: deadline in trio time; ``math.inf`` for none.
+        handler: the request handler; it may replace itself before anything is received.
+        received: bytes of received messages; ``sent`` likewise.
+        event: the call event; None before it exists and after its end.
+        told: the request as seen by observers; None if no observer needs it before its end.
     """
 
     __slots__ = (
+        "_handler_status",
         "_has_order",
         "_headers_sent",
         "_host",
         "_inflated",
-        "_lent",
         "_readable",
         "_replies",
         "_requests",
-        "_said_status",
+        "_reusable_scope",
         "_scope",
         "_sending",
         "_status",
@@ -136,7 +103,7 @@ class Call:
         "told",
     )
 
-    def __init__(self, host: CallHost, state: StreamState, handler: Handler) -> None:
+    def __init__(self, host: Connection, state: StreamState, handler: Handler) -> None:
         head = state.head
         self._host = host
         self.state = state
@@ -149,7 +116,7 @@ class Call:
         if head.timeout_seconds != math.inf:
             self.deadline = trio.current_time() + head.timeout_seconds
         self._scope: trio.CancelScope | None = None
-        self._lent: LentScope | None = None
+        self._reusable_scope: LentScope | None = None
         self.failure: GRPCError | None = None
         self.event: CallEvent | None = None
         self.told: WireRequest | None = None
@@ -161,16 +128,20 @@ class Call:
         self._sending = False
         self._trailing_metadata = b""
         self._trailing_status = b""
-        self._said_status = _OK
+        self._handler_status = _OK
         self._status = -1
 
-    # -- about the call ------------------------------------------------------------------------------------------
+    # -- Properties ----------------------------------------------------------------------------------------------------
 
     @property
     def scope(self) -> trio.CancelScope:
-        """Give the cancel scope around the handler, which may be another one before it runs."""
+        """The cancel scope of the handler. Before the handler runs the scope may be replaced."""
         if self._scope is None:
-            self._scope = self._lent.lend(self.deadline) if self._lent else trio.CancelScope(deadline=self.deadline)
+            self._scope = (
+                self._reusable_scope.lend(self.deadline)
+                if self._reusable_scope
+                else trio.CancelScope(deadline=self.deadline)
+            )
         return self._scope
 
     @property
@@ -180,7 +151,7 @@ class Call:
 
     @property
     def client(self) -> ClientAddress:
-        """The address of the client, derived from the peer and the metadata of proxies."""
+        """The client's address, from the peer and proxy headers."""
         return self._host.peer.client(self.state.head.headers)
 
     @property
@@ -190,11 +161,7 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """Decode the client's metadata; ``-bin`` values are bytes.
-
-        Raises:
-            GRPCError: INVALID_ARGUMENT, a ``-bin`` value is not base64.
-        """
+        """The client's metadata; ``-bin`` values are bytes. Raises ``GRPCError`` if they are not base64."""
         result: Metadata = MultiDict()
         for key, value in self.state.head.headers:
             if key.startswith((":", "grpc-")) or key in _HIDDEN_HEADERS:
@@ -211,45 +178,42 @@ class Call:
 
     @property
     def user_agent(self) -> str:
-        """Give the client's ``user-agent``, empty when it sent none."""
+        """The client's ``user-agent``; empty if not sent."""
         return next((value for key, value in self.state.head.headers if key == "user-agent"), "")
 
     @property
     def half_closed(self) -> bool:
-        """Whether the client has sent its last message, read here or not."""
+        """Whether the client has sent its last message, received here or not."""
         return self.state.remote_closed
 
     def cancel(self, failure: GRPCError | None = None) -> None:
-        """Cancel the handler; the client gets ``failure``, CANCELLED when none is given.
-
-        The first reason stays.
-        """
+        """Cancel the handler with a status for the client, CANCELLED by default; the first status wins."""
         if self.failure is None:
             self.failure = failure or GRPCError(Status.CANCELLED, "the call was cancelled by the server")
         self.scope.cancel()
 
     def forsake(self) -> None:
-        """Cancel the handler, whose client is gone: nothing is said to it any more."""
+        """Cancel the handler without sending a status, because the client has disconnected."""
         self.state.local_closed = self.state.remote_closed = True
         self.cancel()
 
-    # -- receiving -----------------------------------------------------------------------------------------------
+    # -- Receiving -----------------------------------------------------------------------------------------------------
 
     async def recv_message(self, *, is_decoded: bool = True) -> Any:
-        """Receive the next request message; ``None`` when the client has sent its last.
+        """Receive the next request message; ``None`` at the end of the stream.
 
-        One that is not to be decoded yet is given as bytes, which :meth:`decode` reads.  Of a method whose requests are
-        ``memoryview`` a large message is one, whose end is aligned in memory, and a small one is bytes.
+        With ``is_decoded=False`` the message is returned as bytes for :meth:`decode`. If the request type is
+        ``memoryview``, a large message is a memoryview whose end is aligned in memory, and a small one is bytes.
 
         Raises:
-            GRPCError: the message is too large, cut off, compressed in an unknown way or cannot be decoded, or a
-                unary request does not hold exactly one message.
-            trio.BusyResourceError: another task is receiving already.
+            GRPCError: the message is too large, truncated, malformed or in an unknown compression, or a unary request
+                does not have exactly one message.
+            trio.BusyResourceError: another task is receiving.
 
-        Cancellation: a checkpoint for streams of requests; for a unary request only while its message is incomplete.
+        Cancellation: a checkpoint for request streams; for a unary request only while its message is incomplete.
         """
         if self._inflated:
-            # Who asks for the next message is done with the last one.
+            # Requesting the next message means that the previous one has been processed.
             self._release_inflated()
         if self.handler.cardinality.client_streaming:
             await trio.lowlevel.checkpoint()
@@ -271,24 +235,20 @@ class Call:
                 keep_body(data, most)
             return self._decode(data) if is_decoded else data
         except GRPCError as error:
-            self._tell_fault(error)
+            self._log_fault(error)
             raise
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """Read a message that was received without being decoded.
-
-        Raises:
-            GRPCError: it cannot be decoded.
-        """
+        """Decode a message that was received with ``is_decoded=False``; raises ``GRPCError`` if it is malformed."""
         try:
             return self._decode(data)
         except GRPCError as error:
-            self._tell_fault(error)
+            self._log_fault(error)
             raise
 
-    def _tell_fault(self, error: GRPCError) -> None:
+    def _log_fault(self, error: GRPCError) -> None:
         self._host.faults.tell(
-            "request cannot be read",
+            "request decoding failed",
             peer=self.peer.address.endpoint,
             kind=error.status.name,
             path=self.path,
@@ -298,7 +258,7 @@ class Call:
 
     async def _wait_readable(self) -> None:
         if self.state.uncredited:
-            # A reader that waits has room for all of its message, else halves of messages fill the window.
+            # A waiting reader needs window for the complete message; otherwise partial messages fill the window.
             self._host.core.consume(self.state, self.state.uncredited)
             self._host.mark_dirty()
         if self._readable is None:
@@ -316,7 +276,7 @@ class Call:
 
     def _end_of_requests(self) -> None:
         if self.state.buffer.size:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"{self.path}: the request ends within a message")
+            raise GRPCError(Status.INVALID_ARGUMENT, f"{self.path}: the request ends with an incomplete message")
         if not self._requests and not self.handler.cardinality.client_streaming:
             raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got none")
 
@@ -339,28 +299,26 @@ class Call:
             return self._host.codec.decode(data, self.handler.request_type)
         except GRPCError:
             raise
-        except Exception as error:  # a codec may raise what it likes about a peer's bytes
+        except Exception as error:  # a codec may raise anything for invalid bytes
             raise self._host.failures.undecodable(error, self.handler.request_type) from error
 
     def __aiter__(self) -> Call:
-        """Iterate over the request messages."""
         return self
 
     async def __anext__(self) -> Any:
-        """Receive the next request message, as ``recv_message``."""
         message = await self.recv_message()
         if message is None:
             raise StopAsyncIteration
         return message
 
-    # -- sending -------------------------------------------------------------------------------------------------
+    # -- Sending -------------------------------------------------------------------------------------------------------
 
     async def send_initial_metadata(self, *, metadata: MetadataLike | None = None) -> None:
-        """Send the response headers now, with the given metadata.
+        """Send the response headers with metadata.
 
         Raises:
-            ProtocolError: they were sent before.
-            StreamTerminatedError: the call is over.
+            ProtocolError: the headers were already sent.
+            StreamTerminatedError: the call has ended.
         """
         if self._headers_sent:
             raise ProtocolError("initial metadata was already sent")
@@ -373,33 +331,30 @@ class Call:
         self._host.mark_dirty()
 
     async def send_message(self, message: Any) -> None:
-        """Send one response message; the response headers first, if they are not out yet.
+        """Send one response message, after the response headers.
 
-        Of a method whose messages are bytes a view is sent as it is, and one in pieces from where these lie; nothing
-        may change them any more.
-
-        Returns when the bytes are handed to the connection's writer, not when they have arrived.
+        If the reply type is bytes, a memoryview or piecewise message is sent without a copy and must not change.
+        Returns when the bytes are queued at the connection's writer.
 
         Raises:
-            GRPCError: RESOURCE_EXHAUSTED, the message is larger than the server sends.
-            ProtocolError: a second message of a unary response.
-            StreamTerminatedError: the call is over.
-            trio.BusyResourceError: another task is sending, or a message was cancelled half-way.
+            GRPCError: RESOURCE_EXHAUSTED, the message exceeds the size limit.
+            ProtocolError: second message of a unary response.
+            StreamTerminatedError: the call has ended.
+            trio.BusyResourceError: another task is sending, or a message was cancelled partway.
 
-        Cancellation: waits for the client's flow-control window and for the writer, and with one of many messages for
-        room among the answers that are pending. The first message of a stream of
-        responses and then every sixteenth is a checkpoint, so that those between share a write. After a message that
-        was cancelled half-way no other can be sent.
+        Cancellation: waits for the flow-control window and the writer, and on response streams for the send budget. On
+        response streams every sixteenth message is a checkpoint, so that messages share writes. After a message was
+        cancelled partway no other can be sent.
         """
         self._check_open()
         streaming = self.handler.cardinality.server_streaming
         if self._replies and not streaming:
             raise ProtocolError(f"{self.path}: a unary response has one message")
         if streaming:
-            await self._wait_as_stream()
+            await self._wait_for_budget()
         data = self._encode(message)
         if self._sending:
-            raise trio.BusyResourceError("another message is being sent, or was cut short")
+            raise trio.BusyResourceError("another message is being sent, or was cancelled partway")
         self._replies += 1
         self.sent += len(data)
         host, prefix = self._host, message_prefix(len(data))
@@ -414,7 +369,7 @@ class Call:
             self._check_open()
             self._sending = False
 
-    async def _wait_as_stream(self) -> None:
+    async def _wait_for_budget(self) -> None:
         if not self._replies % _MESSAGES_PER_CHECKPOINT:
             await trio.lowlevel.checkpoint()
         if self._host.share.is_full:
@@ -440,50 +395,50 @@ class Call:
         status_details: bytes | None = None,
         metadata: MetadataLike | None = None,
     ) -> None:
-        """Fix the call's status and trailing metadata; they go out when the handler returns.
+        """Set status and trailing metadata, which are sent when the handler returns.
 
-        With ``Status.OK`` and nothing else but metadata, messages may still be sent.
+        With ``Status.OK`` and only metadata, messages may still be sent.
 
         Raises:
-            ProtocolError: trailers were given before.
-            StreamTerminatedError: the call is over.
+            ProtocolError: trailers were already set.
+            StreamTerminatedError: the call has ended.
         """
         if self._trailing_status:
             raise ProtocolError("trailing metadata was already sent")
         self._check_open()
-        self._said_status = status.value
+        self._handler_status = status.value
         self._trailing_status = trailers_block(status, status_message, status_details)
         if metadata:
             self._trailing_metadata = metadata_block(encode_metadata(metadata))
 
     def _check_open(self) -> None:
         if self.state.local_closed:
-            raise StreamTerminatedError(f"{self.path}: the call is over")
+            raise StreamTerminatedError(f"{self.path}: the call has ended")
 
-    # -- the connection's side -----------------------------------------------------------------------------------
+    # -- Called by the connection --------------------------------------------------------------------------------------
 
-    async def run(self, lent: LentScope | None = None) -> None:
-        """Run the handler and answer the client, whatever happens; in the scope that is lent, or one of its own.
+    async def run(self, reusable_scope: LentScope | None = None) -> None:
+        """Run the handler and send its status, in the reusable scope if given.
 
-        Cancellation: ``scope`` ends in trailers; a cancellation from outside passes through.
+        Cancellation: cancelling ``scope`` ends in trailers; a cancellation from outside passes through.
         """
         current_request.set(self)
         observer = self._host.observer
         if observer is not None:
             is_sampled = observer.samples(self.state.head.traceparent)
             if is_sampled is not False or observer.needs_every or self.handler.cardinality.client_streaming:
-                self._begin_told(is_sampled=is_sampled)
+                self._create_record(is_sampled=is_sampled)
         failure: GRPCError | None = None
         try:
-            # One that is reset before it began has no message any more, and nobody whom an answer would reach.
+            # A call that was reset before it started has no message, and its client expects no response.
             if not self.state.reset:
-                if lent is None or self.failure is not None:
+                if reusable_scope is None or self.failure is not None:
                     with self.scope:
-                        await self._check_begin()
+                        await self._check_start()
                         await self.handler.func(self)
                 else:
-                    await self._handle_in(lent)
-        except Exception as error:  # noqa: BLE001  # the border of one call: no other call may suffer
+                    await self._run_in_reusable_scope(reusable_scope)
+        except Exception as error:  # noqa: BLE001  # an error of one call must not affect other calls
             failure = self._host.failures.translate(error, self.path)
         finally:
             if self.arrival is not None and self.arrival.turns >= 0:
@@ -493,14 +448,13 @@ class Call:
         try:
             self._end(failure)
         finally:
-            # Its traceback knows this frame: both would keep what the call was given until cycles are looked for.
+            # The traceback references this frame; the cycle would keep the request alive until garbage collection.
             del failure
             if observer is not None:
-                self._tell_end(observer)
+                self._notify_end(observer)
             self.event = None
 
-    async def _check_begin(self) -> None:
-        """Refuse a call that is too late, or whose messages nobody here could read."""
+    async def _check_start(self) -> None:
         scope, deadline = self.scope, self.deadline
         if deadline != math.inf and deadline <= trio.current_time():
             scope.cancel()
@@ -508,50 +462,48 @@ class Call:
         if self.state.head.encoding != "identity":
             self._refuse_unknown_encoding()
 
-    async def _handle_in(self, lent: LentScope) -> None:
-        """Run the handler in a scope that is taken only by who needs it: most calls end before anybody does."""
-        self._lent, self._scope = lent, None
+    async def _run_in_reusable_scope(self, reusable_scope: LentScope) -> None:
+        """Run the handler in the reusable scope, which is set up only when the handler needs it."""
+        self._reusable_scope, self._scope = reusable_scope, None
         try:
             if self.deadline != math.inf or self.state.head.encoding != "identity":
-                await self._check_begin()
+                await self._check_start()
             await self.handler.func(self)
         except BaseException as error:
-            if not lent.take_back(error):
+            if not reusable_scope.take_back(error):
                 raise
         else:
-            if lent.is_kept or self._scope is not None:
-                lent.take_back(None)
+            if reusable_scope.is_kept or self._scope is not None:
+                reusable_scope.take_back(None)
         finally:
-            self._lent = None
+            self._reusable_scope = None
 
-    def _begin_told(self, *, is_sampled: bool | None) -> WireRequest:
-        """Make the request that observers are told of."""
+    def _create_record(self, *, is_sampled: bool | None) -> WireRequest:
         head = self.state.head
-        told = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
-        told.traceparent = head.traceparent
-        told.is_stream = self.handler.cardinality.client_streaming
-        told.is_sampled = None if told.is_stream else is_sampled
-        return told
+        record = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
+        record.traceparent = head.traceparent
+        record.is_stream = self.handler.cardinality.client_streaming
+        record.is_sampled = None if record.is_stream else is_sampled
+        return record
 
-    def _tell_end(self, observer: RequestObserver) -> None:
-        """Tell of the end, also of what nobody had to know of before it has failed."""
-        told, event = self.told, self.event
-        if told is None:
+    def _notify_end(self, observer: RequestObserver) -> None:
+        """Notify the observer, also of a failed call that it did not need before its end."""
+        record, event = self.told, self.event
+        if record is None:
             if event is None or (self._status == _OK and event.code == OK):
                 return
-            told = self._begin_told(is_sampled=False)
-        told.event = event
-        told.received, told.sent, told.status = self.received, self.sent, self._status
-        observer.request_ended(told)
-        told.event = None
+            record = self._create_record(is_sampled=False)
+        record.event = event
+        record.received, record.sent, record.status = self.received, self.sent, self._status
+        observer.request_ended(record)
+        record.event = None
 
     def _end(self, failure: GRPCError | None) -> None:
-        """Say how the call ended, if nothing has been said yet."""
         if self.state.local_closed:
             return
         scope = self._scope
         if scope is not None and (scope.cancelled_caught or (failure is not None and scope.cancel_called)):
-            # An error on the way out of a cancelled handler is not what ended the call.
+            # An error raised while a cancelled handler unwinds did not end the call.
             failure = self.failure or GRPCError(Status.DEADLINE_EXCEEDED, "the deadline of the call has passed")
         elif failure is None and not (
             self._replies or self._trailing_status or self.handler.cardinality.server_streaming
@@ -571,7 +523,7 @@ class Call:
     def _finish(self, failure: GRPCError | None) -> None:
         core = self._host.core
         if failure is None:
-            self._status = self._said_status
+            self._status = self._handler_status
             if not self._headers_sent:
                 core.send_headers(self.state, RESPONSE_HEADERS)
             block = self._trailing_status or OK_TRAILERS
@@ -586,7 +538,7 @@ class Call:
         self._host.mark_dirty()
 
     def data_arrived(self) -> None:
-        """Let a waiting receiver go on, unless its message is still incomplete."""
+        """Wake a waiting receiver, unless its message is still incomplete."""
         if self._has_order and self.arrival is None and self.state.buffer.whole_at:
             self.arrival = self._host.arrivals.note(self.state.buffer.whole_at)
         if self._readable is None or not self._readable.waiting:

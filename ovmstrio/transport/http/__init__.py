@@ -1,1 +1,1 @@
-"""An HTTP server on trio: routes, the fast path and the Quart application."""
+"""HTTP/1.1 server for REST: fast path for hot routes, Quart application for the rest."""

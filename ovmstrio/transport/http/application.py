@@ -1,4 +1,7 @@
-"""The one Quart application of a front end, whose only route is the router, and what serves it on connections."""
+"""Quart application of an HTTP front end, served by hypercorn's HTTP/1.1 protocol.
+
+The application's only route is the router.
+"""
 
 from __future__ import annotations
 
@@ -48,31 +51,24 @@ if TYPE_CHECKING:
 
 __all__ = ["PEER", "RECEIVE_UNTIL", "ApplicationServer", "serve_application"]
 
-# ----------------------------------------------------------------------
-# One connection of the application: hypercorn's HTTP/1.1 over a stream of ours
-# ----------------------------------------------------------------------
+# -- hypercorn connection ----------------------------------------------------------------------------------------------
 
 PEER: Final = "ovmstrio.peer"
-"""Key of the connection's :class:`Peer` in the state of a request."""
+"""State key of the connection's :class:`Peer`."""
 
 RECEIVE_UNTIL: Final = "ovmstrio.receive_until"
-"""Where a request's state says when its body must have come, on trio's clock."""
+"""State key of the trio time until which the request body must arrive."""
 
-_OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection"})
-_QUIET = logging.getLogger("hypercorn.error")
+_CONNECTION_HEADERS = frozenset({"content-length", "transfer-encoding", "connection"})
+_DISABLED_LOG = logging.getLogger("hypercorn.error")
 _IDLE_SECONDS: Final = 75.0
 _READ_BYTES: Final = 64 * 1024
 
 
 class _StrictParser(h11.Connection):
-    """The parser, but for heads whose lines end with LF alone, which others on their way may read differently."""
+    """h11 parser that rejects bare LF line ends, because proxies may parse them differently (request smuggling)."""
 
     def next_event(self) -> Any:
-        """Give the next event.
-
-        Raises:
-            h11.RemoteProtocolError: what came is not HTTP.
-        """
         if self.their_state is h11.IDLE:
             head, _, _ = self.trailing_data[0].partition(b"\r\n\r\n")
             if has_bare_line_feed(head):
@@ -81,27 +77,27 @@ class _StrictParser(h11.Connection):
 
 
 class _Http11Only(H11Protocol):
-    """HTTP/1.1 that never becomes anything else, and whose own refusals look as the application's."""
+    """HTTP/1.1 protocol without upgrades, whose error responses match the application's."""
 
     connection: h11.Connection
     ending: Ending
 
     async def initiate(self) -> None:
-        """Take the strict parser."""
         self.connection = _StrictParser(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes have come that belong to a request behind the present one, or to one that is not complete."""
+        """Whether bytes of a further or incomplete request have arrived."""
         return bool(self.connection.trailing_data[0])
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Take every request as it is."""
+        """Disable hypercorn's switch to HTTP/2."""
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """Begin a request, whose wish for another protocol, such as websockets, is not heard.
+        """Start a request without its ``upgrade`` header.
 
-        One that says the length of its body in two ways is refused: others on its way may have read it differently.
+        A request with both ``content-length`` and ``transfer-encoding`` is refused, because proxies may parse it
+        differently (request smuggling).
         """
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
             await self._send_error_response(HTTPStatus.BAD_REQUEST)
@@ -115,13 +111,12 @@ class _Http11Only(H11Protocol):
         await super()._create_stream(request)
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Refuse what is not HTTP; that is never the server's fault, whatever the parser proposes."""
+        """Reject malformed HTTP, always with a 4xx status."""
         status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
         text = f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"
         await self.refuse(json_answer({"error": text}, status))
 
     async def refuse(self, answer: HttpAnswer) -> None:
-        """Answer what has not become a request; the connection ends with it."""
         body = answer.content
         headers = [*answer.headers, ("content-length", str(len(body))), ("connection", "close")]
         await self._send_h11_event(h11.Response(status_code=answer.status, headers=headers))
@@ -129,7 +124,7 @@ class _Http11Only(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _send_h11_event(self, event: Any) -> None:
-        """Send a part of an answer; its head is written as every other one is, with what h11 says of the rest."""
+        """Send a part of a response; its head is written like all others, with h11's body framing."""
         if isinstance(event, h11.InformationalResponse):
             phrase = HTTPStatus(event.status_code).phrase
             event = h11.InformationalResponse(status_code=event.status_code, headers=[], reason=phrase)
@@ -142,26 +137,26 @@ class _Http11Only(H11Protocol):
             if self.connection.their_state != h11.ERROR:
                 raise
             return
-        await self.send(RawData(data=_rewritten(event, lines)))
+        await self.send(RawData(data=_write_head(event, lines)))
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """Send a part of an answer, which says if it is the connection's last.
+        """Send a part of a response.
 
-        So it is while the server drains, and when it comes before the end of its request: the rest is not read.
+        The head announces the end of the connection during shutdown, or if the request body was not read.
         """
         if isinstance(event, Response):
-            early = self.connection.their_state is h11.SEND_BODY
-            if early or (self.ending.is_near and self.ending.is_last(trio.current_time(), has_more=self.has_more)):
+            is_early = self.connection.their_state is h11.SEND_BODY
+            if is_early or (self.ending.is_near and self.ending.is_last(trio.current_time(), has_more=self.has_more)):
                 event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
 
 
-def _rewritten(event: h11.Response, lines: list[bytes]) -> bytes:
-    said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers]
+def _write_head(event: h11.Response, lines: list[bytes]) -> bytes:
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers]
     lengths = [line for line in lines if line.startswith(b"content-length: ")]
     return answer_head(
         event.status_code,
-        [line for line in said if line[0] not in _OF_THE_CONNECTION],
+        [line for line in headers if line[0] not in _CONNECTION_HEADERS],
         length=int(lengths[0].partition(b" ")[2]) if lengths else None,
         is_chunked=b"transfer-encoding: chunked" in lines,
         keep_alive=b"connection: close" not in lines,
@@ -169,7 +164,7 @@ def _rewritten(event: h11.Response, lines: list[bytes]) -> bytes:
 
 
 class _Connection(TCPServer):
-    """hypercorn's connection without its handshake, its choice of protocols and its clock."""
+    """hypercorn connection without its handshake, protocol selection and timeouts."""
 
     ending: Ending
     receive_seconds: float
@@ -177,7 +172,6 @@ class _Connection(TCPServer):
 
     @property
     def has_request(self) -> bool:
-        """Whether a request has come, if only in part, that is not answered."""
         given: Any = self.stream
         return not (given.is_finished or self._is_idle)
 
@@ -186,24 +180,22 @@ class _Connection(TCPServer):
         return self._http.connection.their_state is h11.IDLE and not self._http.has_more
 
     def hurry(self) -> None:
-        """Close the connection at the time that the ending says, if it has no request by then."""
         self._set_deadline()
 
     async def run(self) -> None:
-        """Serve the connection to its end, and close it."""
         given: Any = self.stream
         self._idle_since = trio.current_time()
         self._feeding = trio.CancelScope()
         self._task_group = TaskGroup()
-        # Before anything waits: from then on the connection may be told to hurry.
+        # Before the first checkpoint: from then on ``hurry`` may be called.
         self._http = self._make_protocol(given)
         self.protocol = self._http  # type: ignore[assignment]
         try:
-            # A scope of our own: hypercorn's group lets its nursery's cancellation escape, which would end the server.
+            # hypercorn's task group lets its nursery's cancellation escape, which would end the server.
             with trio.CancelScope() as self._everything:
                 async with self._task_group:
                     await self._http.initiate()
-                    self._begin_request(self.receive_until)
+                    self._start_request(self.receive_until)
                     await self._read_data()
         except OSError:
             pass
@@ -225,17 +217,17 @@ class _Connection(TCPServer):
         protocol.ending = self.ending
         return protocol
 
-    # Reading
+    # -- Reading -------------------------------------------------------------------------------------------------------
 
     async def _read_data(self) -> None:
-        """Feed the protocol, until there will be no more or the time for it is over."""
+        """Feed the protocol until EOF or timeout."""
         given: Any = self.stream
-        with_time = True
-        while with_time:
+        is_open = True
+        while is_open:
             try:
                 data = await given.receive_some(_READ_BYTES)
             except trio.TooSlowError:
-                with_time = await self._run_out()
+                is_open = await self._on_timeout()
                 continue
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 break
@@ -245,19 +237,19 @@ class _Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _feed(self, data: bytes) -> None:
-        """Have bytes read; what waits in there for the end of an answer ends with the connection."""
+        """Pass bytes to the protocol, in a scope that ends with the connection."""
         if self._is_idle:
-            self._begin_request(trio.current_time() + self.receive_seconds)
+            self._start_request(trio.current_time() + self.receive_seconds)
         with trio.CancelScope() as self._feeding:
             await self.protocol.handle(RawData(data))
         self._set_deadline()
 
-    def _begin_request(self, receive_until: float) -> None:
+    def _start_request(self, receive_until: float) -> None:
         self.receive_until = receive_until
         self._http.connection_state[RECEIVE_UNTIL] = receive_until
 
     def _set_deadline(self) -> None:
-        """Bound the wait for bytes by what is waited for; the time for a body is the application's."""
+        """Set the read deadline of an idle connection or an incomplete head; the application limits the body."""
         deadline = math.inf
         if self._is_idle:
             deadline = min(self._idle_since + _IDLE_SECONDS, self.ending.idle_until)
@@ -266,41 +258,41 @@ class _Connection(TCPServer):
         given: Any = self.stream
         given.read_until(deadline)
 
-    async def _run_out(self) -> bool:
-        """Refuse a head that has not come in time, and end an idle connection; False if it may be closed."""
+    async def _on_timeout(self) -> bool:
+        """Handle a timeout: refuse an incomplete head, or return False if the idle connection may be closed."""
         given: Any = self.stream
         if not self._is_idle:
             await self._http.refuse(error_answer(slowness_refusal(self.receive_seconds)))
             await self.protocol_send(Closed())
             return True
         if has_unread(given.transport):
-            # A request was on its way when the connection's time was over.
+            # A request arrived just before the idle timeout.
             given.read_until(trio.current_time() + IDLE_GRACE_SECONDS)
             return True
         return False
 
-    # Sending
+    # -- Sending -------------------------------------------------------------------------------------------------------
 
     async def protocol_send(self, event: Event) -> None:
         """Send bytes, end the connection, or note that it is idle.
 
-        What does so is often the application's task at its very end, when the framework has cancelled it: unshielded,
-        the connection would stay open for ever.
+        Shielded, because the caller is often a task that the framework has cancelled; otherwise the connection would
+        stay open.
         """
         given: Any = self.stream
         with trio.CancelScope(shield=True):
             if isinstance(event, RawData):
                 await self._send(event.data)
             elif isinstance(event, Closed):
-                # Closing one direction is a way of sending, which a part of an answer must not meet.
+                # Closing one direction is a send operation, which must not overlap with another one.
                 async with self.send_lock:
                     await given.finish()
                 await self.protocol.handle(Closed())
-                # The reader, if it holds a next request, waits for the end of an answer that will never be sent.
+                # The reader may hold a further request and wait for the end of a response that is never sent.
                 self._feeding.cancel()
             elif isinstance(event, Updated) and event.idle:
                 self._idle_since = trio.current_time()
-                self._begin_request(self._idle_since + self.receive_seconds)
+                self._start_request(self._idle_since + self.receive_seconds)
                 self._set_deadline()
 
     async def _send(self, data: bytes) -> None:
@@ -309,20 +301,12 @@ class _Connection(TCPServer):
                 await self.stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.protocol.handle(Closed())
-                # The reader, if it holds a next request, waits for the end of an answer that will never be sent.
+                # The reader may hold a further request and wait for the end of a response that is never sent.
                 self._everything.cancel()
 
 
 class ApplicationServer:
-    """Runs the application on connections that are given to it.
-
-    Args:
-        app: the application.
-        ending: how the front end ends.
-        receive_seconds: what a request may take from its first byte to its last.
-
-    Ownership: of each connection, until it is closed.
-    """
+    """Runs the Quart application on accepted connections."""
 
     def __init__(self, app: QuartTrio, ending: Ending, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
@@ -332,12 +316,12 @@ class ApplicationServer:
         self._config.include_server_header = False
         self._config.include_date_header = False
         self._config.accesslog = None
-        self._config.errorlog = _QUIET
+        self._config.errorlog = _DISABLED_LOG
         self._config.max_requests = None
         self._context = WorkerContext(None)
 
     def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float, peer: Peer) -> _Connection:
-        """Make what serves a connection, of which ``prefix`` has been read; its request must be complete in time."""
+        """Create a server that runs and closes a connection; ``prefix`` are the bytes read so far."""
         given: Any = PrefixedStream(stream, prefix)
         connection = _Connection(self._app, self._config, self._context, {PEER: peer}, given)
         connection.ending = self._ending
@@ -346,9 +330,7 @@ class ApplicationServer:
         return connection
 
 
-# ----------------------------------------------------------------------
-# The one Quart application of a front end, whose only route is the router, and what serves it on connections
-# ----------------------------------------------------------------------
+# -- Application -------------------------------------------------------------------------------------------------------
 
 _ANSWER: Final = "ovmstrio.answer"
 _TASKS: Final = "ovmstrio.tasks"
@@ -357,31 +339,25 @@ _CALLER: Final = "ovmstrio.caller"
 
 
 def serve_application(router: Router, ending: Ending, max_body_bytes: int, receive_seconds: float) -> ApplicationServer:
-    """Make what serves the application of one front end; larger bodies are refused, and slower requests.
+    """Create the application server of a front end.
 
-    Args:
-        router: finds what answers requests.
-        ending: how the front end ends.
-        max_body_bytes: of what a request may have.
-        receive_seconds: what a request may take from its first byte to its last.
+    ``receive_seconds`` limits the time from the first to the last byte of a request.
     """
     app = _Application(__name__, static_folder=None)
     app.router = router
     app.receive_seconds = receive_seconds
-    # What takes nothing of an answer is given up by the connection.
+    # No response timeout: the connection detects stalled clients.
     app.config |= {"MAX_CONTENT_LENGTH": max_body_bytes, "RESPONSE_TIMEOUT": None}
     return ApplicationServer(app, ending, receive_seconds)
 
 
 class _Application(QuartTrio):
-    """Quart on trio, whose only route is the router."""
-
     router: Router
     receive_seconds: float
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request, and end its answer."""
-        # The framework has no use for it, and fails on one that begins with no slash.
+        """Answer one request and release its resources."""
+        # Unused, and Quart fails on a path without a leading slash.
         scope["path"] = "/"
         try:
             async with trio.open_nursery() as tasks:
@@ -396,25 +372,26 @@ class _Application(QuartTrio):
                 caller.leave()
 
     def create_url_adapter(self, _request: Any) -> None:
-        """Look for no route of the framework's: there are none, and it fails on names of hosts that cannot be."""
+        """Disable Quart's routing, which fails on invalid host names."""
 
     async def dispatch_request(self, request_context: Any = None) -> Response_quart:
-        """Have the router answer the request."""
         del request_context
         scope: Any = request.scope
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         target, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
         route = self.router.find(scope["method"], target)
         peer = scope["state"][PEER]
-        asked = HttpRequest(scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target)
+        http_request = HttpRequest(
+            scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target
+        )
         if isinstance(route, HttpAnswer):
-            return _respond(await self.router.refuse(route, asked))
-        return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))
+            return _respond(await self.router.refuse(route, http_request))
+        return _respond(await self._answer(route, http_request._replace(path=route.path, mount=route.mount)))
 
-    async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
+    async def _answer(self, route: Route, http_request: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]
         request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
-        refusal = await self.router.admit(route, asked)
+        refusal = await self.router.admit(route, http_request)
         request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
         if refusal is not None:
             return refusal
@@ -422,9 +399,9 @@ class _Application(QuartTrio):
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
-            return self.router.shared(route.refuse(self._refusal(error)), asked.header("origin") or "")
+            return self.router.shared(route.refuse(self._refusal(error)), http_request.header("origin") or "")
         tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
-        return await self.router.answer(route, asked._replace(body=body, tasks=tasks))
+        return await self.router.answer(route, http_request._replace(body=body, tasks=tasks))
 
     def _refusal(self, error: HTTPException) -> Exception:
         if isinstance(error, RequestEntityTooLarge):
@@ -434,7 +411,6 @@ class _Application(QuartTrio):
 
 
 def _respond(answer: HttpAnswer) -> Response_quart:
-    """Make the framework's response of an answer, which is ended with the request."""
     request.scope[_ANSWER] = answer  # type: ignore[typeddict-unknown-key]
     body: Any = answer.content if answer.stream is None else answer.stream
     response = Response_quart(b"" if answer.status in BODILESS else body, answer.status)
@@ -447,10 +423,7 @@ def _respond(answer: HttpAnswer) -> Response_quart:
 
 
 async def _finish(scope: Any) -> None:
-    """End the answer of a request, which has been sent or cannot be: its stream is closed, its callbacks begin.
-
-    Cancellation: shielded, as streams close in a bounded time.
-    """
+    """Close the response stream of a request, shielded, and run its callbacks."""
     answer: HttpAnswer | None = scope.pop(_ANSWER, None)
     if answer is None:
         return

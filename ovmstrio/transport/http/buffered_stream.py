@@ -1,4 +1,4 @@
-"""Connections with every wait bounded: sending, and handing one that has been read from to hypercorn."""
+"""Sending with stall detection, and a stream with already read bytes for hypercorn."""
 
 from __future__ import annotations
 
@@ -21,25 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefixedStream", "send_answer", "send_bounded"]
 
-# ----------------------------------------------------------------------
-# Sending to clients that may be slow, or not read at all: every byte is counted, and no wait is endless
-# ----------------------------------------------------------------------
+# -- Sending -----------------------------------------------------------------------------------------------------------
 
 _PIECE_BYTES: Final = 64 * 1024
-_UNCOUNTED: Final = PendingAnswers()
+_UNLIMITED: Final = PendingAnswers()
 
 
 async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
-    """Send everything, however slowly the peer takes it, as long as it takes something.
+    """Send all buffers, as long as the peer reads at all; raises ``BrokenResourceError`` if it has stalled.
 
-    If the socket does not take it all at once, it is counted in the share of the connection until it has.  Not a
-    checkpoint if it does.
-
-    Raises:
-        trio.BrokenResourceError: the connection broke, or the peer took nothing for as long as clients may.
-        trio.ClosedResourceError: this end is closed, or its sending side.
-
-    Cancellation: at any time; the stream is unusable then.
+    Bytes that the socket does not take at once count in the send budget of the connection. Not a checkpoint if the
+    socket takes all. The stream is unusable after a cancellation.
     """
     sent, size = 0, sum(map(len, buffers))
     if not size:
@@ -48,7 +40,7 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
         sent = stream.send_now(*buffers[:MOST_BUFFERS])
         if sent == size:
             return
-    share = current_share.get() or _UNCOUNTED.share()
+    share = current_share.get() or _UNLIMITED.share()
     share.add(size)
     sending = _Sending(stream, share.answers)
     if size - sent > _PIECE_BYTES:
@@ -64,8 +56,6 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
 
 
 class _Sending:
-    """One answer, or a part of one, on its way to its client."""
-
     __slots__ = ("_answers", "_scope", "_standstill", "_stream")
 
     def __init__(self, stream: trio.abc.SendStream, answers: PendingAnswers) -> None:
@@ -83,7 +73,7 @@ class _Sending:
             view = view[sent:]
 
     async def _send_piece(self, piece: memoryview) -> int:
-        """Send some of it, or wait until that is possible; tells how much."""
+        """Send some bytes, or wait until that is possible; return how many were sent."""
         self._standstill = None
         with trio.move_on_after(self._answers.patience_seconds) as self._scope:
             if isinstance(self._stream, DirectStream):
@@ -95,30 +85,25 @@ class _Sending:
         return len(piece)
 
     def look(self, now: float, patience_seconds: float) -> None:
-        """Let the client have its time from when it took something, of which its socket knows more than who sends."""
+        """Extend the deadline from the client's last progress, as seen in the socket's send buffer."""
         if self._standstill is None:
             self._standstill = Standstill(now)
         if self._scope is not None:
-            stood = self._standstill.seconds(unsent_bytes(self._stream), now)
-            self._scope.deadline = now - stood + patience_seconds
+            stalled_seconds = self._standstill.seconds(unsent_bytes(self._stream), now)
+            self._scope.deadline = now - stalled_seconds + patience_seconds
 
 
-# ----------------------------------------------------------------------
-# Connections with every wait bounded: sending, and handing one that has been read from to hypercorn
-# ----------------------------------------------------------------------
+# -- Responses ---------------------------------------------------------------------------------------------------------
 
 _JOINED_BYTES: Final = 2**16
-"""Of a body that is copied behind its head, so that both go at once whatever there is below."""
+"""Maximum size of a body that is copied to its head, so that both are sent in one call."""
 
 
 async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_alive: bool) -> None:
-    """Send an answer, a whole one in one piece; what a stream gives is sent as it comes, and the stream is closed.
+    """Send a response: a complete body at once, a stream in chunks; closes the stream.
 
-    Raises:
-        trio.BrokenResourceError: the connection broke, or the peer took nothing for too long.
-            A stream that fails raises it, too: its answer breaks off.
-
-    Cancellation: at any time; the connection is unusable then.
+    Raises ``BrokenResourceError`` if the connection broke, the peer has stalled, or the response stream failed. The
+    connection is unusable after a cancellation.
     """
     status, body = answer.status, answer.body
     is_bodiless = status in BODILESS
@@ -149,10 +134,9 @@ CLOSE_SECONDS: Final = 1.0
 
 
 class PrefixedStream:
-    """A stream whose first bytes have been read already, with what hypercorn uses of one.
+    """Stream for hypercorn whose first bytes have already been read.
 
-    Attributes:
-        is_finished: whether nothing more is sent, and what comes is dropped.
+    Once ``is_finished``, nothing more is sent, and input is discarded.
     """
 
     def __init__(self, stream: trio.abc.Stream, prefix: bytes) -> None:
@@ -164,29 +148,25 @@ class PrefixedStream:
 
     @property
     def encrypted(self) -> bool:
-        """Whether there is TLS between the client and this."""
+        """Whether the stream uses TLS."""
         return isinstance(self._stream, trio.SSLStream)
 
     @property
     def transport(self) -> Any:
-        """The stream below TLS, which has a socket."""
+        """The socket stream below TLS."""
         return transport_of(self._stream)
 
     def read_until(self, deadline: float) -> None:
-        """Wait for bytes until then, on trio's clock, be it in a read that waits already; not of a finished stream."""
+        """Set the deadline of current and later reads, in trio time; no effect once finished."""
         if not self.is_finished:
             self._read_until = deadline
             if self._reading is not None:
                 self._reading.deadline = deadline
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Give the bytes that were read before, and then what comes; none once finished.
+        """Return the bytes read before, then received bytes; empty at the end or once finished.
 
-        Raises:
-            trio.TooSlowError: nothing has come in time.
-            trio.BrokenResourceError: the connection broke.
-
-        Cancellation: at any time; no bytes are lost.
+        Raises ``TooSlowError`` after the deadline.
         """
         if self._prefix:
             prefix, self._prefix = self._prefix, b""
@@ -202,32 +182,17 @@ class PrefixedStream:
         raise trio.TooSlowError
 
     async def send_all(self, data: Buffer) -> None:
-        """Send everything.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke, or the client stopped reading.
-
-        Cancellation: at any time; the connection is unusable then.
-        """
+        """Send all bytes; see :func:`send_bounded`."""
         await send_bounded(self._stream, data)
 
     async def send_eof(self) -> None:
-        """Close the sending side, below TLS if there is any.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-
-        Cancellation: at once.
-        """
+        """Shut down the sending side, below TLS."""
         await self.transport.send_eof()
 
     async def finish(self) -> None:
-        """Send nothing any more, and drop what still comes, for a while.
+        """Shut down the sending side and discard input for a while.
 
-        Closing at once, with bytes unread, would tell the client that the connection broke, and it might never see
-        the answer that says why.
-
-        Cancellation: at once.
+        Closing a socket with unread bytes resets the connection, and the client might lose the last response.
         """
         self.read_until(trio.current_time() + LINGER_SECONDS)
         self.is_finished = True
@@ -235,9 +200,6 @@ class PrefixedStream:
             await self.send_eof()
 
     async def aclose(self) -> None:
-        """Close the connection, even if the client does not take TLS's goodbye.
-
-        Cancellation: closes it all the same.
-        """
+        """Close the connection, even if the client does not answer TLS close_notify."""
         with trio.move_on_after(CLOSE_SECONDS):
             await self._stream.aclose()

@@ -1,4 +1,4 @@
-"""How long a client of REST is ready to wait, as it says in a header."""
+"""Deadline from the ``X-Request-Timeout`` header of a REST request."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["deadline_of"]
 
 _HEADER: Final = "x-request-timeout"
-_MOST_SECONDS: Final = 86_400.0
+_MAX_SECONDS: Final = 86_400.0
 
 
 def deadline_of(request: HttpRequest) -> float:
-    """Tell until when, on trio's clock, an answer is waited for: ``X-Request-Timeout`` seconds; without it for ever.
+    """Return the deadline in trio time from the ``X-Request-Timeout`` header (seconds); infinite without it.
 
-    Raises:
-        InvalidField: the header is no number of seconds above 0.
+    Raises ``InvalidField`` if the header is not a positive number.
     """
-    said = request.header(_HEADER)
-    if said is None:
+    value = request.header(_HEADER)
+    if value is None:
         return math.inf
     try:
-        seconds = float(said)
+        seconds = float(value)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise InvalidField(
-            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=repr(said[:40])
+            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=repr(value[:40])
         )
-    return trio.current_time() + min(seconds, _MOST_SECONDS)
+    return trio.current_time() + min(seconds, _MAX_SECONDS)

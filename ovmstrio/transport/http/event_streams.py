@@ -1,13 +1,13 @@
-"""Server-sent events of one request, made in a task of its own.
+"""Server-sent events (SSE) of one request, produced in a separate task.
 
 ::
 
-    request's own nursery
-      ├─ whoever sends the answer: view ──> body <──┐ one event at a time
-      └─ events task: what makes the events ────────┘
+    nursery of the request
+      ├─ sending task: view ──> body <──┐ one event at a time
+      └─ events task: make ─────────────┘
 
-What is open while events are made, such as cancel scopes, is open in that task and in no one else's.  An answer begins
-with its first event; what fails before it has a status of its own.
+Cancel scopes and other context of the producer stay in its task. The response starts with the first event; an error
+before that gets its own status.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["UNBUFFERED", "EventSink", "answer_with_events"]
 log = structlog.get_logger(__name__)
 
 UNBUFFERED: Final = ("x-accel-buffering", "no")
-"""A field that has proxies hand on what comes at once, where they know it."""
+"""Header that disables response buffering in proxies."""
 
 _EVENT_HEADERS: Final[Headers] = (
     ("content-type", "text/event-stream; charset=utf-8"),
@@ -43,11 +43,11 @@ _EVENT_HEADERS: Final[Headers] = (
 
 
 class _Body:
-    """What comes of a sink; one that is broken off raises instead of its end, so that nobody takes it for whole."""
+    """Response body; an incomplete one raises at its end, so that clients detect the truncation."""
 
     def __init__(self, channel: trio.MemoryReceiveChannel[bytes]) -> None:
         self._channel = channel
-        self.is_broken = False
+        self.is_incomplete = False
 
     def __aiter__(self) -> Self:
         return self
@@ -56,8 +56,8 @@ class _Body:
         try:
             return await self._channel.receive()
         except trio.EndOfChannel:
-            if self.is_broken:
-                raise trio.BrokenResourceError("the answer cannot be finished") from None
+            if self.is_incomplete:
+                raise trio.BrokenResourceError("response aborted") from None
             raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
@@ -65,7 +65,7 @@ class _Body:
 
 
 class EventSink:
-    """Takes events to whoever reads them; nobody reading cancels what makes them."""
+    """Sender of events to the response body; a closed body cancels the producer."""
 
     def __init__(self, scope: trio.CancelScope, task_status: trio.TaskStatus[_Body]) -> None:
         self._send, receive = trio.open_memory_channel[bytes](0)
@@ -75,10 +75,7 @@ class EventSink:
         self.has_begun = False
 
     async def send(self, data: bytes) -> None:
-        """Send one event, or several, as they are written.  Not a checkpoint if somebody waits for them.
-
-        Cancellation: while nobody takes them; then they are not sent.
-        """
+        """Send encoded events. Not a checkpoint if the body is waiting for them."""
         self.begin()
         try:
             try:
@@ -86,22 +83,22 @@ class EventSink:
             except trio.WouldBlock:
                 await self._send.send(data)
         except trio.BrokenResourceError:
-            # Nobody may read any more before the request's tasks are cancelled; that ends the events in the same way.
+            # The body was closed before the request's tasks were cancelled.
             self._scope.cancel()
             await trio.lowlevel.checkpoint()
 
     def begin(self) -> None:
-        """Let the answer begin."""
+        """Start the response."""
         if not self.has_begun:
             self.has_begun = True
             self._task_status.started(self._body)
 
     def break_off(self) -> None:
-        """Say that the rest cannot be made."""
-        self._body.is_broken = True
+        """Mark the response as incomplete."""
+        self._body.is_incomplete = True
 
     def close(self) -> None:
-        """Say that there are no more."""
+        """End the events."""
         self._send.close()
 
 
@@ -111,19 +108,13 @@ async def answer_with_events(
     write_error: Callable[[Exception], bytes] | None,
     headers: Headers = _EVENT_HEADERS,
 ) -> HttpAnswer:
-    """Answer a request with the events that ``make`` sends; one that asks for the head alone with that.
+    """Answer a request with the events that ``make`` sends; HEAD gets headers only.
 
     Args:
-        request: one whose route has tasks.
-        make: sends events, and returns behind the last one.
-        write_error: writes what has ended them as one; None for answers that have no place for that, which break off.
-        headers: of the answer.
-
-    Raises:
-        ServerError: ``make`` did before its first event.
-
-    Ownership: the task that makes them is the request's.
-    Cancellation: before the first event; what makes them is cancelled with the request's tasks.
+        request: request of a route with ``has_tasks``.
+        make: sends events and returns after the last one; its ``ServerError`` before the first event is raised here.
+        write_error: encodes an error as last event; None to abort the response.
+        headers: response headers.
     """
     if request.method == "HEAD":
         return HttpAnswer(200, headers)
@@ -147,20 +138,22 @@ async def _run(
         except ServerError as error:
             if not events.has_begun:
                 raise
-            await _tell(events, error, write_error)
-        except Exception as error:  # the border of one request, whose answer has begun
+            await _end_with_error(events, error, write_error)
+        except Exception as error:  # an error of one request must not affect others
             if not events.has_begun:
                 raise
             log.exception("stream failed", path=request.path)
-            await _tell(events, error, write_error)
+            await _end_with_error(events, error, write_error)
         finally:
             events.close()
 
 
-async def _tell(events: EventSink, error: Exception, write_error: Callable[[Exception], bytes] | None) -> None:
-    """Have the last event say what has ended them, or the answer break off."""
+async def _end_with_error(
+    events: EventSink, error: Exception, write_error: Callable[[Exception], bytes] | None
+) -> None:
+    """Send the error as last event, or abort the response."""
     if write_error is None:
-        log.warning("an answer breaks off", why=str(error))
+        log.warning("response aborted", reason=str(error))
         events.break_off()
     else:
         await events.send(write_error(error))

@@ -1,21 +1,17 @@
-"""The short way over HTTP/1.1: read the request, have it answered, write the answer, without any framework.
-
-Only plain requests whose routes are hot go this way.  At the first request that
-is anything else, the connection leaves the lane for good, with every byte that has been read, so that all judging of
-odd input is done by one careful parser.
+"""HTTP/1.1 fast path: reads plain requests of hot routes and sends their responses without a framework.
 
 ::
 
-    socket ─> buffer ─> head, body ─> what the router found ─> socket
-                                          │ waits for something
-                                          └─> reader task ─> end of stream: the call in progress is cancelled
+    socket ─> buffer ─> head, body ─> handler from the router ─> socket
+                                          │ blocks
+                                          └─> reader task ─> EOF: the running call is cancelled
 
-Calls that never wait are read, answered and sent in one step of one task.
+Calls that never block are read, answered and sent in one step of one task. At the first other request the connection
+moves to the Quart application for good, with all bytes read so far, so that only one strict parser judges unusual
+input.
 
-A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
-request that was complete before that is answered.
-
-A connection is closed for want of a request only if no byte of one has come, to the lane or to the system.
+EOF while a call runs is treated as a disconnect, because a half-close looks the same; the call is cancelled. A
+connection is closed as idle only if no byte of a request has arrived, here or in the socket.
 """
 
 from __future__ import annotations
@@ -43,9 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "FastLane", "Head", "read_head"]
 
-# ----------------------------------------------------------------------
-# Heads of plain requests over HTTP/1.1, read in one step; all others are for a careful parser
-# ----------------------------------------------------------------------
+# -- Request heads -----------------------------------------------------------------------------------------------------
 
 METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
@@ -53,16 +47,18 @@ _HEAD: Final = re.compile(
     rb"(%b) (/[^#\x00-\x20\x7f-\xff]*) HTTP/1\.1\r\n"
     rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(METHODS).encode()
 )
-"""What is taken is a part of what the application's parser takes."""
+"""Accepts a subset of what the application's parser accepts."""
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
-_SINGLE: Final = frozenset({"host", "content-length", "connection", "content-type", "inference-header-content-length"})
-_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
-"""Verbs that need not say the length of a body, having none as a rule."""
+_UNREPEATABLE: Final = frozenset(
+    {"host", "content-length", "connection", "content-type", "inference-header-content-length"}
+)
+_BODILESS_METHODS: Final = frozenset({"GET", "DELETE"})
+"""Methods whose requests may omit content-length, because they usually have no body."""
 
 
 class Head(NamedTuple):
-    """A request without its body; the names of ``headers`` are in small letters, ``target`` is as it was sent."""
+    """Request without its body; header names are in lower case, ``target`` is as sent."""
 
     method: str
     target: str
@@ -72,7 +68,7 @@ class Head(NamedTuple):
 
 
 def read_head(head: bytes) -> Head | None:
-    """Read a head, blank line included; None for one that is not plain."""
+    """Parse a request head, including its blank line; None if it is not plain."""
     match = _HEAD.fullmatch(head)
     if match is None:
         return None
@@ -81,10 +77,10 @@ def read_head(head: bytes) -> Head | None:
     found = dict(headers)
     if not _UNUSUAL.isdisjoint(found) or "host" not in found:
         return None
-    if len(found) < len(headers) and any(name in _SINGLE for name in _repeated(headers)):
+    if len(found) < len(headers) and any(name in _UNREPEATABLE for name in _repeated(headers)):
         return None
     method, target = match[1].decode(), match[2].decode("latin-1")
-    length = found.get("content-length", "0" if method in _WITHOUT_BODY else "")
+    length = found.get("content-length", "0" if method in _BODILESS_METHODS else "")
     connection = found.get("connection", "keep-alive").lower()
     if not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
         return None
@@ -96,32 +92,30 @@ def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:
     return {name for name in names if names.count(name) > 1}
 
 
-# ----------------------------------------------------------------------
-# The short way over HTTP/1.1: read the request, have it answered, write the answer, without any framework
-# ----------------------------------------------------------------------
+# -- Connection --------------------------------------------------------------------------------------------------------
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 
-_KNOWN_HEAD_BYTES: Final = 1024
-"""A client sends the same head again and again, so small ones are remembered with what answers them."""
-_MOST_KNOWN_HEADS: Final = 1024
+_MAX_CACHED_HEAD_BYTES: Final = 1024
+"""Clients repeat the same head, so small heads are cached with their route."""
+_MAX_CACHED_HEADS: Final = 1024
 _END_OF_HEAD: Final = b"\r\n\r\n"
-_BEGINNINGS: Final = tuple(f"{method} /".encode() for method in METHODS)
-_LONGEST: Final = max(map(len, _BEGINNINGS))
+_REQUEST_LINE_PREFIXES: Final = tuple(f"{method} /".encode() for method in METHODS)
+_MAX_PREFIX_BYTES: Final = max(map(len, _REQUEST_LINE_PREFIXES))
 
 MAX_WAITING_BYTES: Final = 64 * 1024
-"""Bytes of later, pipelined requests that may wait while one is answered."""
+"""Limit of pipelined bytes that are buffered while a request is answered."""
 
 _LARGE_BODY_BYTES: Final = 64 * 1024
 IDLE_SECONDS: Final = 75.0
-_IDLE_SECONDS_AT_LEAST: Final = IDLE_SECONDS - 1
-"""After which an idle connection may be closed: to move a deadline takes as long as a fiftieth of a request."""
+_MIN_IDLE_SECONDS: Final = IDLE_SECONDS - 1
+"""Idle timeouts between this and IDLE_SECONDS are not renewed: moving a deadline costs 2 % of a request."""
 RECEIVE_SECONDS: Final = 120.0
-"""Time that a request may take from its first byte to its last, unless said otherwise."""
+"""Default time limit from the first to the last byte of a request."""
 
 
 class _Phase(Enum):
-    """What a lane is doing; only the first two end by time."""
+    """State of a connection; timeouts apply to the first two only."""
 
     IDLE = auto()
     RECEIVING = auto()
@@ -130,23 +124,15 @@ class _Phase(Enum):
 
 
 _IDLE, _RECEIVING, _ANSWERING, _OVER = _Phase
-"""By name: to ask the class for one takes as long as a call of a function."""
+"""Module constants, because enum member access costs as much as a function call."""
 
 
 class FastLane:
-    """One connection for as long as it stays in the lane.
-
-    Args:
-        router: finds what answers requests.
-        stream: the connection, which stays the caller's.
-        max_body_bytes: larger bodies leave the lane.
-        ending: how the front end ends.
-        receive_seconds: what a request may take from its first byte to its last.
-        peer: the other end of the connection.
+    """One connection while it stays on the fast path; the caller closes the stream.
 
     Attributes:
-        receive_until: when the request that is being received must be complete.
-        is_finished: whether the client has said that it will send no more.
+        receive_until: deadline of the request that is being received.
+        is_finished: the client will send nothing more.
     """
 
     def __init__(
@@ -169,19 +155,19 @@ class FastLane:
         self._ending = ending or Ending()
         self._receive_seconds = receive_seconds
         self._buffer = bytearray()
-        self._come: bytes | bytearray = b""
-        self._whole_body = b""
-        self._wanted = 0
-        self._ended = False
+        self._received: bytes | bytearray = b""
+        self._complete_body = b""
+        self._wanted_bytes = 0
+        self._is_eof = False
         self._phase = _IDLE
         self._grace_until = 0.0
-        self._asked: RoutedRequest | None = None
+        self._current_request: RoutedRequest | None = None
         self._arrived = trio.Event()
-        self._room = trio.Event()
+        self._buffer_has_room = trio.Event()
         self._tasks: trio.Nursery | None = None
-        self._lane: trio.CancelScope | None = None
+        self._scope: trio.CancelScope | None = None
         self._deadline = float("inf")
-        self._is_calling = False
+        self._has_running_call = False
         self._is_reading = False
         self._has_waited = False
         self.receive_until = 0.0
@@ -189,84 +175,81 @@ class FastLane:
 
     @property
     def has_request(self) -> bool:
-        """Whether a request has come, if only in part, that is not answered."""
+        """Whether an unanswered request has arrived, at least in part."""
         return self._phase in {_RECEIVING, _ANSWERING}
 
     async def run(self) -> bytes | None:
-        """Answer requests until the connection is over; the bytes of a request that is not for the lane are given.
+        """Answer requests until the connection ends; return the bytes of a request for the application, else None.
 
-        Raises:
-            trio.BrokenResourceError: the connection broke while an answer was sent.
-
-        Cancellation: at any checkpoint; a call in progress is cancelled with it.
+        Raises ``BrokenResourceError`` if the connection broke while a response was sent.
         """
-        # What trio's own function asks, by way of two more.
+        # Same as trio.current_time(), without two function calls.
         self._now = trio.lowlevel.current_clock().current_time
-        self._grant_time()
+        self._extend_grace()
         while True:
-            leaves = False
+            moves = False
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
-                self._lane = nursery.cancel_scope
-                self._deadline = self._lane.deadline
-                leaves = await self._serve()
+                self._scope = nursery.cancel_scope
+                self._deadline = self._scope.deadline
+                moves = await self._serve()
                 nursery.cancel_scope.cancel()
             self._is_reading = False
-            # Only now: the reader may have held bytes when it was told to end, and has put them into the buffer since.
-            if leaves:
+            # Only after the nursery has ended: its reader may have added bytes to the buffer.
+            if moves:
                 return bytes(self._buffer)
-            if self._phase is _RECEIVING and not self._ended:
-                await self._refuse_slowness()
-            elif self._phase is _IDLE and not self._ended and (self._buffer or has_unread(self._stream)):
-                # A request was on its way when the connection's time was over.
-                self._grant_time()
+            if self._phase is _RECEIVING and not self._is_eof:
+                await self._refuse_slow_request()
+            elif self._phase is _IDLE and not self._is_eof and (self._buffer or has_unread(self._stream)):
+                # A request arrived just before the idle timeout.
+                self._extend_grace()
                 continue
-            # One that nothing has come on can be closed at once: there is no answer that might be lost.
-            self.is_finished = self.is_finished or self._ended or self._phase is _IDLE
+            # An idle connection can be closed without lingering: no response could be lost.
+            self.is_finished = self.is_finished or self._is_eof or self._phase is _IDLE
             self._phase = _OVER
             return None
 
-    def _grant_time(self) -> None:
-        """Let the next request come, whatever the ending says."""
+    def _extend_grace(self) -> None:
+        """Allow time for the next request, regardless of the shutdown state."""
         self._grace_until = self._now() + IDLE_GRACE_SECONDS
 
     def hurry(self) -> None:
-        """Close the connection at the time that the ending says, if it has no request by then."""
-        if self._phase is _IDLE and self._lane is not None:
+        """Apply the shutdown deadline, if the connection has no request."""
+        if self._phase is _IDLE and self._scope is not None:
             self._set_deadline(min(self._deadline, max(self._ending.next_end(), self._grace_until)))
 
-    async def _refuse_slowness(self) -> None:
+    async def _refuse_slow_request(self) -> None:
         error = slowness_refusal(self._receive_seconds)
-        if self._asked is None:
+        if self._current_request is None:
             answer = error_answer(error)
         else:
-            origin = next((value for name, value in self._asked.head.headers if name == "origin"), "")
-            answer = self._router.shared(self._asked.route.refuse(error), origin)
+            origin = next((value for name, value in self._current_request.head.headers if name == "origin"), "")
+            answer = self._router.shared(self._current_request.route.refuse(error), origin)
         await send_answer(self._stream, answer, keep_alive=False)
 
-    # Reading
+    # -- Reading -------------------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Give an answer that has to wait all the time, and read meanwhile: the client may leave."""
+    def _on_block(self) -> None:
+        """Disable the deadline for a handler that blocks, and start reading to detect a disconnect."""
         self._set_deadline(float("inf"))
         self._has_waited = True
-        if self._is_calling and not self._is_reading and not self._ended and self._tasks is not None:
+        if self._has_running_call and not self._is_reading and not self._is_eof and self._tasks is not None:
             self._is_reading = True
             self._tasks.start_soon(self._read)
 
     async def _read(self) -> None:
-        """Read for as long as calls wait, and then until the next request has come."""
-        while not self._ended and (self._is_calling or self._has_waited):
-            if len(self._buffer) >= max(self._wanted, MAX_WAITING_BYTES):
-                self._room = trio.Event()
-                await self._room.wait()
+        """Read while calls block, and then until the next request arrives."""
+        while not self._is_eof and (self._has_running_call or self._has_waited):
+            if len(self._buffer) >= max(self._wanted_bytes, MAX_WAITING_BYTES):
+                self._buffer_has_room = trio.Event()
+                await self._buffer_has_room.wait()
                 continue
             await self._receive()
-            self._has_waited = self._is_calling
+            self._has_waited = self._has_running_call
             self._arrived.set()
         self._is_reading = False
-        if self._ended and self._is_calling and self._lane is not None:
-            self._lane.cancel()
+        if self._is_eof and self._has_running_call and self._scope is not None:
+            self._scope.cancel()
 
     async def _receive(self) -> None:
         try:
@@ -274,167 +257,165 @@ class FastLane:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
         self._buffer += data
-        self._ended = not data
+        self._is_eof = not data
 
-    async def _more(self, deadline: float) -> bool:
-        """Wait for bytes until a deadline; False when there will be none."""
-        if self._ended:
+    async def _receive_more(self, deadline: float) -> bool:
+        """Wait until the deadline for bytes; return False if there will be none."""
+        if self._is_eof:
             return False
         known = len(self._buffer)
         if deadline != self._deadline:
             self._set_deadline(deadline)
         if self._is_reading:
             self._arrived = trio.Event()
-            self._room.set()
+            self._buffer_has_room.set()
             await self._arrived.wait()
         else:
             await self._receive()
         return len(self._buffer) > known
 
-    # Serving
+    # -- Serving -------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> bool:
-        """Answer until the connection is over (False) or leaves the lane (True)."""
+        """Answer requests until the connection ends (False) or moves to the application (True)."""
         while True:
             if not self._buffer:
                 self._phase = _IDLE
-                if not await self._next():
+                if not await self._wait_for_request():
                     return False
             self._phase = _RECEIVING
-            asked = self._asked = self._known() or await self._head()
-            if asked is None:
+            routed = self._current_request = self._cached_head() or await self._head()
+            if routed is None:
                 return True
-            if not self._router.lets_in(asked.route):
-                answering = self._answer_at_once(asked)
-                keeps = answering if isinstance(answering, bool) else await answering
-            elif self._router.admit_now(asked.route, asked.head.headers):
+            if not self._router.lets_in(routed.route):
+                answering = self._answer_eagerly(routed)
+                stays_open = answering if isinstance(answering, bool) else await answering
+            elif self._router.admit_now(routed.route, routed.head.headers):
                 try:
-                    answering = self._answer_at_once(asked)
-                    keeps = answering if isinstance(answering, bool) else await answering
+                    answering = self._answer_eagerly(routed)
+                    stays_open = answering if isinstance(answering, bool) else await answering
                 finally:
                     leave_caller()
             else:
-                keeps = await self._answer_admitted(asked)
-            if not keeps:
+                stays_open = await self._answer_admitted(routed)
+            if not stays_open:
                 return False
             if self._buffer:
-                # Others have their turn between requests that have come together.
+                # Other tasks run between pipelined requests.
                 self._set_deadline(float("inf"))
                 await trio.lowlevel.checkpoint()
 
-    async def _next(self) -> bool:
-        """Wait for the first bytes of a request; False when there will be none."""
+    async def _wait_for_request(self) -> bool:
+        """Wait for the first bytes of a request; return False if there will be none."""
         left = self._deadline - self._now()
-        if not _IDLE_SECONDS_AT_LEAST <= left <= IDLE_SECONDS or self._ending.idle_until < self._deadline:
+        if not _MIN_IDLE_SECONDS <= left <= IDLE_SECONDS or self._ending.idle_until < self._deadline:
             self._set_deadline(self._idle_deadline())
-        if self._is_reading or self._ended:
-            return await self._more(self._deadline)
+        if self._is_reading or self._is_eof:
+            return await self._receive_more(self._deadline)
         if self._direct is not None:
             self._direct.expect()
         try:
-            self._come = await self._stream.receive_some()
+            self._received = await self._stream.receive_some()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._come = b""
-        self._ended = not self._come
-        return not self._ended
+            self._received = b""
+        self._is_eof = not self._received
+        return not self._is_eof
 
-    def _known(self) -> RoutedRequest | None:
-        """Take a head that has come before off what has come; None, with all of that in the buffer, for any other.
+    def _cached_head(self) -> RoutedRequest | None:
+        """Take a cached head off the received bytes; None, with all bytes in the buffer, for any other.
 
-        The body of a request that has come as a whole, as most do, is taken with it.
+        The body is taken as well if exactly one complete request has arrived, which is the usual case.
         """
         buffer = self._buffer
-        come, self._come = self._come or buffer, b""
-        end = come.find(_END_OF_HEAD, 0, _KNOWN_HEAD_BYTES) + 4
-        asked = self._heads.get(bytes(come[:end]))
-        is_known = asked is not None and asked.head.body_length <= self._max_body_bytes
-        if asked is not None and is_known and len(come) == asked.size <= _LARGE_BODY_BYTES:
-            self._whole_body = bytes(come[end:])
+        received, self._received = self._received or buffer, b""
+        end = received.find(_END_OF_HEAD, 0, _MAX_CACHED_HEAD_BYTES) + 4
+        routed = self._heads.get(bytes(received[:end]))
+        is_known = routed is not None and routed.head.body_length <= self._max_body_bytes
+        if routed is not None and is_known and len(received) == routed.size <= _LARGE_BODY_BYTES:
+            self._complete_body = bytes(received[end:])
             if buffer:
                 buffer.clear()
-            return asked
-        if come is not buffer:
-            buffer += come
-        if asked is None or not is_known:
+            return routed
+        if received is not buffer:
+            buffer += received
+        if routed is None or not is_known:
             return None
         del buffer[:end]
-        if len(buffer) < asked.head.body_length:
+        if len(buffer) < routed.head.body_length:
             self.receive_until = self._now() + self._receive_seconds
-        return asked
+        return routed
 
-    def _answer_at_once(self, asked: RoutedRequest) -> bool | Awaitable[bool]:
-        """Answer a request, or give what does where something has to be waited for; False if the connection ends."""
-        body = self._whole_body
-        if not body or asked.route.has_tasks:
-            return self._answer_read(asked)
-        self._whole_body = b""
+    def _answer_eagerly(self, routed: RoutedRequest) -> bool | Awaitable[bool]:
+        """Answer a request, or return an awaitable if the handler blocks; False if the connection ends."""
+        body = self._complete_body
+        if not body or routed.route.has_tasks:
+            return self._answer_read(routed)
+        self._complete_body = b""
         if self._is_reading:
-            self._room.set()
+            self._buffer_has_room.set()
         self._phase = _ANSWERING
-        running = self._answer_within(None, asked, body)
+        running = self._answer_within(None, routed, body)
         try:
             trap = running.send(None)
         except StopIteration as done:
             return bool(done.value)
-        self._watch()
+        self._on_block()
         return carry_on(running, trap)
 
-    async def _answer_read(self, asked: RoutedRequest) -> bool:
-        """Read the body of a request and answer it; False if the connection ends with it."""
-        body = await self._body(asked.head.body_length)
+    async def _answer_read(self, routed: RoutedRequest) -> bool:
+        body = await self._body(routed.head.body_length)
         if body is None:
             return False
         self._phase = _ANSWERING
-        return await told_of_waiting(self._answer(asked, body), self._watch)
+        return await told_of_waiting(self._answer(routed, body), self._on_block)
 
     def _idle_deadline(self) -> float:
-        """Tell when the connection is closed if nothing comes."""
         deadline, limit = self._now() + IDLE_SECONDS, self._ending.idle_until
         return deadline if limit >= deadline else min(deadline, max(limit, self._grace_until))
 
-    async def _answer_admitted(self, asked: RoutedRequest) -> bool:
-        """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
+    async def _answer_admitted(self, routed: RoutedRequest) -> bool:
+        """Admit a request before its body is read, then answer or refuse it; returns like :meth:`_answer`."""
         self._phase = _ANSWERING
-        head, query, route, _, _ = asked
+        head, query, route, _, _ = routed
         request = HttpRequest(head.method, route.path, query, head.headers, b"", self._peer, head.target, route.mount)
         try:
-            self._is_calling = True
-            refusal = await told_of_waiting(self._router.admit(route, request), self._watch)
-            self._is_calling = False
+            self._has_running_call = True
+            refusal = await told_of_waiting(self._router.admit(route, request), self._on_block)
+            self._has_running_call = False
             if refusal is not None:
                 return await self._refuse(head, refusal)
             self._phase = _RECEIVING
-            # What it has waited is no fault of the client's.
+            # Time spent waiting for admission does not count against the client.
             self.receive_until = self._now() + self._receive_seconds
             body = await self._body(head.body_length)
             if body is None:
                 return False
             self._phase = _ANSWERING
-            return await told_of_waiting(self._answer(asked, body), self._watch)
+            return await told_of_waiting(self._answer(routed, body), self._on_block)
         finally:
-            self._is_calling = False
+            self._has_running_call = False
             leave_place()
             leave_caller()
 
     async def _refuse(self, head: Head, refusal: HttpAnswer) -> bool:
-        """Refuse a request; what follows of a small body is passed over, and a large one ends the connection."""
+        """Refuse a request; a small body is skipped, a large one ends the connection."""
         keep_alive = head.keep_alive and head.body_length <= MAX_WAITING_BYTES and not self._ending.is_near
         await send_answer(self._stream, refusal, keep_alive=keep_alive)
         return keep_alive and await self._body(head.body_length) is not None
 
     async def _head(self) -> RoutedRequest | None:
-        """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
-        buffer, self._asked = self._buffer, None
+        """Take the head off the buffer; None, with an unchanged buffer, for a request for the application."""
+        buffer, self._current_request = self._buffer, None
         self.receive_until = self._now() + self._receive_seconds
         while True:
-            if not self._begins_plainly():
+            if not self._has_known_method():
                 return None
             end = buffer.find(_END_OF_HEAD)
             if end >= 0:
                 break
             if len(buffer) > MAX_HEAD_BYTES or has_bare_line_feed(buffer):
                 return None
-            if not await self._more(self.receive_until):
+            if not await self._receive_more(self.receive_until):
                 return None
         head = read_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
         if head is None or head.body_length > self._max_body_bytes:
@@ -443,55 +424,55 @@ class FastLane:
         route = self._router.find(head.method, target)
         if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
-        asked = self._router.routed(head, query, route, end + 4 + head.body_length)
-        if end + 4 <= _KNOWN_HEAD_BYTES:
-            if len(self._heads) >= _MOST_KNOWN_HEADS:
+        routed = self._router.routed(head, query, route, end + 4 + head.body_length)
+        if end + 4 <= _MAX_CACHED_HEAD_BYTES:
+            if len(self._heads) >= _MAX_CACHED_HEADS:
                 self._heads.clear()
-            self._heads[bytes(buffer[: end + 4])] = asked
+            self._heads[bytes(buffer[: end + 4])] = routed
         del buffer[: end + 4]
-        return asked
+        return routed
 
-    def _begins_plainly(self) -> bool:
+    def _has_known_method(self) -> bool:
         buffer = self._buffer
-        if len(buffer) >= _LONGEST:
-            return buffer.startswith(_BEGINNINGS)
-        return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _BEGINNINGS)
+        if len(buffer) >= _MAX_PREFIX_BYTES:
+            return buffer.startswith(_REQUEST_LINE_PREFIXES)
+        return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _REQUEST_LINE_PREFIXES)
 
     async def _body(self, length: int) -> bytes | memoryview | None:
-        """Take a body off what has come and comes; a large one is read into memory of its own."""
-        whole, self._whole_body = self._whole_body, b""
-        if whole:
-            self._room.set()
-            return whole
+        """Take a body off the received bytes; None if the client does not send all of it in time."""
+        body_bytes, self._complete_body = self._complete_body, b""
+        if body_bytes:
+            self._buffer_has_room.set()
+            return body_bytes
         if length > _LARGE_BODY_BYTES:
             return await self._large_body(length)
-        self._wanted = length
+        self._wanted_bytes = length
         while len(self._buffer) < length:
-            if not await self._more(self.receive_until):
+            if not await self._receive_more(self.receive_until):
                 return None
-        self._wanted = 0
+        self._wanted_bytes = 0
         body = bytes(self._buffer) if len(self._buffer) == length else bytes(self._buffer[:length])
         del self._buffer[:length]
-        self._room.set()
+        self._buffer_has_room.set()
         return body
 
     async def _large_body(self, length: int) -> memoryview | None:
-        whole, filled, stream = memory_to_fill(length), 0, self._stream
+        body_bytes, filled, stream = memory_to_fill(length), 0, self._stream
         while filled < length:
             if self._buffer:
                 size = min(len(self._buffer), length - filled)
-                with memoryview(self._buffer) as come:
-                    whole[filled : filled + size] = come[:size]
+                with memoryview(self._buffer) as received:
+                    body_bytes[filled : filled + size] = received[:size]
                 del self._buffer[:size]
                 filled += size
-            elif isinstance(stream, DirectStream) and not self._is_reading and not self._ended:
+            elif isinstance(stream, DirectStream) and not self._is_reading and not self._is_eof:
                 self._set_deadline(self.receive_until)
-                filled += (size := await self._receive_into(stream, whole[filled:]))
-                self._ended = not size
-            elif not await self._more(self.receive_until):
+                filled += (size := await self._receive_into(stream, body_bytes[filled:]))
+                self._is_eof = not size
+            elif not await self._receive_more(self.receive_until):
                 return None
-        self._room.set()
-        return whole.toreadonly()
+        self._buffer_has_room.set()
+        return body_bytes.toreadonly()
 
     async def _receive_into(self, stream: DirectStream, target: memoryview) -> int:
         try:
@@ -499,39 +480,36 @@ class FastLane:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return 0
 
-    async def _answer(self, asked: RoutedRequest, body: bytes | memoryview) -> bool:
-        """Answer a request; False if the connection ends with it.
-
-        A stream of an answer ends with its client, as the call does that has not been answered.
-        """
-        if not asked.route.has_tasks:
-            return await self._answer_within(None, asked, body)
-        broken = None
+    async def _answer(self, routed: RoutedRequest, body: bytes | memoryview) -> bool:
+        """Answer a request; return False if the connection ends. A streamed response is cancelled with its client."""
+        if not routed.route.has_tasks:
+            return await self._answer_within(None, routed, body)
+        broken_error = None
         async with trio.open_nursery() as tasks:
             try:
-                keeps = await self._answer_within(tasks, asked, body)
+                stays_open = await self._answer_within(tasks, routed, body)
             except trio.BrokenResourceError as error:
-                broken = error
+                broken_error = error
             tasks.cancel_scope.cancel()
-        if broken is not None:
-            raise broken
-        return keeps
+        if broken_error is not None:
+            raise broken_error
+        return stays_open
 
-    async def _answer_within(self, tasks: trio.Nursery | None, asked: RoutedRequest, body: bytes | memoryview) -> bool:
-        (_, _, headers, _, keep_alive), _, route, _, view = asked
+    async def _answer_within(self, tasks: trio.Nursery | None, routed: RoutedRequest, body: bytes | memoryview) -> bool:
+        (_, _, headers, _, keep_alive), _, route, _, view = routed
         answer = None
         self.is_finished = not keep_alive
         try:
-            self._is_calling = True
+            self._has_running_call = True
             if view is None:
-                answer = await self._router.answer(route, self._whole(asked, body, tasks))
+                answer = await self._router.answer(route, self._build_request(routed, body, tasks))
             else:
                 try:
                     answer = await view(body)
-                except Exception as error:  # noqa: BLE001 - the border of one request
+                except Exception as error:  # noqa: BLE001 - an error of one request must not affect others
                     answer = self._router.failed(route, headers, error)
-            # One that was whole when its client left is sent; a stream ends with its client.
-            self._is_calling = type(answer.body) is not bytes and answer.stream is not None
+            # A complete response is sent even if the client half-closed; a stream ends with its client.
+            self._has_running_call = type(answer.body) is not bytes and answer.stream is not None
             if keep_alive and self._ending.is_near:
                 keep_alive = not self._ending.is_last(self._now(), has_more=bool(self._buffer))
             plain = plain_answer(answer) if keep_alive and self._direct is not None else None
@@ -540,20 +518,21 @@ class FastLane:
             elif self._direct is not None and (sent := self._direct.send_now(plain)) < len(plain):
                 await send_bounded(self._direct, memoryview(plain)[sent:])
         finally:
-            self._is_calling = False
+            self._has_running_call = False
             if answer is not None:
                 for callback in answer.after:
                     callback()
         return keep_alive
 
-    def _whole(self, asked: RoutedRequest, body: bytes | memoryview, tasks: trio.Nursery | None) -> HttpRequest:
-        """Make the request that a head and a body are."""
-        (method, target, headers, _, _), query, route, _, _ = asked
+    def _build_request(
+        self, routed: RoutedRequest, body: bytes | memoryview, tasks: trio.Nursery | None
+    ) -> HttpRequest:
+        (method, target, headers, _, _), query, route, _, _ = routed
         view = body if type(body) is memoryview and route.takes_views else None
-        whole = b"" if view is not None else bytes(body)
-        return HttpRequest(method, route.path, query, headers, whole, self._peer, target, route.mount, tasks, view)
+        body_bytes = b"" if view is not None else bytes(body)
+        return HttpRequest(method, route.path, query, headers, body_bytes, self._peer, target, route.mount, tasks, view)
 
     def _set_deadline(self, deadline: float) -> None:
         self._deadline = deadline
-        if self._lane is not None:
-            self._lane.deadline = deadline
+        if self._scope is not None:
+            self._scope.deadline = deadline

@@ -1,4 +1,4 @@
-"""Answers of the server's own paths, and the head of every answer, whichever way the request came."""
+"""HTTP responses of the server: JSON, errors, CORS and response heads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """What browsers of other origins may do; ``origins`` are separated by commas, or ``*``."""
+    """CORS settings; ``origins`` is ``*`` or a comma-separated list."""
 
     origins: str
     methods: str = "*"
@@ -53,9 +53,9 @@ class Cors:
     credentials: bool = False
 
     def response_headers(self, origin: str) -> Headers:
-        """Give the headers that go with an answer to a page of this origin, which may be empty.
+        """Return the CORS headers for a request with this ``Origin``, which may be empty.
 
-        Browsers take one origin or ``*``, so of several the one that asks is named.
+        Browsers accept one origin or ``*``, so with several origins the requesting one is returned.
         """
         is_any = self.origins == "*"
         vary: Headers = () if is_any else (("vary", "Origin"),)
@@ -75,33 +75,30 @@ JSON: Final = "application/json"
 JSON_TYPE: Final[Headers] = (("content-type", JSON),)
 
 _MAX_TEXT: Final = 4096
-"""Characters of an error that are told: it may quote what the caller sent."""
-_FAILURE: Final = "internal error; the server's log has the details"
-_MOST_PLAIN_BYTES: Final = 2**16
-"""Of a body that is copied behind its head."""
-_MOST_PLAIN_HEADERS: Final = 2
+"""Maximum characters of an error message, which may quote the request."""
+_INTERNAL_ERROR: Final = "internal error; the server's log has the details"
+_MAX_PLAIN_BYTES: Final = 2**16
+"""Maximum size of a body that is copied to its head."""
+_MAX_PLAIN_HEADERS: Final = 2
 _BLANKS: Final = " \t"
 _OK: Final = 200
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 def json_answer(value: Any, status: int = 200) -> HttpAnswer:
-    """Answer with JSON."""
+    """Return a JSON response."""
     try:
         body = orjson.dumps(value)
     except orjson.JSONEncodeError:
-        # A text that is not UTF-8, such as a file name in a reason; the standard library escapes what is not.
+        # Text that is not valid UTF-8, such as a file name; the standard library escapes surrogates.
         body = json.dumps(value).encode()
     return HttpAnswer(status, JSON_TYPE, body)
 
 
 def error_answer(error: Exception) -> HttpAnswer:
-    """Answer with an error: ``{"error": text}`` and the status of its class.
-
-    Of an error that nobody foresaw nothing is told; what it was is in the log.
-    """
+    """Return ``{"error": text}`` with the status of the error's class; unexpected errors have a fixed text."""
     if not isinstance(error, ServerError):
-        return json_answer({"error": _FAILURE}, 500)
+        return json_answer({"error": _INTERNAL_ERROR}, 500)
     text = error.message
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}..."
@@ -110,45 +107,37 @@ def error_answer(error: Exception) -> HttpAnswer:
 
 
 def retry_after(error: ServerError) -> Headers:
-    """Give the header that says when to come again; none for what is no overload."""
+    """Return the ``retry-after`` header of an overload error; no headers for other errors."""
     if not isinstance(error, Overloaded):
         return ()
     return (("retry-after", str(max(1, ceil(error.retry_after_seconds)))),)
 
 
 def challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
-    """Give the refusal of a caller with what it would have to show (RFC 6750); any other refusal as it is."""
-    wanted = challenge_of(error)
-    return answer.with_headers((("www-authenticate", wanted),)) if wanted else answer
+    """Add ``www-authenticate`` to the response of an authentication failure (RFC 6750)."""
+    auth_challenge = challenge_of(error)
+    return answer.with_headers((("www-authenticate", auth_challenge),)) if auth_challenge else answer
 
 
 def slowness_refusal(seconds: float) -> RequestTooSlow:
-    """Make the refusal of a request that has not come in time."""
+    """Return the error for a request that did not arrive in time."""
     return RequestTooSlow(f"the request did not come within {seconds:g} s (--request_receive_seconds)")
 
 
 def has_bare_line_feed(head: bytes | bytearray) -> bool:
-    """Tell whether a line of a head ends with LF alone, which others on its way may read differently."""
+    """Return whether a line ends with a bare LF, which proxies may parse differently."""
     return head.count(b"\n") != head.count(b"\r\n")
 
 
 def size_refusal(size: int | str, limit: int) -> PayloadTooLarge:
-    """Make the refusal of a body that is too large."""
+    """Return the error for a body that is too large."""
     return PayloadTooLarge(f"the body has {size} bytes, the limit is {limit} (--max_message_size)")
 
 
 def answer_head(
     status: int, headers: Iterable[tuple[str, str]], *, length: int | None, is_chunked: bool, keep_alive: bool
 ) -> bytes:
-    """Write the head of an answer, blank line included.
-
-    Args:
-        status: of the answer.
-        headers: besides those of the connection and of the body's length.
-        length: of the body; None if it is not said.
-        is_chunked: whether the body comes in chunks.
-        keep_alive: whether the connection goes on.
-    """
+    """Encode a response head, including its blank line; ``headers`` exclude connection and body framing."""
     lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}", _date(int(time.time()))]
     lines += [f"{name}: {value.strip(_BLANKS)}" for name, value in headers]
     if length is not None:
@@ -162,14 +151,11 @@ def answer_head(
 
 
 def plain_answer(answer: HttpAnswer) -> bytes | None:
-    """Write a small answer in JSON, with one header more at the most, head and body, as one that others follow.
-
-    None for any other.
-    """
+    """Encode a small JSON response with at most one additional header, on a connection that stays open; else None."""
     body, headers = answer.body, answer.headers
-    if answer.status != _OK or not headers or headers[0] is not JSON_TYPE[0] or len(headers) > _MOST_PLAIN_HEADERS:
+    if answer.status != _OK or not headers or headers[0] is not JSON_TYPE[0] or len(headers) > _MAX_PLAIN_HEADERS:
         return None
-    if type(body) is not bytes or len(body) > _MOST_PLAIN_BYTES:
+    if type(body) is not bytes or len(body) > _MAX_PLAIN_BYTES:
         return None
     return _plain_head(int(time.time()), headers, len(body)) + body
 

@@ -1,13 +1,13 @@
-"""Which request is answered by what: the one table that the fast lane and the application ask.
+"""Routing table of REST requests, used by the fast path and the Quart application.
 
 ::
 
-    method, path ─> the server's own rules ─┐
-                 ├> names of services ──────┼─> Route ─> answer
-                 └> the service at the root ┘
+    method, path ─> rules of the server ─┐
+                 ├> mounted services ────┼─> Route ─> response
+                 └> service at the root ─┘
 
-The first segments of the server's own paths are the server's.  Of all others a service that is mounted under its name
-is asked first, and then the one at the root, whose paths they all are.
+Paths whose first segment is one of the server's belong to the server. Other paths belong to the service mounted under
+the first segment, or else to the service mounted at the root.
 """
 
 from __future__ import annotations
@@ -40,121 +40,96 @@ if TYPE_CHECKING:
 
 __all__ = ["BodyView", "Mounts", "Refusals", "Route", "RoutedRequest", "Router", "Rule", "ToldRequests", "rule"]
 
-# ----------------------------------------------------------------------
-# Requests over HTTP, told to whoever wants to know of each: begun, answered, refused, or left by their clients
-# ----------------------------------------------------------------------
+# -- Request observation -----------------------------------------------------------------------------------------------
 
 
 class ToldRequests:
-    """Makes a :class:`WireRequest` of each request, and tells of its end.
-
-    Args:
-        observer: is told.
-    """
+    """Adapter that reports requests to an observer as :class:`WireRequest`."""
 
     def __init__(self, observer: RequestObserver) -> None:
         self._observer = observer
 
     def begin(self, request: HttpRequest) -> WireRequest:
-        """Make a request the one that the running task answers."""
-        told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
+        """Create the record of a request and make it the task's current request."""
+        record = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
         body = request.body if request.view is None else request.view
-        told.received = len(body)
+        record.received = len(body)
         if most := kept_body_bytes.get():
-            told.body = bytes(body[:most])
-        told.is_encrypted = is_over_tls.get()
-        current_request.set(told)
-        return told
+            record.body = bytes(body[:most])
+        record.is_encrypted = is_over_tls.get()
+        current_request.set(record)
+        return record
 
-    def answered(self, told: WireRequest, answer: HttpAnswer) -> HttpAnswer:
-        """Tell of a request that has its answer; one that is a stream lasts as long as that."""
+    def answered(self, record: WireRequest, answer: HttpAnswer) -> HttpAnswer:
+        """Report an answered request; a streamed response is reported at its end."""
         current_request.set(None)
-        told.status = answer.status
+        record.status = answer.status
         if answer.stream is None:
-            told.sent = answer.size
-            self._tell(told)
+            record.sent = answer.size
+            self._notify(record)
             return answer
-        return answer.followed_by(lambda: self._end_stream(told))
+        return answer.followed_by(lambda: self._end_stream(record))
 
     def refused(self, request: HttpRequest, answer: HttpAnswer) -> None:
-        """Tell of a request that is answered before its body was read."""
+        """Report a request that was refused before its body was read."""
         self.answered(self.begin(request), answer)
 
-    def left(self, told: WireRequest) -> None:
-        """Tell of a request whose client left before there was an answer, or that was cut off."""
+    def left(self, record: WireRequest) -> None:
+        """Report a request that was cancelled or whose client disconnected before the response."""
         current_request.set(None)
-        self._tell(told)
+        self._notify(record)
 
-    def _end_stream(self, told: WireRequest) -> None:
-        if told.event is not None:
-            told.sent = told.event.sent
-        self._tell(told)
+    def _end_stream(self, record: WireRequest) -> None:
+        if record.event is not None:
+            record.sent = record.event.sent
+        self._notify(record)
 
-    def _tell(self, told: WireRequest) -> None:
-        self._observer.request_ended(told)
-        # Its call knows it: both would be kept until cycles are looked for.
-        told.event = None
+    def _notify(self, record: WireRequest) -> None:
+        self._observer.request_ended(record)
+        # The call references its record; the cycle would live until garbage collection.
+        record.event = None
 
 
-# ----------------------------------------------------------------------
-# Which request is answered by what: the one table that the fast lane and the application ask
-# ----------------------------------------------------------------------
+# -- Router ------------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
-"""The scheme and authority of a target in absolute form."""
+"""Scheme and authority of a request target in absolute form."""
 _ENCODED_SLASH: Final = re.compile("%2f", re.IGNORECASE)
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
 _PATTERNS: Final = {None: "[^/]+?", "number:": "[0-9]{1,19}", "path:": ".+"}
-_KNOWN: Final = 1024
-"""How many requests' routes are remembered; clients ask for the same few again and again."""
+_MAX_CACHED_ROUTES: Final = 1024
+"""Maximum number of cached routes; clients repeat a few paths."""
 
 View = Callable[..., Awaitable[HttpAnswer]]
 BodyView = Callable[[Any], Awaitable[HttpAnswer]]
-"""Answers requests that have the same head by their bodies, which are bytes or, where large, views of such."""
+"""Answers requests with a given head from their bodies (bytes, or a memoryview for large ones)."""
 
 Admit = Callable[..., Awaitable[CallPlace | None]]
-"""Takes a place for a request of a method, before its body is read."""
+"""Admits a request of a method before its body is read."""
 
 Answering = Callable[["Route", "HttpRequest"], Coroutine[Any, Any, HttpAnswer]]
 
 
-class Rule(NamedTuple):
-    """One path of the server's own; ``view`` gets the request, and the places of the path by name."""
-
-    pattern: re.Pattern[str]
-    first: str
-    methods: frozenset[str]
-    view: View
-    is_hot: bool
-    has_tasks: bool
-    takes_views: bool
-    admit: Admit | None
-    refuse: Callable[[Exception], HttpAnswer]
-    need: Need
-    of_bodies: Callable[..., BodyView | None] | None = None
-
-
 class Route(NamedTuple):
-    """What answers a request.
+    """Handler of a request and its properties.
 
     Attributes:
-        view: answers it.
-        refuse: answers for an error, in the form of whose path it is.
-        path: below the mount, decoded but for encoded slashes, which are ``%2F``.
-        mount: a service's name; empty for the root.
-        places: what stands in the path where its rule has names, for the log.
-        is_hot: whether the fast lane answers it.
-        has_tasks: whether its view starts tasks that end with the answer.
-        takes_views: whether a large body may come as the request's ``view``.
-        admit: takes a place for a request, before its body is read; None where there is no need.
-        need: what a request needs of its caller.
-        service: which one a request is about; empty where only its body tells.
-        of_bodies: makes of headers what answers requests that have them by their bodies alone; None, as by itself,
-            where more of a request is asked for.
+        view: the handler.
+        refuse: creates the error response in the format of the path's API.
+        path: path below the mount, decoded except for encoded slashes (``%2F``).
+        mount: name of the mounted service; empty at the root.
+        places: path parameters by name, for the log.
+        is_hot: served by the fast path.
+        has_tasks: the handler starts tasks that end with the response.
+        takes_views: a large body may be passed as the request's ``view``.
+        admit: admission before the body is read; None if not needed.
+        need: authorisation that the caller needs.
+        service: name of the requested service; empty if only the body tells.
+        of_bodies: returns a handler that needs the body only, for requests with given headers; None if unsupported.
     """
 
     view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -171,23 +146,32 @@ class Route(NamedTuple):
     of_bodies: Callable[[Headers], BodyView | None] | None = None
 
 
+class Rule(NamedTuple):
+    """One path of the server; handlers of ``route`` also get the path parameters by name."""
+
+    pattern: re.Pattern[str]
+    first: str
+    methods: frozenset[str]
+    route: Route
+
+
 class Mounts(Protocol):
-    """Services that have HTTP paths of their own."""
+    """Services with their own HTTP paths."""
 
     def find(self, method: str, path: str) -> Route | None:
-        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
+        """Return the route of a path; None if no service has it."""
         ...
 
 
 class Refusals(Protocol):
-    """How requests are refused that nothing answers."""
+    """Responses to requests without a route."""
 
     def no_path(self, method: str, path: str) -> HttpAnswer:
-        """Answer for a path that there is not."""
+        """Return the response to an unknown path."""
         ...
 
     def no_method(self, method: str, path: str) -> HttpAnswer:
-        """Answer for a method that there is not, or not for this path."""
+        """Return the response to an unknown method, or one that the path does not support."""
         ...
 
 
@@ -204,11 +188,11 @@ def rule(
     refuse: Callable[[Exception], HttpAnswer] = error_answer,
     of_bodies: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
-    """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
+    """Create a rule from a path template such as ``/v2/models/<model>``.
 
-    ``<number:name>`` stands for digits, and ``<path:name>`` for all that follows; a verb is ``:`` and a word.  A rule
-    that does not say what its requests need of their callers is for administrators, where callers have to be known.
-    ``refuse`` answers for errors, in the form of whose path it is, and ``of_bodies`` is as :class:`Route` has it.
+    ``<number:name>`` matches digits and ``<path:name>`` the rest of the path. A template may end with a verb
+    (``:word``). A trailing slash is optional, except after a verb. The default ``need`` is administrator rights. The
+    other arguments are as in :class:`Route`.
     """
     parts = _PLACE.split(template)
     pattern = "".join(
@@ -217,16 +201,16 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    first, options = template.split("/")[1], (is_hot, has_tasks, takes_views, admit, refuse, need, of_bodies)
-    return Rule(re.compile(pattern), first, methods, view, *options)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies)
+    return Rule(re.compile(pattern), template.split("/")[1], methods, route)
 
 
 class RoutedRequest(NamedTuple):
-    """A request that is the lane's, before its body has come.
+    """Request of the fast path before its body has arrived.
 
     Attributes:
-        size: that of all of it.
-        view: answers it by its body, and raises what is for :meth:`Router.failed`; None where all of it is needed.
+        size: bytes of head and body.
+        view: answers from the body alone and raises errors for :meth:`Router.failed`; None if the request is needed.
     """
 
     head: Head
@@ -237,21 +221,21 @@ class RoutedRequest(NamedTuple):
 
 
 class Router:
-    """Finds what answers requests, and has it answer them.
+    """Router of HTTP requests.
 
     Args:
-        rules: the server's own paths.
-        refusals: for what is nobody's.
-        mounts: services with paths of their own; call :meth:`forget` when they change.
-        cors: what browsers of other origins may do, None for nothing.
-        has_limits: tells whether requests may have to be let in, as routes say.
-        gate: asks who calls; None where nobody has to be known.
-        observer: is told of every request; None for nobody.
+        rules: the server's paths.
+        refusals: responses to requests without a route.
+        mounts: services with their own paths; call :meth:`forget` when they change.
+        cors: CORS settings; None to disable CORS.
+        has_limits: returns whether routes with ``admit`` need admission.
+        gate: authenticates callers; None for open access.
+        observer: notified of every request; None for none.
 
     Attributes:
-        answer: answers a request; every failure but cancellation, which is that of what answers, becomes an answer.  A
-            stream in the answer is the caller's to close.
-        heads: what fast lanes have found of requests by their heads, for as long as it holds.
+        answer: coroutine function that returns the response of a route; every exception becomes a response. The caller
+            must close a response stream.
+        heads: cache of the fast path, by head bytes.
     """
 
     def __init__(
@@ -265,41 +249,38 @@ class Router:
         gate: Gate | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
-        self._told = None if observer is None else ToldRequests(observer)
-        # Without anybody who is told there is nothing between who asks for an answer and what answers.
-        self.answer: Answering = self._answer if self._told is None else partial(self._answer_told, self._told)
+        self._events = None if observer is None else ToldRequests(observer)
+        # Without an observer no wrapper runs between caller and handler.
+        self.answer: Answering = self._answer if self._events is None else partial(self._answer_observed, self._events)
         self.rules = rules
-        self._own = frozenset(each.first for each in rules)
+        self._own_segments = frozenset(each.first for each in rules)
         self._refusals = refusals
         self._mounts = mounts
         self._cors = cors
         self._has_limits = has_limits
         self._gate = gate
-        self._known: dict[tuple[str, str], Route | HttpAnswer] = {}
+        self._routes: dict[tuple[str, str], Route | HttpAnswer] = {}
         self.heads: dict[bytes, RoutedRequest] = {}
 
     def forget(self) -> None:
-        """Look at the mounts anew."""
-        self._known.clear()
+        """Clear the route caches."""
+        self._routes.clear()
         self.heads.clear()
 
     def find(self, method: str, target: str) -> Route | HttpAnswer:
-        """Find what answers requests for a target, which is given without its query; or the refusal of them all."""
-        found = self._known.get((method, target))
+        """Return the route of a target without query, or the refusal of all requests for it."""
+        found = self._routes.get((method, target))
         if found is None:
-            found = self._look_up(method, target)
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[method, target] = found
+            found = self._resolve(method, target)
+            if len(self._routes) >= _MAX_CACHED_ROUTES:
+                self._routes.clear()
+            self._routes[method, target] = found
         return found
 
     async def admit(self, route: Route, request: HttpRequest) -> HttpAnswer | None:
-        """Let a request in before its body is read; gives the refusal of one that is not.
+        """Authenticate and admit a request before its body is read; return the refusal, or None.
 
-        The place that it has then is the task's ``current_place``, and who makes it the ``current_caller``; both are
-        the caller's to let go when it is answered.
-
-        Cancellation: while it waits; nothing is held then but what the caller lets go.
+        Sets ``current_caller`` and ``current_place``, which the caller must release after the response.
         """
         try:
             if self._gate is not None:
@@ -308,93 +289,84 @@ class Router:
                 current_place.set(await route.admit(request.method))
         except ServerError as error:
             if route.need is Need.ADMIN and isinstance(error, Unauthenticated | MissingScope):
-                asked = f"{request.method} {request.path}"
-                tell_refused(_pattern(route, request), error, client=request.client, about=asked)
+                request_line = f"{request.method} {request.path}"
+                tell_refused(_path_pattern(route, request), error, client=request.client, about=request_line)
             refusal = self.shared(challenge(route.refuse(error), error), _origin(request.headers))
-            if self._told is not None:
-                self._told.refused(request, refusal)
+            if self._events is not None:
+                self._events.refused(request, refusal)
             return refusal
         return None
 
     def lets_in(self, route: Route) -> bool:
-        """Tell whether requests of a route have to be let in by :meth:`admit`."""
+        """Return whether requests of a route need :meth:`admit`."""
         return self._gate is not None or (route.admit is not None and self._has_limits())
 
     def admit_now(self, route: Route, headers: tuple[tuple[str, str], ...]) -> bool:
-        """Let a request in where nothing has to be waited for; False, with nothing done, where :meth:`admit` has to.
-
-        Who makes it is the ``current_caller`` then, as there.
-        """
+        """Admit a request without blocking and set ``current_caller``; False if :meth:`admit` is needed instead."""
         if self._gate is None or (route.admit is not None and self._has_limits()):
             return False
         return self._gate.let_in_now(route.need, route.service, headers)
 
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
-        """Refuse a request that nothing answers; what there is is told only to those who are known.
-
-        Cancellation: as :meth:`admit`.
-        """
+        """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
         unknown = Route(_unanswered, error_answer, "", need=Need.CALLER)
-        told = await self.admit(unknown, request) if is_guarded else None
+        admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:
-            if told is not None:
-                return told
+            if admission_refusal is not None:
+                return admission_refusal
             answer = self.shared(refusal, _origin(request.headers))
-            if self._told is not None:
-                self._told.refused(request, answer)
+            if self._events is not None:
+                self._events.refused(request, answer)
             return answer
         finally:
             leave_caller()
 
-    async def _answer_told(self, observer: ToldRequests, route: Route, request: HttpRequest) -> HttpAnswer:
-        told = observer.begin(request)
+    async def _answer_observed(self, observer: ToldRequests, route: Route, request: HttpRequest) -> HttpAnswer:
+        record = observer.begin(request)
         try:
             answer = await self._answer(route, request)
         except BaseException:
-            observer.left(told)
+            observer.left(record)
             raise
-        return observer.answered(told, answer)
+        return observer.answered(record, answer)
 
     async def _answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         try:
             answer = await route.view(request)
-        except Exception as error:  # noqa: BLE001 - the border of one request
+        except Exception as error:  # noqa: BLE001 - an error of one request must not affect others
             return self.failed(route, request.headers, error)
         return answer if self._cors is None else self.shared(answer, _origin(request.headers))
 
     def failed(self, route: Route, headers: Headers, error: Exception) -> HttpAnswer:
-        """Give the answer to a request that fails; the log has what nobody foresaw."""
-        return self.shared(route.refuse(_told(error, route.path, route.places)), _origin(headers))
+        """Return the error response; unexpected exceptions are logged."""
+        return self.shared(route.refuse(_reportable_error(error, route.path, route.places)), _origin(headers))
 
     def routed(self, head: Head, query: str, route: Route, size: int) -> RoutedRequest:
-        """Put together what is known of a request by its head, and of all others that have the same."""
-        view = None if self._told is not None or route.of_bodies is None else route.of_bodies(head.headers)
+        """Create the cacheable part of a fast-path request."""
+        view = None if self._events is not None or route.of_bodies is None else route.of_bodies(head.headers)
         if view is not None and self._cors is not None:
-            view = partial(self._shared_by, view, _origin(head.headers))
+            view = partial(self._share_view, view, _origin(head.headers))
         return RoutedRequest(head, query, route, size, view)
 
-    async def _shared_by(self, view: BodyView, origin: str, body: Any) -> HttpAnswer:
+    async def _share_view(self, view: BodyView, origin: str, body: Any) -> HttpAnswer:
         return self.shared(await view(body), origin)
 
     def shared(self, answer: HttpAnswer, origin: str) -> HttpAnswer:
-        """Give an answer with what a browser must know to show it to a page of another origin.
-
-        Where the server's settings say which origins may see answers, services have no say over that.
-        """
+        """Return a response with CORS headers; server settings override headers of services."""
         if self._cors is None:
             return answer
         own = tuple(line for line in answer.headers if line[0] != "access-control-allow-origin")
         return replace(answer, headers=own).with_headers(self._cors.response_headers(origin))
 
-    def _look_up(self, method: str, target: str) -> Route | HttpAnswer:
+    def _resolve(self, method: str, target: str) -> Route | HttpAnswer:
         raw = _raw_path(target)
         if raw is None:
             refuse = self._refusals.no_path if method in _METHODS else self._refusals.no_method
             return refuse(method, unquote(target))
-        # An encoded slash is part of a name; decoded it would begin another segment than for a proxy's rules.
+        # An encoded slash is part of a segment; decoded, it would bypass path rules of proxies.
         path = unquote(_ENCODED_SLASH.sub("%252F", raw))
-        if self._mounts is not None and path.split("/", 2)[1] not in self._own:
+        if self._mounts is not None and path.split("/", 2)[1] not in self._own_segments:
             found = self._mounts.find(method, path)
             if found is not None:
                 return found
@@ -415,22 +387,23 @@ class Router:
             if method not in each.methods:
                 is_known = True
                 continue
-            places = match.groupdict()
-            view = partial(each.view, **places) if places else each.view
-            options: dict[str, Any] = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
-            options |= {"takes_views": each.takes_views}
-            options |= {"admit": partial(each.admit, **places) if each.admit is not None else None}
-            options |= {"of_bodies": partial(each.of_bodies, **places) if each.of_bodies is not None else None}
-            about = places.get("model") or ""
-            return Route(view, each.refuse, path, "", places, **options, need=each.need, service=about)
+            route, places = each.route._replace(path=path), match.groupdict()
+            if not places:
+                return route
+            return route._replace(
+                view=partial(route.view, **places),
+                places=places,
+                admit=partial(route.admit, **places) if route.admit is not None else None,
+                service=places.get("model") or "",
+                of_bodies=partial(route.of_bodies, **places) if route.of_bodies is not None else None,
+            )
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
 
 
 def _raw_path(target: str) -> str | None:
     """Return the encoded path of a request target without its query (RFC 9112, 3.2).
 
-    The scheme and authority of the absolute form are left out, once and only at the start.  The other forms, and
-    targets with a fragment, have no path: None.
+    Absolute form: the path after scheme and authority. None for other forms, and for targets with a fragment.
     """
     if "#" in target:
         return None
@@ -448,11 +421,11 @@ def _origin(headers: Headers) -> str:
     return next((value for name, value in headers if name == "origin"), "")
 
 
-def _told(error: Exception, path: str, places: Mapping[str, Any]) -> Exception:
-    """Choose what is told of an error, and log what nobody foresaw."""
+def _reportable_error(error: Exception, path: str, places: Mapping[str, Any]) -> Exception:
+    """Return the exception to report to the client; unexpected ones are logged."""
     leaves = _leaves(error)
     if len(leaves) > 1:
-        log.error("request failed in several ways", path=path, exc_info=error, **places)
+        log.error("request failed with several errors", path=path, exc_info=error, **places)
         return next((leaf for leaf in leaves if isinstance(leaf, ServerError)), error)
     (leaf,) = leaves
     if not isinstance(leaf, ServerError):
@@ -466,8 +439,8 @@ def _leaves(error: Exception) -> list[Exception]:
     return [error]
 
 
-def _pattern(route: Route, request: HttpRequest) -> str:
-    """Name what is asked for, of which there is little: names that the client has chosen are left out."""
+def _path_pattern(route: Route, request: HttpRequest) -> str:
+    """Return the request line with the path parameters replaced by their names, for a bounded number of log keys."""
     names = {given: f"<{name}>" for name, given in route.places.items()}
     path = "/".join(names.get(segment, segment) for segment in request.path.split("/"))
     return f"{request.method} {path}"

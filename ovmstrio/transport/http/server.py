@@ -1,8 +1,8 @@
-"""What all front ends over HTTP share: listeners, an accept loop that contains every failure, and a bounded end.
+"""HTTP/1.1 front end: listeners, connections, TLS handshakes and shutdown.
 
 ::
 
-    listener ─> connection ─> FastLane ─(anything but a plain request)─> ApplicationServer
+    listener ─> connection ─> FastLane ─(not a plain request)─> ApplicationServer
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ CLOSE_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 10_000
 
 _APPLICATION: Final = "ovmstrio.transport.http.application"
-"""Where the application is made, with frameworks that take long to import."""
+"""Module of the Quart application, imported lazily because its frameworks take long to import."""
 
 
 class HttpFrontEnd(AtAddresses):
-    """Serves what a router finds over HTTP/1.1, by the fast lane and the application behind it.
+    """HTTP/1.1 server of a router's routes, with fast path and Quart application.
 
     Args:
-        addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
-        router: finds what answers requests.
-        tls: the server's TLS settings, None for plain connections.
-        max_body_bytes: larger bodies are refused.
-        receive_seconds: what a request may take from its first byte to its last.
-        pending: counts what waits for clients; of no bound for the server unless given.
-        trusted_proxies: whose headers name clients.
+        addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
+        router: finds and runs handlers.
+        tls: TLS settings; None for plain connections.
+        max_body_bytes: size limit of request bodies.
+        receive_seconds: time limit from the first to the last byte of a request.
+        pending: send budget; unlimited by default.
+        trusted_proxies: proxies whose headers name the client.
     """
 
     def __init__(
@@ -89,39 +89,38 @@ class HttpFrontEnd(AtAddresses):
         self._application: ApplicationServer | None = None
         self._accepting = Accepting()
         self._open: dict[trio.abc.Stream, EndingConnection] = {}
-        self._nobody_left = trio.Event()
-        self._everything: trio.CancelScope | None = None
+        self._all_closed = trio.Event()
+        self._connections_scope: trio.CancelScope | None = None
         self._pace = Pace()
         self._faults = RepeatedFaults(log)
 
     @property
     def open_connections(self) -> int:
-        """Count the connections that are open."""
+        """Number of open connections."""
         return len(self._open)
 
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Do as :meth:`serve` with listeners that are the caller's."""
+        """Serve on open listeners; like :meth:`serve`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._faults.sum_up)
             async with trio.open_nursery() as connections:
-                self._everything = connections.cancel_scope
+                self._connections_scope = connections.cancel_scope
                 task_status.started([address_of(listener) for listener in listeners])
                 await self._accepting.run(listeners, self._serve_connection, connections)
             nursery.cancel_scope.cancel()
 
     def begin_drain(self) -> None:
-        """Say in answers that they are the last of their connections; new ones are still accepted."""
+        """Announce the end of connections in responses; new connections are still accepted."""
         self._ending.is_near = True
 
     async def drain(self, grace_seconds: float) -> int:
-        """Stop gently: what has come is answered, and then the listeners and connections are closed.
+        """Drain the front end; return how many requests were cut.
 
-        Those of connections on which a request may be on its way stay open for :data:`IDLE_GRACE_SECONDS`; requests in
-        flight get the grace, and the sockets of the rest are closed.  Returns how many requests were cut by that.
-
-        Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
+        Answers received requests, then closes listeners and connections. Idle connections stay open for
+        :data:`IDLE_GRACE_SECONDS`, because a request may be in transit. Requests that run longer than the grace period
+        are cut.
         """
         self.begin_drain()
         self._ending.idle_until = trio.current_time() + min(IDLE_GRACE_SECONDS, grace_seconds)
@@ -129,34 +128,31 @@ class HttpFrontEnd(AtAddresses):
             connection.hurry()
         self._accepting.stop()
         with trio.move_on_after(grace_seconds):
-            await self._end_of_all()
+            await self._wait_closed()
             return 0
         cut = sum(connection.has_request for connection in self._open.values())
         await self._close_sockets()
         with trio.move_on_after(CLOSE_SECONDS):
-            await self._end_of_all()
+            await self._wait_closed()
             return cut
         self._cancel()
         return cut
 
-    async def _end_of_all(self) -> None:
-        if self._everything is not None:
+    async def _wait_closed(self) -> None:
+        if self._connections_scope is not None:
             await self._accepting.ended.wait()
         while self._open:
-            await self._nobody_left.wait()
+            await self._all_closed.wait()
 
     async def _close_sockets(self) -> None:
-        """Close the sockets of all connections that are open: this ends even writes that hypercorn shields.
-
-        Cancellation: leaves some of them open.
-        """
+        """Close all open sockets, which also ends writes that hypercorn shields."""
         async for stream in in_batches(list(self._open)):
             transport: Any = transport_of(stream)
             transport.socket.close()
 
     def _cancel(self) -> None:
-        if self._everything is not None:
-            self._everything.cancel()
+        if self._connections_scope is not None:
+            self._connections_scope.cancel()
 
     async def _serve_connection(self, accepted: trio.abc.Stream) -> None:
         stream = direct(accepted)
@@ -165,10 +161,10 @@ class HttpFrontEnd(AtAddresses):
         current_share.set(share)
         try:
             if len(self._open) >= MAX_CONNECTIONS:
-                facts: dict[str, Any] = {"open_connections": len(self._open)}
-                self._faults.tell("connection refused", peer=address.endpoint, level=logging.WARNING, **facts)
+                fields: dict[str, Any] = {"open_connections": len(self._open)}
+                self._faults.tell("connection refused", peer=address.endpoint, level=logging.WARNING, **fields)
                 return
-            if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream, address):
+            if isinstance(stream, trio.SSLStream) and not await self._complete_handshake(stream, address):
                 return
             peer = Peer(address, certificate_of(stream), self._trusted_proxies)
             if isinstance(stream, trio.SSLStream):
@@ -183,9 +179,9 @@ class HttpFrontEnd(AtAddresses):
                 peer=peer,
             )
             self._open[stream] = lane
-            left = await lane.run()
-            if left is not None:
-                connection = (await self._behind_lane()).take(stream, left, lane.receive_until, peer)
+            unread = await lane.run()
+            if unread is not None:
+                connection = (await self._get_application()).take(stream, unread, lane.receive_until, peer)
                 self._open[stream] = connection
                 await connection.run()
             elif not lane.is_finished or has_unread_bytes(stream):
@@ -193,7 +189,7 @@ class HttpFrontEnd(AtAddresses):
             await self._pace.turn()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("connection broke")
-        except* Exception:  # the border of one connection: its failure must not reach the others
+        except* Exception:  # an error of one connection must not affect others
             log.exception("connection failed")
         finally:
             if isinstance(stream, DirectStream):
@@ -204,21 +200,18 @@ class HttpFrontEnd(AtAddresses):
             share.close()
             self._open.pop(stream, None)
             if not self._open:
-                self._nobody_left.set()
-                self._nobody_left = trio.Event()
+                self._all_closed.set()
+                self._all_closed = trio.Event()
 
-    async def _behind_lane(self) -> ApplicationServer:
-        """Give what answers everything but plain requests; a server that is asked for no such thing does without it.
-
-        Cancellation: while it is imported, which goes on in its thread.
-        """
+    async def _get_application(self) -> ApplicationServer:
+        """Return the application server, created on first use."""
         application = await import_aside(_APPLICATION)
         if self._application is None:
             options = self._ending, self._max_body_bytes, self._receive_seconds
             self._application = application.serve_application(self._router, *options)
         return self._application
 
-    async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream], address: ClientAddress) -> bool:
+    async def _complete_handshake(self, stream: trio.SSLStream[trio.SocketStream], address: ClientAddress) -> bool:
         handshake = self._open[stream] = Handshake(self._ending, HANDSHAKE_SECONDS)
         try:
             if await handshake.shake(stream):

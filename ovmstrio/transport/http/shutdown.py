@@ -1,4 +1,4 @@
-"""What the connections of one front end know of its end."""
+"""Shutdown state shared by the connections of an HTTP front end."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ovmstrio.transport.accepting import Spread
 __all__ = ["IDLE_GRACE_SECONDS", "Ending", "EndingConnection", "Handshake"]
 
 IDLE_GRACE_SECONDS: Final = 1.0
-"""What connections without a request get when the server ends: one may be on its way."""
+"""Time that connections without a request get at shutdown, because a request may be in transit."""
 
 
 class Ending:
-    """The end of a front end; one object for all its connections.
+    """Shutdown state of a front end.
 
     Attributes:
-        is_near: whether answers are to say that they are their connection's last.
-        idle_until: when connections without a request are closed, on trio's clock.
+        is_near: responses announce the end of their connection.
+        idle_until: trio time at which idle connections are closed.
     """
 
     def __init__(self) -> None:
@@ -29,34 +29,32 @@ class Ending:
         self._spread = Spread()
 
     def next_end(self) -> float:
-        """Return when the next connection without a request is closed: one shortly after the other."""
+        """Return when the next idle connection is closed; spread over time."""
         return self.idle_until + self._spread.next()
 
     def is_last(self, now: float, *, has_more: bool) -> bool:
-        """Tell whether an answer is its connection's last; what followed its request is answered, for a while."""
+        """Return whether a response is the last of its connection.
+
+        Pipelined requests are answered until ``idle_until``.
+        """
         return self.is_near and (not has_more or now >= self.idle_until)
 
 
 class EndingConnection(Protocol):
-    """A connection that can be asked to end."""
+    """Connection that can be shut down."""
 
     @property
     def has_request(self) -> bool:
-        """Whether a request has come, if only in part, that is not answered."""
+        """Whether an unanswered request has arrived, at least in part."""
         ...
 
     def hurry(self) -> None:
-        """Look at the ending again, as it has changed."""
+        """Apply the changed shutdown deadline."""
         ...
 
 
 class Handshake:
-    """A connection on which TLS is being agreed on.
-
-    Args:
-        ending: how the front end ends.
-        seconds: what the handshake gets.
-    """
+    """Connection during its TLS handshake, with a timeout."""
 
     has_request = False
 
@@ -68,18 +66,12 @@ class Handshake:
         self.hurry()
 
     async def shake(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
-        """Agree on TLS; False if there was no time for it.
-
-        Raises:
-            trio.BrokenResourceError: the client does not speak TLS, or not one that will do.
-
-        Cancellation: at once; the stream is unusable then.
-        """
+        """Perform the handshake; return False after a timeout. Raises ``BrokenResourceError`` if it failed."""
         with self._scope:
             await stream.do_handshake()
             return True
         return False
 
     def hurry(self) -> None:
-        """Give the handshake no more time than an idle connection gets."""
+        """Limit the handshake to the time of an idle connection."""
         self._scope.deadline = min(self._scope.deadline, max(self._ending.idle_until, self._grace_until))

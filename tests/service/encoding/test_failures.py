@@ -120,7 +120,7 @@ def test_an_unusable_tls_file_is_named(tmp_path: Path, rest: bool) -> None:
     damaged, absent = tmp_path / "damaged.pem", tmp_path / "absent.pem"
     damaged.write_bytes(b"no certificate")
     for tls in (ClientTls(ca=damaged), ClientTls(ca=absent), ClientTls(cert=damaged, key=damaged)):
-        with pytest.raises(errors.InvalidRequest, match=r"(damaged|absent)\.pem: no certificate"):
+        with pytest.raises(errors.InvalidRequest, match=r"(damaged|absent)\.pem: cannot read"):
             open_client("127.0.0.1:1", rest=rest, tls=tls)
 
 

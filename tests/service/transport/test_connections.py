@@ -153,7 +153,7 @@ async def test_accepting_pauses_without_descriptors_and_logs_once_a_second(autoj
             with trio.fail_after(1):
                 await accepted.wait()
             nursery.cancel_scope.cancel()
-    pauses = [line for line in logs if line["event"] == "accepting pauses"]
+    pauses = [line for line in logs if line["event"] == "accept paused"]
     assert len(pauses) == pytest.approx(10, abs=1)
     assert "EMFILE" in pauses[0]["reason"]
     assert pauses[-1]["pauses"] > 80

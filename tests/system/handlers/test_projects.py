@@ -262,9 +262,9 @@ def test_a_process_that_keeps_dying_is_started_at_growing_intervals(tmp_path: Pa
         _expect_killed(server)
         line = server.wait_logged(lambda line: line["message"] == "worker exited")
         assert (line["signal"], line["requests_lost"], line["levelname"]) == ("SIGKILL", 1, "ERROR")
-        server.wait_logged(lambda line: line["message"] == "starting another worker process", count=3)
+        server.wait_logged(lambda line: line["message"] == "worker process restarting", count=3)
         ends = [line for line in server.log() if line["message"] == "worker exited"]
-        pauses = [line["seconds"] for line in server.log() if line["message"] == "starting another worker process"]
+        pauses = [line["seconds"] for line in server.log() if line["message"] == "worker process restarting"]
         assert [line["signal"] for line in ends[:3]] == ["SIGKILL", "SIGSEGV", "SIGSEGV"]
         assert pauses[:3] == [0.25, 0.5, 1.0]
         assert server.readiness_file.exists()

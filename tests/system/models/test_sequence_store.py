@@ -71,7 +71,7 @@ def test_sequences_over_rest_and_grpc_survive_a_restart(tmp_path: Path) -> None:
         assert table.split()[:4] == ["sequence", "age", "idle", "requests"]
         assert "2" in table.splitlines()[1].split()
         assert run_ovms("sequences", "n", "--url", server.rest).returncode == 1
-        with open_client(server.grpc) as client, pytest.raises(NotSupported, match="ask over REST"):
+        with open_client(server.grpc) as client, pytest.raises(NotSupported, match="use REST"):
             client.sequences("m")
         assert server.get("/v2/models/n/sequences").status_code == 404
         assert server.stop(signal.SIGTERM)[0] == 0

@@ -70,7 +70,8 @@ async def test_workers_are_processes_that_end_with_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "why"), [("die", "was killed by SIGKILL"), ("exit", "ended with status 3"), ("junk", "is no answer")]
+    ("deed", "why"),
+    [("die", "was killed by SIGKILL"), ("exit", "ended with status 3"), ("junk", "sent an invalid message")],
 )
 async def test_a_worker_that_dies_costs_only_its_own_request(deed: str, why: str) -> None:
     hooks = _Recorder()

@@ -14,7 +14,7 @@ from ovmstrio.core import errors
     [
         ([StreamRequest({}), StreamRequest({})], "has one request, got 2"),
         ([], "has one request, got 0"),
-        ([StreamRequest({"x": b"\xff"})], "input x: bytes that are no UTF-8 text"),
+        ([StreamRequest({"x": b"\xff"})], "input x: expected UTF-8 text"),
         ([StreamRequest({"x": np.zeros(1, np.float32)})], "input x: over REST, float32 would arrive as another type"),
         ([StreamRequest({}, 2**70)], "cannot be written as JSON"),
     ],

@@ -199,7 +199,7 @@ async def test_exceptions_of_the_file_and_constructor_have_their_line(
     assert (Path(problem.file).name, problem.line) == ("handler.py", line)
     assert reason in problem.message
     if "ModuleNotFound" in reason:
-        assert "install what brings 'no_such_module_here'" in problem.suggestion
+        assert "install the package that provides 'no_such_module_here'" in problem.suggestion
 
 
 async def test_all_problems_of_a_class_are_reported(tmp_path: Path) -> None:

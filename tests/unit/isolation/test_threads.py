@@ -208,13 +208,13 @@ async def test_shielded_pool_outlives_the_cancellation_of_its_owner() -> None:
 async def test_call_of_a_pool_that_does_not_run_raises() -> None:
     threads = WorkerThreads()
     await threads.aclose()
-    with pytest.raises(RuntimeError, match="not loaded yet, or was closed"):
+    with pytest.raises(RuntimeError, match="not loaded or was closed"):
         await threads.call(print)
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)
     async with _pool() as other:
         pass
-    with pytest.raises(RuntimeError, match="not loaded yet, or was closed"):
+    with pytest.raises(RuntimeError, match="not loaded or was closed"):
         await other.call(print)
 
 

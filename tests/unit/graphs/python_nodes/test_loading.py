@@ -89,7 +89,7 @@ async def test_missing_file_is_reported_with_its_path(tmp_path: Path) -> None:
         ("x = 1", ["No OvmsPythonModel class found in", "handler.py"]),
         ("class OvmsPythonModel:\n    pass", ["OvmsPythonModel class defined in", "does not implement execute method"]),
         ("import no_such_thing.inside", ["ModuleNotFoundError: No module named 'no_such_thing'", "handler.py:2: ",
-                                         "install what brings 'no_such_thing'"]),
+                                         "install the package that provides 'no_such_thing'"]),
         ("def f():\n    raise OSError('text')\nf()", ["OSError: text", "handler.py:3: "]),
         ("import sys\nsys.exit(3)", ["SystemExit: 3", "handler.py:3: "]),
         ("def broken(:\n    pass", ["SyntaxError: invalid syntax", "handler.py:2: "]),

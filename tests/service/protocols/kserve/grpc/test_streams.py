@@ -124,7 +124,7 @@ async def test_malformed_requests_end_their_streams_and_are_logged_once(streamin
             assert (messages, status) == ([], "INVALID_ARGUMENT")
             assert "malformed inference.ModelInferRequest" in text
     (line,) = [each for each in logs if each["log_level"] != "debug"]
-    assert (line["log_level"], line["event"], line["status"]) == ("info", "request cannot be read", "INVALID_ARGUMENT")
+    assert (line["log_level"], line["event"], line["status"]) == ("info", "request decoding failed", "INVALID_ARGUMENT")
     assert "malformed inference.ModelInferRequest" in line["reason"]
     assert not any("exc_info" in each for each in logs)
     assert 'ovmstrio_requests_total{api="KServe",code="INVALID_ARGUMENT",interface="gRPC",' in streaming.metrics
