@@ -517,7 +517,7 @@ class _Shown(ShownEngine):
 
     async def drop_all(self) -> None:
         self._dropped, dropped = trio.open_memory_channel[int](math.inf)
-        await self._drop_all(dropped)
+        await self._cancel_exited(dropped)
 
 
 async def _told(session: PartedAnswer) -> list[str]:
