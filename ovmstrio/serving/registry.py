@@ -489,14 +489,16 @@ class Registry:
         configured = [record for record in self._services.values() if record.spec is not None]
         results = await self._reconcile(configured, forced=forced)
         left_out = [record for record in self._services.values() if record.spec is None]
-        gone = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
+        had_versions = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
         for record in left_out:
             record.settled = True
             record.touch()
-        callers = [each for each in configured if any(gone.get(call.name) for call in each.calls if call.reloads)]
+        callers = [
+            each for each in configured if any(had_versions.get(call.name) for call in each.calls if call.reloads)
+        ]
         results += await self._reconcile(callers, forced=False)
         self._announce_readiness()
-        return _merge_results([*results, ApplyResult(changed=any(gone.values()))])
+        return _merge_results([*results, ApplyResult(changed=any(had_versions.values()))])
 
     async def _reconcile(self, records: Collection[ServiceRecord], *, forced: bool) -> list[ApplyResult]:
         results: list[ApplyResult] = []

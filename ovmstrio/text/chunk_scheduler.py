@@ -68,7 +68,7 @@ class TurnTaker(Generic[_PartT]):
         self._wakeup_lot = trio.lowlevel.ParkingLot()
 
     @abstractmethod
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, payload: dict[str, Any]) -> None:
         """Convert the process's answer and :meth:`put` its chunks."""
 
     def put(self, part: _PartT) -> None:

@@ -371,8 +371,8 @@ class _MessageStream(PartedAnswer):
         self._is_over = False
         self._wakeup_lot = trio.lowlevel.ParkingLot()
 
-    def put(self, kind: str, told: Any) -> None:
-        self._parts.append([kind, told])
+    def put(self, kind: str, payload: Any) -> None:
+        self._parts.append([kind, payload])
         self._wakeup_lot.unpark_all()
 
     def put_frame(self, frame: Any) -> None:
@@ -404,8 +404,8 @@ class _MessageStream(PartedAnswer):
 
 
 def _is_refusal(answer: Any) -> bool:
-    outcome, told = answer
-    return outcome != ANSWERED or bool(told and told[0] == REFUSED)
+    outcome, payload = answer
+    return outcome != ANSWERED or bool(payload and payload[0] == REFUSED)
 
 
 # ----------------------------------------------------------------------
@@ -445,8 +445,8 @@ class RemoteEngine:
         self._engines = engines
         self._owner = owner
         self._key = key
-        self._heard = heard
-        self._lost = lost
+        self._on_message_callback = heard
+        self._on_exit_callback = lost
         self._changes = trio.lowlevel.ParkingLot()
         self._started: trio.TaskStatus[None] | None = None
         self._generation = 0
@@ -485,7 +485,7 @@ class RemoteEngine:
         if not self.obstacle:
             self.obstacle = _STARTING
             if why:
-                self._lost(why)
+                self._on_exit_callback(why)
 
     def _on_message(self, part: Any) -> None:
         """Handle a part.
@@ -493,14 +493,14 @@ class RemoteEngine:
         Raises:
             ValueError, LookupError, TypeError: the part is malformed.
         """
-        kind, told = part
+        kind, payload = part
         if kind == FRAMES:
-            for frame in told:
-                self._heard(frame)
+            for frame in payload:
+                self._on_message_callback(frame)
         elif kind == LOST:
-            self._lost(told)
+            self._on_exit_callback(payload)
         elif kind == READY:
-            self.facts, self.obstacle = told, ""
+            self.facts, self.obstacle = payload, ""
             self._generation += 1
             started, self._started = self._started, None
             if started is not None:
@@ -534,11 +534,11 @@ class RemoteEngine:
         """
         while True:
             times = self._generation
-            outcome, told = await self._engines.call(self._owner, self._key, value)
+            outcome, payload = await self._engines.call(self._owner, self._key, value)
             if outcome == ENDED:
-                raise WorkerEnded(told, was_called=True)
+                raise WorkerEnded(payload, was_called=True)
             if outcome != LEAVING:
-                return told
+                return payload
             with trio.move_on_after(_WAIT_SECONDS) as waiting:
                 while times == self._generation:
                     await self._changes.park()

@@ -166,11 +166,11 @@ async def _convert(source: Path, folder: Path, name: str) -> str:
     async with trio.open_nursery() as nursery:
         process = WorkerProcess(_CONVERSION, ends_group=True, names={"model": name})
         try:
-            kind, told = await process.start(nursery, [str(source), str(folder)])
+            kind, payload = await process.start(nursery, [str(source), str(folder)])
         except WorkerEnded as ended:
             return f"the conversion process {ended.why}"
         nursery.cancel_scope.cancel()
-    return "" if kind == LOADED else str(told)
+    return "" if kind == LOADED else str(payload)
 
 
 def _finish(made: Path, folder: Path, context: int | None) -> None:
@@ -232,7 +232,7 @@ async def _open(
                 await nursery.start(process.run)
                 model = TextModel(spec, process, link, swap)
             running.begins(spec.name, swap)
-            if spec.idle_unload_seconds and is_own:
+            if spec.idle_unload_seconds and isinstance(process, EngineProcess):
                 nursery.start_soon(sleep_when_idle, process, link, spec)
             try:
                 yield model

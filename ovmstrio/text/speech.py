@@ -51,10 +51,10 @@ class RunningSpeech(TurnTaker[SpeechPart]):
     def __init__(self, number: int, turns: trio.Semaphore) -> None:
         super().__init__(number, turns, _MAX_SENTENCES_AHEAD)
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, payload: dict[str, Any]) -> None:
         """Take the audio of a sentence."""
-        self.put(SpeechPart(bytes(told["audio"]), told["seconds"]))
-        if told["is_last"]:
+        self.put(SpeechPart(bytes(payload["audio"]), payload["seconds"]))
+        if payload["is_last"]:
             self.end()
 
 

@@ -43,15 +43,15 @@ class RunningTranscript(TurnTaker[TranscriptPart]):
         self._sent_characters += len(text)
         self.put(TranscriptPart(text))
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, payload: dict[str, Any]) -> None:
         """Take the result of a window."""
-        self.language = told["language"] or self.language
-        self.seconds = told["seconds"]
-        start = told["start"]
-        spans = (tuple(_spans(told[kind], start)) for kind in ("segments", "words"))
-        self.put(TranscriptPart(told["text"][self._sent_characters :], *spans))
+        self.language = payload["language"] or self.language
+        self.seconds = payload["seconds"]
+        start = payload["start"]
+        spans = (tuple(_spans(payload[kind], start)) for kind in ("segments", "words"))
+        self.put(TranscriptPart(payload["text"][self._sent_characters :], *spans))
         self._sent_characters = 0
-        if told["is_last"]:
+        if payload["is_last"]:
             self.end()
 
 
