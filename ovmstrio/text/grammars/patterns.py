@@ -117,7 +117,7 @@ class _PatternChecker:
         if letter == "[":
             self._class()
         elif letter == "\\":
-            self._escape(within=False)
+            self._escape()
         elif letter in "*+?":
             self._at -= 1
             self._refuse(f"nothing to repeat before {letter!r}")
@@ -164,14 +164,14 @@ class _PatternChecker:
             if letter == "-" and not first and last is not None and not self._text.startswith("]", self._at):
                 ranged, first = True, False
                 continue
-            code = self._escape(within=True) if letter == "\\" else letter
+            code = self._escape() if letter == "\\" else letter
             if ranged and (last is None or code is None or code < last):
                 self._refuse("a character range is reversed")
             last = None if ranged else code
             ranged, first = False, False
         self._refuse("a class is not closed")
 
-    def _escape(self, *, within: bool) -> str | None:
+    def _escape(self) -> str | None:
         """Parse an escape sequence; return its character, None for a set."""
         letter = self._text[self._at : self._at + 1]
         if not letter:
@@ -189,8 +189,6 @@ class _PatternChecker:
             self._refuse("backreferences are not supported")
         if letter.isalnum() and letter not in _ESCAPABLE:
             self._refuse(f"\\{letter} is not supported")
-        if not within and letter in "bB":
-            self._refuse("word boundaries are not supported")
         return _SIMPLE_ESCAPES.get(letter, letter)
 
     def _code_point(self, written: str) -> str:

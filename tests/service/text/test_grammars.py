@@ -223,7 +223,7 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
             ("[\n]", "write a line break"),
             ("a\\", "trailing backslash"),
             ("(a)\\1", "backreferences"),
-            ("\\bword\\b", "word boundaries"),
+            ("\\bword\\b", "is not supported"),
             ("(?=a)", "lookahead"),
             ("(?<!a)", "lookbehind"),
             ("(?i)a", "flags are not supported"),
