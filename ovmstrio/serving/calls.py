@@ -96,10 +96,6 @@ def code_of(error: BaseException) -> str:
     return CANCELLED if cancelled else type(error).__name__
 
 
-# ----------------------------------------------------------------------
-# Generative calls
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
 
 _UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH})

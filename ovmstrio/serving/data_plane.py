@@ -349,7 +349,7 @@ class DataPlane:
         if self._metrics is not None:
             self._metrics.child("ovmstrio_ready").set(self.readiness().ready)
 
-    # What is served
+    # Queries
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Return the state of every version ever seen, by service name."""

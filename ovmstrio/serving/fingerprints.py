@@ -65,10 +65,6 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield entry.path, entry.stat()
 
 
-# ----------------------------------------------------------------------
-# Graphs
-# ----------------------------------------------------------------------
-
 # No parser, because a graph file with syntax errors must be watched, too.
 _HANDLER_PATH: Final = re.compile(r"""\bhandler_path\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)')""")
 

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamedOutputs", "asks_plainly", "check_classes", "check_outputs", "keep_classes", "keep_outputs"]
 
-# ----------------------------------------------------------------------
-# Classification extension
-# ----------------------------------------------------------------------
-
 _COUNT: Final = "classification"
 
 
@@ -72,10 +68,6 @@ def _text(value: Any, index: int, labels: Sequence[str]) -> str:
     number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
     return f"{number}:{index}:{labels[index]}" if index < len(labels) else f"{number}:{index}"
 
-
-# ----------------------------------------------------------------------
-# Output selection
-# ----------------------------------------------------------------------
 
 _ENCODING_PARAMETERS: Final = frozenset({"binary_data", "binary_data_size"})
 """REST encoding parameters, which do not change the result."""

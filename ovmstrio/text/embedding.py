@@ -109,10 +109,6 @@ class EmbeddingModel(TextEncoder):
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
 
 
-# ----------------------------------------------------------------------
-# Reranking
-# ----------------------------------------------------------------------
-
 _ON_LOOP_TOKENS: Final = 2**15
 """Number of tokens that are converted to rows within a millisecond or two."""
 
@@ -232,10 +228,6 @@ def _chunks(document: Ids, room: int | None) -> Iterator[Ids]:
     for start in range(0, max(1, len(document)), step):
         yield document[start : start + step]
 
-
-# ----------------------------------------------------------------------
-# Loading
-# ----------------------------------------------------------------------
 
 _VERSION: Final = "1"
 

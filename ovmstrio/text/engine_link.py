@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineLink", "GenerationSpan", "OpenAnswer"]
 
-# ----------------------------------------------------------------------
-# Generation spans
-# ----------------------------------------------------------------------
-
 
 class GenerationSpan:
     """Span of one generation with phases ``queue``, ``prefill`` and ``decode``, and optional step events.
@@ -81,10 +77,6 @@ class GenerationSpan:
         self._phase.end()
         self._phase = self._span.begin(phase)
 
-
-# ----------------------------------------------------------------------
-# Requests
-# ----------------------------------------------------------------------
 
 if TYPE_CHECKING:
     AskedEngine = WorkerProcess | RemoteEngine

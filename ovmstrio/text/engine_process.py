@@ -231,11 +231,6 @@ class EngineProcess:
         self._change_lot.unpark_all()
 
 
-# ----------------------------------------------------------------------
-# Idle unloading
-# ----------------------------------------------------------------------
-
-
 class KnowsRequests(Protocol):
     """View of the requests of a model.
 

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load_text_model", "model_folder"]
 
-# ----------------------------------------------------------------------
-# Model folders
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 _SUFFIX: Final = ".gguf"
@@ -184,10 +180,6 @@ def _finish(made: Path, folder: Path, context: int | None) -> None:
         if not folder.is_dir():
             raise
 
-
-# ----------------------------------------------------------------------
-# Services
-# ----------------------------------------------------------------------
 
 _GIB: Final = 2**30
 _FREE_MEMORY_DIVISOR: Final = 4

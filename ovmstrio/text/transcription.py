@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunningTranscript", "TranscriptionModel", "Transcripts", "load_transcription_model", "opening_of"]
 
-# ----------------------------------------------------------------------
-# Requests
-# ----------------------------------------------------------------------
-
 
 class RunningTranscript(TurnTaker[TranscriptPart]):
     """A running transcription; see :class:`ovmstrio.core.speech.Transcript`."""
@@ -85,10 +81,6 @@ def opening_of(asked: TranscriptionRequest) -> tuple[bytes, dict[str, Any]]:
         "has_words": asked.wants_words,
     }
 
-
-# ----------------------------------------------------------------------
-# Service
-# ----------------------------------------------------------------------
 
 _PROGRAM: Final = "ovmstrio.inference.engine.transcription_program"
 _FILES: Final = (

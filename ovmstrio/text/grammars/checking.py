@@ -14,10 +14,6 @@ from ovmstrio.text.grammars.schemas import check_schema, read_schema
 
 __all__ = ["check_grammar", "check_structural_tag"]
 
-# ----------------------------------------------------------------------
-# Structural tags
-# ----------------------------------------------------------------------
-
 _MAX_DEPTH: Final = 16
 _MAX_PARTS: Final = 1000
 

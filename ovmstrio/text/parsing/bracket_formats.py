@@ -12,10 +12,6 @@ from ovmstrio.text.parsing.parser import Brackets, Kept, Machine, Malformed, Mar
 
 __all__ = ["Gemma", "Liquid", "Literals", "Notation"]
 
-# ----------------------------------------------------------------------
-# Literals
-# ----------------------------------------------------------------------
-
 _MAX_DEPTH: Final = 64
 _BLANKS: Final = re.compile(r"\s*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
@@ -204,10 +200,6 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
         raise ValueError(key)
     found[key] = value
 
-
-# ----------------------------------------------------------------------
-# Formats
-# ----------------------------------------------------------------------
 
 _PYTHON: Final = Brackets("([{", ")]}", ("'", '"'), escapes=True)
 _PYTHON_VALUES: Final = Notation(("'", '"'), escapes=True, bare=False)

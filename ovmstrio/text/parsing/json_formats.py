@@ -9,10 +9,6 @@ from ovmstrio.text.parsing.parser import Brackets, Kept, Machine, Malformed, Mar
 
 __all__ = ["JSON_BRACKETS", "DeepSeek", "Generic", "Hermes", "JsonCalls", "Llama", "Mistral", "Phi"]
 
-# ----------------------------------------------------------------------
-# JSON calls
-# ----------------------------------------------------------------------
-
 JSON_BRACKETS: Final = Brackets("{[", "}]", ('"',), escapes=True)
 _ENDS: Final = frozenset(",]} \t\r\n")
 _STRING_END: Final = Markers(('"', "\\"))
@@ -156,11 +152,6 @@ def _decode_string(text: str) -> str:
     except ValueError:
         raise Malformed from None
     return decoded
-
-
-# ----------------------------------------------------------------------
-# Formats
-# ----------------------------------------------------------------------
 
 
 class Hermes(JsonCalls):
