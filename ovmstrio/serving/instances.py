@@ -164,7 +164,7 @@ class RetiredInstances:
 
         del self._retired[instance]
         retired.ended.set()
-        log.info("retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
+        log.info("service retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
         if retired.closed is not None:
             retired.closed()
 
@@ -173,9 +173,9 @@ class RetiredInstances:
             try:
                 await instance.servable.aclose()
             except Exception:
-                log.exception("closing failed", name=instance.name, version=instance.version)
+                log.exception("service close failed", name=instance.name, version=instance.version)
         if scope.cancelled_caught:
-            log.error("closing took too long", name=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
+            log.error("service close timed out", name=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
 
     async def close_all(self, seconds: float) -> None:
         """Close all retired instances when idle; shielded and bounded by ``seconds``.
@@ -188,7 +188,7 @@ class RetiredInstances:
                     nursery.start_soon(self.close_when_idle, instance)
         for instance in self._retired:
             log.warning(
-                "abandoned",
+                "service left open, calls still running",
                 kind=instance.spec.kind,
                 name=instance.name,
                 version=instance.version,

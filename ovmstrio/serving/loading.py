@@ -115,7 +115,7 @@ class VersionLoader:
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
             remarks: list[Problem] = []
-            log.info("loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
+            log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
                 if spec.errors and not self._finds_all_problems(service):
@@ -130,7 +130,9 @@ class VersionLoader:
                 service.load_fails(record, describe(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
-            log.info("available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3))
+            log.info(
+                "service available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3)
+            )
             calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
             warnings = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
             instance = Instance(spec, str(version), servable, files, calls, takes, warnings)
@@ -238,7 +240,7 @@ class Reconciler:
             service.problem, service.problems, service.warnings = "", (), listing.warnings
             return listing
         if service.problem != known:
-            log.error("model cannot be served", model=service.name, reason=service.problem)
+            log.error("model not served", model=service.name, reason=service.problem)
         return None
 
     async def _follow(

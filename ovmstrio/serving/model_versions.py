@@ -183,7 +183,7 @@ def _choose(directory: Path, found: list[Path]) -> Path:
         return directory
     if len(found) > 1:
         others = [path.name for path in found[1:]]
-        log.warning("several model files", directory=str(directory), chosen=found[0].name, ignored=others)
+        log.warning("several model files found", directory=str(directory), chosen=found[0].name, ignored=others)
     return found[0]
 
 
