@@ -1,14 +1,14 @@
-"""Who may call a service now, who waits, and who is refused.
+"""Admission: grants, queues or refuses calls by the concurrency limits of the server and of each service.
 
 ::
 
-    call ──> enter ──┬─ a place of the service's, and one of the server's ──> under way ──> release
-                     ├─ wait in the service's queue, holding nothing            ^              │
-                     └─ refused: the queue is full                              └── the first whose places are free
+    call ──> enter ──┬─ one place of the service and one of the server ──> in flight ──> release
+                     ├─ wait in the service's queue, holding nothing          ^             │
+                     └─ refused: queue full                                   └── first waiter with free places
 
-A call that a pipeline or a graph makes for one that is under way needs a place of what it calls, and none of the
-server's, and goes before those that wait for the server alone.  So whoever holds a place waits for places further down
-the calls alone, which have no circles, and never for one that is held by who waits.
+A nested call (made by a pipeline or graph for a call in flight) needs a place of its callee only, not of the server,
+and precedes calls that wait for the server.  A holder of a place therefore only waits for places further down the
+acyclic call graph, so no deadlock can occur.
 """
 
 from __future__ import annotations
@@ -39,20 +39,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Admission", "AdmittedPlace", "OwnLimits", "Turnstile", "Waiter", "count_call", "give_place"]
 
-# ----------------------------------------------------------------------
-# Who may call a service now, who waits, and who is refused
-# ----------------------------------------------------------------------
-
-_WEIGHT: Final = 0.1
-"""Of the last call, in the time that calls have taken of late."""
+_AVERAGE_WEIGHT: Final = 0.1
+"""Weight of the latest call in the moving average of call times."""
 
 
 class Admission:
-    """The places of one server and of its services.
+    """Concurrency limits of one server and of its services.
 
     Args:
-        server: the limit of all calls together.
-        limit_of: gives that of a service, as it is configured now.
+        server: limit of all calls together.
+        limit_of: returns the configured limit of a service.
     """
 
     def __init__(self, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT) -> None:
@@ -65,28 +61,24 @@ class Admission:
 
     @property
     def has_server_limit(self) -> bool:
-        """Whether there is a limit for all calls together."""
+        """Whether all calls together are limited."""
         return bool(self._server.limit.max_concurrency)
 
     def under_way(self, name: str) -> int:
-        """Count the calls of a service that have a place."""
+        """Return the number of calls of a service in flight."""
         return self._gates[name].under_way if name in self._gates else 0
 
     def queued(self, name: str) -> int:
-        """Count the calls of a service that wait."""
+        """Return the number of queued calls of a service."""
         return self._gates[name].queued if name in self._gates else 0
 
     async def enter(self, name: str, *, is_nested: bool = False) -> AdmittedPlace:
-        """Take a place for a call, which must be released; first come, first served.
+        """Take a place for a call, first come, first served; the caller must release the place.
 
-        Args:
-            name: of a service that there is.
-            is_nested: whether the call is made for one that has a place of the server's.
+        Nested calls take no place of the server.  Not a checkpoint if a place is free; cancellation leaves the queue.
 
         Raises:
-            Overloaded: the call would have to wait, and as many wait as may.
-
-        Cancellation: while it waits; it leaves the queue.  Not a checkpoint if there is a place.
+            Overloaded: the queue is full.
         """
         gate = self._gate(name)
         waiter = self._grant_or_queue(gate, is_nested=is_nested)
@@ -97,25 +89,22 @@ class Admission:
         return AdmittedPlace(self, gate, is_nested, perf_counter() - begun)
 
     async def follow_others(self) -> None:
-        """Let calls go on for which there is room because of what other processes do; here there are none.
-
-        Cancellation: at once.
-        """
+        """Admit queued calls when other worker processes release places; without any, return at once."""
 
     def around(self, lease: LeaseServable) -> LeaseServable:
-        """Have calls that nodes of pipelines and graphs make take places of what they call."""
+        """Wrap a lease function of pipeline or graph nodes, so that their calls take places of their callees."""
 
         async def leased(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
             held = await lease(name, version)
-            return self._entering(held, name) if self._limit_of(name).max_concurrency else held
+            return self._admitting(held, name) if self._limit_of(name).max_concurrency else held
 
         return leased
 
     @contextmanager
-    def _entering(self, lease: AbstractContextManager[LeasedServable], name: str) -> Iterator[LeasedServable]:
+    def _admitting(self, lease: AbstractContextManager[LeasedServable], name: str) -> Iterator[LeasedServable]:
         with lease as held:
-            entering: Any = _Entering(self, name, held.servable)
-            yield _Lent(entering)
+            entering: Any = _AdmittingServable(self, name, held.servable)
+            yield _ServableView(entering)
 
     def _gate(self, name: str) -> Turnstile:
         gate = self._gates.get(name)
@@ -124,14 +113,14 @@ class Admission:
         limit = self._limit_of(name)
         if limit != gate.limit:
             gate.limit = limit
-            self._let_in()
+            self._admit_waiting()
         return gate
 
     def _grant_or_queue(self, gate: Turnstile, *, is_nested: bool) -> Waiter | None:
-        """Take a place, or one in the queue; None if there was a place.
+        """Take a place and return None, or queue and return the waiter.
 
         Raises:
-            Overloaded: as many wait as may.
+            Overloaded: the queue is full.
         """
         if gate.has_place and (is_nested or (self._server.has_place and not gate.direct)):
             self._grant(gate, is_nested=is_nested)
@@ -165,10 +154,9 @@ class Admission:
             raise
 
     def _withdraw(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
-        """Take a call out of its queue."""
         self._remove(gate, waiter, is_nested=is_nested)
-        # It may have been the one whose turn it was to wait for the server.
-        self._let_in()
+        # This waiter may have been first in line for a place of the server.
+        self._admit_waiting()
 
     def _remove(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
         del (gate.nested if is_nested else gate.direct)[waiter]
@@ -181,19 +169,19 @@ class Admission:
         self._server.under_way += not is_nested
 
     def leave(self, gate: Turnstile, *, is_nested: bool, seconds: float | None = None) -> None:
-        """Take a place back that was held for so long, and let in who waits for it."""
-        self._take_back(gate, is_nested=is_nested, seconds=seconds)
+        """Release a place held for ``seconds``, and admit the next waiter."""
+        self._release(gate, is_nested=is_nested, seconds=seconds)
         if self._busy:
-            self._let_in()
+            self._admit_waiting()
 
-    def _take_back(self, gate: Turnstile, *, is_nested: bool, seconds: float | None) -> None:
+    def _release(self, gate: Turnstile, *, is_nested: bool, seconds: float | None) -> None:
         gate.under_way -= 1
         self._server.under_way -= not is_nested
         if seconds is not None:
             for each in (gate,) if is_nested else (gate, self._server):
                 each.note(seconds)
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while True:
             heads = [head for gate in self._busy.values() if (head := gate.head(self._server)) is not None]
             if not heads:
@@ -205,10 +193,10 @@ class Admission:
 
 
 class AdmittedPlace:
-    """The place of one call; a context manager that gives it back.
+    """The place of one call; a context manager that releases it.
 
     Attributes:
-        waited_seconds: how long it was waited for.
+        waited_seconds: time in the queue.
     """
 
     __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
@@ -223,25 +211,25 @@ class AdmittedPlace:
 
     @property
     def name(self) -> str:
-        """The service's."""
+        """Name of the service."""
         return self._gate.name
 
     def hold(self, limit: ConcurrencyLimit) -> None:
-        """Have the call count among those that its service allows itself, too, until that is passed on or given back.
+        """Count the call against the service's own limit, until :meth:`pass_on` or :meth:`release`.
 
         Raises:
-            TooManyRequests: there are as many as may be.
+            TooManyRequests: the limit is reached.
         """
         limit.take()
         self._held = limit
 
     def pass_on(self) -> ConcurrencyLimit | None:
-        """Leave it to the caller to give back what is held; None if there is nothing."""
+        """Transfer the count of :meth:`hold` to the caller; return None if there is none."""
         held, self._held = self._held, None
         return held
 
     def release(self) -> None:
-        """Give the place back; may be called again."""
+        """Release the place; idempotent."""
         if (held := self.pass_on()) is not None:
             held.give_back()
         admission, self._admission = self._admission, None
@@ -257,7 +245,7 @@ class AdmittedPlace:
 
 
 class Waiter:
-    """A call in a queue, since a time of ``time.monotonic``."""
+    """A queued call; ``since`` is a ``time.monotonic`` time."""
 
     __slots__ = ("granted", "number", "since")
 
@@ -271,7 +259,7 @@ _Head = tuple[Waiter, "Turnstile", bool]
 
 
 class Turnstile:
-    """The places of one service, or of the server, and who waits for them; ``elsewhere`` is so in other processes."""
+    """Places and queue of one service, or of the server; ``elsewhere`` is the state in other worker processes."""
 
     __slots__ = ("direct", "elsewhere", "limit", "name", "nested", "seconds", "under_way")
 
@@ -286,17 +274,17 @@ class Turnstile:
 
     @property
     def has_place(self) -> bool:
-        """Whether one more may be under way."""
+        """Whether one more call may start."""
         most = self.limit.max_concurrency
         return not most or self.under_way + self.elsewhere.under_way < most
 
     @property
     def queued(self) -> int:
-        """How many wait."""
+        """Number of queued calls."""
         return len(self.direct) + len(self.nested)
 
     def head(self, server: Turnstile) -> _Head | None:
-        """Give the first who could go on now, and whether it is nested."""
+        """Return the first waiter that could start now, and whether it is nested."""
         if not self.has_place:
             return None
         heads: list[_Head] = [(next(iter(self.nested)), self, True)] if self.nested else []
@@ -305,11 +293,11 @@ class Turnstile:
         return min(heads, key=lambda head: head[0].number, default=None)
 
     def note(self, seconds: float) -> None:
-        """Note how long a call has taken."""
-        self.seconds += (seconds - self.seconds) * (_WEIGHT if self.seconds else 1.0)
+        """Add a call time to the moving average."""
+        self.seconds += (seconds - self.seconds) * (_AVERAGE_WEIGHT if self.seconds else 1.0)
 
     def refusal(self, queued: int) -> Overloaded:
-        """Refuse one more: by then those before it will have been answered, as far as one can tell."""
+        """Return the error for a full queue, with the estimated time until the queue is served as ``Retry-After``."""
         most, longest = self.limit
         seconds = max(1, math.ceil((queued + 1) * self.seconds / most))
         whose = f'"{self.name}"' if self.name else "the server"
@@ -323,17 +311,15 @@ class Turnstile:
         )
 
 
-class _Lent:
-    """What nodes get of a lease."""
-
+class _ServableView:
     __slots__ = ("servable",)
 
     def __init__(self, servable: Servable) -> None:
         self.servable = servable
 
 
-class _Entering:
-    """A servable each of whose calls takes a place; all else is its own."""
+class _AdmittingServable:
+    """A servable each of whose inferences takes a place."""
 
     __slots__ = ("_admission", "_name", "_servable")
 
@@ -346,7 +332,6 @@ class _Entering:
         return getattr(self._servable, name)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call when there is a place; raises ``Overloaded`` if too many wait, and as the servable."""
         with await self._admission.enter(self._name, is_nested=True) as place:
             if request.event is not None:
                 request.event.queue_seconds += place.waited_seconds
@@ -354,40 +339,37 @@ class _Entering:
 
 
 # ----------------------------------------------------------------------
-# Services that limit their calls themselves, as handler projects do over all their processes, with no queue
+# Services with their own limit
 # ----------------------------------------------------------------------
 
 
 class OwnLimits:
-    """Which services that are loaded now have a limit of their own.
-
-    Args:
-        registry: has them.
+    """Tracks the loaded services that limit their calls themselves, as handler projects do.
 
     Attributes:
-        limited: the names of those whose limit says a number.
+        limited: names of these services.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.limited: set[str] = set()
         for name in registry.statuses():
-            self._look(name)
-        registry.subscribe(self._follow)
+            self._update(name)
+        registry.subscribe(self._on_status)
 
     def hold(self, name: str, place: CallPlace) -> None:
-        """Have a place count among those that a service allows itself, if it is loaded.
+        """Count a place against the service's own limit, if it has one.
 
         Raises:
-            TooManyRequests: there are as many as may be.
+            TooManyRequests: the limit is reached.
         """
         if name in self.limited and (limit := self._registry.concurrency_limit(name)) is not None:
             place.hold(limit)
 
-    def _follow(self, status: VersionStatus) -> None:
-        self._look(status.name)
+    def _on_status(self, status: VersionStatus) -> None:
+        self._update(status.name)
 
-    def _look(self, name: str) -> None:
+    def _update(self, name: str) -> None:
         limit = self._registry.concurrency_limit(name)
         if limit is not None and limit.maximum:
             self.limited.add(name)
@@ -396,7 +378,7 @@ class OwnLimits:
 
 
 def give_place(lease: Lease, place: CallPlace | None) -> None:
-    """Give a lease the place that was taken for its call, now or before."""
+    """Attach a place, or the current one, to a lease."""
     lease.place = place
     taken = place or current_place.get()
     if taken is not None:
@@ -404,10 +386,10 @@ def give_place(lease: Lease, place: CallPlace | None) -> None:
 
 
 def count_call(lease: Lease) -> None:
-    """Count a call among those that its service allows itself, until the lease is given back; its place may be so.
+    """Count a call against its service's own limit until the lease is released, reusing the count of its place.
 
     Raises:
-        TooManyRequests: there are as many as may be.
+        TooManyRequests: the limit is reached.
     """
     if lease.concurrency_limit is None:
         return

@@ -1,10 +1,4 @@
-"""What is told of a server as a whole, where several processes are one server.
-
-::
-
-    question ──> one process: its own figures ─┐
-                 ├─ the others: theirs ────────┴─> one answer
-"""
+"""Metrics, statistics and sequences of all worker processes together."""
 
 from __future__ import annotations
 
@@ -29,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["answer_sibling", "leave_last_figures", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
 
 _ATTEMPTS: Final = 3
-_ANSWER_SECONDS: Final = 5.0
-"""How long another process has to tell its metrics; of one that is stuck those count that it told last."""
-_TOTALS: Final = ("success", "fail", "queue", "compute", "rest")
+_METRICS_TIMEOUT_SECONDS: Final = 5.0
+"""Time limit for a worker's metrics; a stuck worker counts with its last saved ones."""
+_TOTAL_FIELDS: Final = ("success", "fail", "queue", "compute", "rest")
 
 Counted = tuple[str, str, VersionStatistics]
 
@@ -39,11 +33,9 @@ Counted = tuple[str, str, VersionStatistics]
 async def metrics_of_all(
     plane: DataPlane, families: Sequence[str], limiter: trio.CapacityLimiter, *, is_open: bool = False
 ) -> bytes | None:
-    """Print the metrics of the server, sums over all processes, or of the families named; None when they are off.
+    """Return the metrics text summed over all workers, optionally of some families only; None when metrics are off.
 
-    With ``is_open`` they are in OpenMetrics's format.
-
-    Cancellation: at once; a thread goes on.
+    ``is_open`` selects the OpenMetrics format.
     """
     own = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open), limiter=limiter)
     if own is None or plane.siblings is None:
@@ -51,12 +43,12 @@ async def metrics_of_all(
     for _ in range(_ATTEMPTS):
         begun = plane.siblings.past_changes(is_open=is_open)
         questions = {row: ["metrics", list(families), is_open] for row in plane.siblings.others}
-        others = await plane.siblings.ask_soon(questions, _ANSWER_SECONDS)
+        others = await plane.siblings.ask_soon(questions, _METRICS_TIMEOUT_SECONDS)
         past = plane.siblings.past_figures(others, is_open=is_open)
-        # One that has ended meanwhile would be counted twice, or not at all.
+        # A worker that exited meanwhile would be counted twice, or not at all.
         if begun is not None and plane.siblings.past_changes(is_open=is_open) == begun:
             break
-    _leave(plane, own, families, is_open=is_open)
+    _save_metrics(plane, own, families, is_open=is_open)
     texts = [own, *filter(None, others.values())]
     return await trio.to_thread.run_sync(_sum, texts, past, families, limiter=limiter)
 
@@ -66,28 +58,22 @@ def _sum(texts: list[bytes], past: list[bytes], families: Sequence[str]) -> byte
     return sum_metrics([*texts, *((restricted(text, families) for text in counted) if families else counted)])
 
 
-def _leave(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:
-    """Leave what has been told where it is found when this process has ended; parts of it say nothing of the rest."""
+def _save_metrics(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:
+    """Save a worker's metrics for the time after its exit; a partial text is not saved."""
     if plane.siblings is not None and not families:
         plane.siblings.leave_figures(own, is_open=is_open)
 
 
 def leave_last_figures(plane: DataPlane) -> None:
-    """Leave all that this process has counted, for it ends."""
+    """Save all metrics of this worker because it exits."""
     for is_open in (False, True):
         own = plane.render_metrics(is_open=is_open)
         if own is not None:
-            _leave(plane, own, (), is_open=is_open)
+            _save_metrics(plane, own, (), is_open=is_open)
 
 
 async def statistics_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[Counted]:
-    """Tell what all processes have counted of calls; see :meth:`DataPlane.statistics`.
-
-    Raises:
-        ServerError: as there.
-
-    Cancellation: at once.
-    """
+    """Return call statistics summed over all workers; see :meth:`DataPlane.statistics`."""
     own = plane.statistics(name, version, door)
     if plane.siblings is None:
         return own
@@ -100,13 +86,7 @@ async def statistics_of_all(plane: DataPlane, name: str, version: str, door: Doo
 
 
 async def sequences_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[SequenceInfo]:
-    """List the live sequences of all processes, by id, texts behind numbers; see :meth:`DataPlane.sequences`.
-
-    Raises:
-        ServerError: as there.
-
-    Cancellation: at once.
-    """
+    """Return the live sequences of all workers by id, numbers before texts; see :meth:`DataPlane.sequences`."""
     found = plane.sequences(name, version, door)
     if plane.siblings is not None:
         others = await plane.siblings.ask_all("sequences", name, version)
@@ -116,42 +96,40 @@ async def sequences_of_all(plane: DataPlane, name: str, version: str, door: Door
 
 
 async def answer_sibling(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
-    """Answer what another process of the server asks, which has seen to it that its client may.
+    """Answer a question of another worker, which has checked its client's permission.
 
     Raises:
-        NotReady: nothing here answers that question yet.
-
-    Cancellation: at once; a thread goes on.
+        NotReady: the question is unknown.
     """
     if question == "metrics":
         families, is_open = arguments
-        told = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open))
-        if told is not None:
-            _leave(plane, told, families, is_open=is_open)
-        return told
-    if question not in _ANSWERS:
-        raise NotReady(f"nothing answers {question} in this process yet")
+        own = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open))
+        if own is not None:
+            _save_metrics(plane, own, families, is_open=is_open)
+        return own
+    if question not in _HANDLERS:
+        raise NotReady(f'worker request "{question}" is not supported')
     try:
-        return _ANSWERS[question](plane, *arguments)
+        return _HANDLERS[question](plane, *arguments)
     except (NotFound, NotReady, NotSupported):
-        return []  # It is loaded a little later here than there.
+        return []  # This worker may load the model slightly later than the asking one.
 
 
 def _statistics(plane: DataPlane, name: str, version: str) -> list[list[Any]]:
-    counted = DataPlane.statistics(plane, name, version, _NO_DOOR)
+    counted = DataPlane.statistics(plane, name, version, _NO_INTERFACE)
     return [[each, number, asdict(counts)] for each, number, counts in counted]
 
 
 def _sequences(plane: DataPlane, name: str, version: str) -> list[dict[str, Any]]:
-    return [asdict(info) for info in DataPlane.sequences(plane, name, version, _NO_DOOR)]
+    return [asdict(info) for info in DataPlane.sequences(plane, name, version, _NO_INTERFACE)]
 
 
-_ANSWERS: Final[dict[str, Callable[..., Any]]] = {"statistics": _statistics, "sequences": _sequences}
-_NO_DOOR: Final = Door("", "gRPC")
+_HANDLERS: Final[dict[str, Callable[..., Any]]] = {"statistics": _statistics, "sequences": _sequences}
+_NO_INTERFACE: Final = Door("", "gRPC")
 
 
 def _add(into: VersionStatistics, fields: dict[str, Any]) -> None:
-    for name in _TOTALS:
+    for name in _TOTAL_FIELDS:
         total, more = getattr(into, name), fields[name]
         total.count += more["count"]
         total.seconds += more["seconds"]

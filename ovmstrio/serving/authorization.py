@@ -1,8 +1,8 @@
-"""The data plane of a server whose callers have to be known: each call is one that its caller may make.
+"""Authorization: a data plane that checks the caller's scopes for each service.
 
-Doors ask for what a request needs before its body is read.  Which service it calls is in the body as a rule, and so
-the data plane asks once more, when that is known, and before it looks the service up: what a caller may not call it
-cannot tell from what there is not.
+Front ends check a request's scope before its body is read.  The service name is usually in the body, so the data plane
+checks again once the name is known, before the look-up: a caller without the scope cannot tell whether a service
+exists.
 """
 
 from __future__ import annotations
@@ -32,28 +32,25 @@ __all__ = ["CallerNames", "GuardedPlane"]
 
 
 class CallerNames(CallObserver):
-    """Observes calls first, and notes in each whose it is."""
+    """Call observer that records the caller's name in each event; must be the first observer."""
 
     def call_started(self, event: CallEvent) -> None:
-        """Note the caller."""
+        """Record the caller."""
         caller = current_caller.get()
         if caller is not None:
             event.caller = caller.name
 
     def call_finished(self, event: CallEvent) -> None:
-        """Note the caller of a question, whose end is all that is told of it."""
+        """Record the caller of a query, which has no start event."""
         if not event.caller:
             self.call_started(event)
 
 
 class GuardedPlane(DataPlane):
-    """A data plane that asks for a scope wherever a service is named.
+    """Data plane that requires a scope for each named service; raises also ``Unauthenticated`` and ``MissingScope``."""
 
-    Raises: of every method that names a service also ``Unauthenticated`` and ``MissingScope``.
-    """
-
-    def _demand(self, need: Need, service: str) -> None:
-        """Let pass what the current caller may do; count what it may not."""
+    def _require(self, need: Need, service: str) -> None:
+        """Check the caller's scope; count refusals."""
         try:
             demand_of_caller(need, service)
         except MissingScope:
@@ -61,61 +58,61 @@ class GuardedPlane(DataPlane):
             raise
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
-        """Tell the states of what the caller may ask about; all of them where nobody had to be known, as for health."""
+        """Return the states of services visible to the caller; all of them for unauthenticated health checks."""
         every, caller = super().statuses(), current_caller.get()
         if caller is None or caller.scopes.read or caller.scopes.admin:
             return every
         return {name: versions for name, versions in every.items() if caller.may_infer(name)}
 
     def model_ready(self, name: str, version: str, door: Door) -> bool:
-        """Tell whether it can be called."""
-        self._demand(Need.ABOUT, name)
+        """See the base class; requires ``Need.ABOUT``."""
+        self._require(Need.ABOUT, name)
         return super().model_ready(name, version, door)
 
     def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
-        """Tell its states."""
-        self._demand(Need.ABOUT, name)
+        """See the base class; requires ``Need.ABOUT``."""
+        self._require(Need.ABOUT, name)
         return super().model_status(name, version, door)
 
     def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
-        """Tell its inputs and outputs."""
-        self._demand(Need.ABOUT, name)
+        """See the base class; requires ``Need.ABOUT``."""
+        self._require(Need.ABOUT, name)
         return super().model_metadata(name, version, door)
 
     def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
-        """Tell what was counted of its calls, or of all."""
-        self._demand(Need.ABOUT if name else Need.READ, name)
+        """See the base class; requires ``Need.ABOUT`` for one service, ``Need.READ`` for all."""
+        self._require(Need.ABOUT if name else Need.READ, name)
         return super().statistics(name, version, door)
 
     def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
-        """List its sequences."""
-        self._demand(Need.ABOUT, name)
+        """See the base class; requires ``Need.ABOUT``."""
+        self._require(Need.ABOUT, name)
         return super().sequences(name, version, door)
 
     async def describe(self, name: str, version: str, door: Door) -> Description:
-        """Tell what it is called with."""
-        self._demand(Need.ABOUT, name)
+        """See the base class; requires ``Need.ABOUT``."""
+        self._require(Need.ABOUT, name)
         return await super().describe(name, version, door)
 
     async def takes_streams(self, name: str) -> bool:
-        """Tell whether a stream to it is to be opened."""
-        self._demand(Need.INFER, name)
+        """See the base class; requires ``Need.INFER``."""
+        self._require(Need.INFER, name)
         return await super().takes_streams(name)
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
     ) -> CallPlace | None:
-        """Take a place for a call of it."""
-        self._demand(Need.INFER, name)
+        """See the base class; requires ``Need.INFER``."""
+        self._require(Need.INFER, name)
         return await super().admit(name, version, door, method, arrival)
 
     def infer(
         self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
     ) -> Coroutine[Any, Any, Any]:
-        """Answer one inference; who may not is refused when it is called, not when it is waited for."""
+        """See the base class; requires ``Need.INFER``, checked at the call and not when awaited."""
         caller = current_caller.get()
         if caller is None or not caller.may_infer(request.model_name):
-            self._demand(Need.INFER, request.model_name)
+            self._require(Need.INFER, request.model_name)
         return super().infer(request, door) if render is None else super().infer(request, door, render)
 
     async def call(
@@ -129,16 +126,16 @@ class GuardedPlane(DataPlane):
         is_stream: bool = False,
         is_free: bool = False,
     ) -> ObservedCall:
-        """Lease it for a call; for one that is free, as health is, the door has asked for what it needs."""
+        """See the base class; requires ``Need.INFER``, except for free calls, whose scope the front end has checked."""
         if not is_free:
-            self._demand(Need.INFER, name)
+            self._require(Need.INFER, name)
         return await super().call(
             name, door, method, request_id=request_id, received=received, is_stream=is_stream, is_free=is_free
         )
 
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
-        """Open a stream to it."""
-        self._demand(Need.INFER, first.model_name)
+        """See the base class; requires ``Need.INFER``."""
+        self._require(Need.INFER, first.model_name)
         async with super().open_stream(first, door) as stream:
             yield stream

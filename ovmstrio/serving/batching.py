@@ -1,4 +1,4 @@
-"""Joins the items of many callers into batches, and gives each caller the result of its own item."""
+"""Dynamic batching: joins the items of concurrent callers into batches and returns each caller its own result."""
 
 from __future__ import annotations
 
@@ -32,26 +32,20 @@ __all__ = [
     "traced_batch",
 ]
 
-# ----------------------------------------------------------------------
-# One caller's item on its way through a batcher, and one run of a batch
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-class _Nothing:
-    """Stands for a result that is not there yet."""
+class _Pending: ...
 
 
-_NOTHING: Final = _Nothing()
+_PENDING: Final = _Pending()
 
 
 class BatchedCall(Generic[_T, _R]):
-    """An item, who waits for its result, and that result; equal to itself alone.
+    """An item, its waiting caller and its result; compared by identity.
 
-    ``run`` is the run that it is part of, None while it waits for one; ``is_left`` tells that nobody waits any more.
-    ``span`` is that of its caller, where that is traced.
+    ``run`` is the batch run, None while queued; ``is_left`` is true once the caller has left; ``span`` is the caller's.
     """
 
     __slots__ = ("_error", "_result", "_traceback", "arrived", "done", "is_left", "item", "run", "size", "span")
@@ -64,12 +58,12 @@ class BatchedCall(Generic[_T, _R]):
         self.done = trio.Event()
         self.run: BatchRun[_T, _R] | None = None
         self.is_left = False
-        self._result: _R | _Nothing = _NOTHING
+        self._result: _R | _Pending = _PENDING
         self._error: Exception | None = None
         self._traceback: TracebackType | None = None
 
     def answer(self, result: _R | Exception) -> None:
-        """Give the caller its result, or the error to raise."""
+        """Set the result, or the error to raise, and wake the caller."""
         if isinstance(result, Exception):
             self._error, self._traceback = result, result.__traceback__
         else:
@@ -77,26 +71,22 @@ class BatchedCall(Generic[_T, _R]):
         self.done.set()
 
     def abandon(self) -> None:
-        """Tell a caller without an answer that there will be none."""
+        """Fail a call without a result with ``NotReady``."""
         if not self.done.is_set():
-            self.answer(NotReady("the request was dropped before it was answered: what serves it is being stopped"))
+            self.answer(NotReady("the request was dropped: the service is shutting down"))
 
     def outcome(self) -> _R:
-        """Return the result.
-
-        Raises:
-            Exception: the error that is the item's outcome.
-        """
+        """Return the result, or raise the item's error."""
         if self._error is not None:
-            # Callers may share the error of their batch, and its traceback must not grow with each of them.
+            # Callers may share their batch's error; without a reset its traceback would grow with each raise.
             raise self._error.with_traceback(self._traceback)
-        if isinstance(self._result, _Nothing):
-            raise AssertionError("a call was asked for its result before it was done")  # noqa: TRY004 - not of types
+        if isinstance(self._result, _Pending):
+            raise AssertionError("outcome() called before the call was done")  # noqa: TRY004 - not a type error
         return self._result
 
 
 class BatchRun(Generic[_T, _R]):
-    """Calls whose items run together; ``scope`` is cancelled when none of them is wanted any more."""
+    """Calls whose items run together; ``scope`` is cancelled when all callers have left."""
 
     __slots__ = ("_wanted", "calls", "scope")
 
@@ -109,21 +99,21 @@ class BatchRun(Generic[_T, _R]):
 
     @property
     def size(self) -> int:
-        """The sum of the items' sizes."""
+        """Sum of the item sizes."""
         return sum(call.size for call in self.calls)
 
     def fail(self, error: Exception) -> None:
-        """Give every caller the same error."""
+        """Fail every call with the same error."""
         for call in self.calls:
             call.answer(error)
 
     def abandon(self) -> None:
-        """Tell the callers without an answer that there will be none."""
+        """Fail the calls without a result with ``NotReady``."""
         for call in self.calls:
             call.abandon()
 
     def begin(self) -> bool:
-        """Leave out the items whose callers have gone since the batch was made; false if there are no others."""
+        """Drop the items whose callers have left; return False if none remain."""
         for call in self.calls:
             if call.is_left:
                 call.abandon()
@@ -131,7 +121,7 @@ class BatchRun(Generic[_T, _R]):
         return bool(self.calls)
 
     def leave(self) -> bool:
-        """Note that one more caller is gone; true if it was the last one, for whom the run is cancelled."""
+        """Record that one more caller left; return True for the last one, which cancels the run."""
         self._wanted -= 1
         if self._wanted == 0:
             self.scope.cancel()
@@ -139,18 +129,19 @@ class BatchRun(Generic[_T, _R]):
 
 
 # ----------------------------------------------------------------------
-# The span of a batch, which is a part of its first member's call and linked to all of them
+# Batch spans
 # ----------------------------------------------------------------------
 
 _UNTRACED: Final = nullcontext()
 
 
 def traced_batch(calls: Sequence[BatchedCall[Any, Any]], size: int) -> AbstractContextManager[object]:
-    """Run a batch in the block, in a task that any of its members, or none, has begun.
+    """Return a context that runs a batch under its own span, linked to the spans of its calls.
 
-    Members that are recorded have a part that tells how long they waited, and is linked to the batch.
+    The task may have been started by any caller, so its span and event are reset.  The batch span is a child of the
+    first recorded call's span; each recorded call gets a ``queue`` span with its waiting time.
     """
-    # Whoever began this task may be a call that has ended long ago.
+    # The call that started this task may have ended already.
     current_span.set(None)
     current_event.set(None)
     recorded = []
@@ -173,7 +164,7 @@ def _recorded_batch(recorded: Sequence[tuple[BatchedCall[Any, Any], Span]], call
     batch = members[0].begin("batch", {"ovmstrio.batch.size": size, "ovmstrio.batch.calls": calls}, links=members)
     now = trio.current_time()
     for call, span in recorded:
-        _tell_waiting(span, batch, now - call.arrived)
+        _record_waiting(span, batch, now - call.arrived)
     error: BaseException | None = None
     try:
         with batch.as_current():
@@ -185,31 +176,34 @@ def _recorded_batch(recorded: Sequence[tuple[BatchedCall[Any, Any], Span]], call
         batch.end(error)
 
 
-def _tell_waiting(span: Span, batch: Span, seconds: float) -> None:
+def _record_waiting(span: Span, batch: Span, seconds: float) -> None:
     waited = span.begin("queue", {"ovmstrio.queue.of": "batch"}, seconds_ago=seconds)
     waited.link(batch)
     waited.end()
 
 
 # ----------------------------------------------------------------------
-# When batches leave and who is in them: a policy without tasks and without a clock
+# Batch policy
 # ----------------------------------------------------------------------
 
 _KeyT = TypeVar("_KeyT", bound=Hashable)
 
 DEFAULT_MAX_WAITING: Final = 1024
-"""How many items may wait unless something else is said."""
+"""Default queue length."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How batches are made.
+    """Batching parameters.
 
     Attributes:
-        max_size: the sum of sizes at which a batch is full; an item that is larger runs alone.
-        timeout_seconds: how long the first item of a batch waits for others; infinite waits until the batch is full.
-        max_waiting: how many items may wait; more are refused.
-        eager: whether a batch leaves at once while nothing else is running.
+        max_size: sum of sizes at which a batch is full; a larger item runs alone.
+        timeout_seconds: longest wait of a batch's first item; infinite waits until the batch is full.
+        max_waiting: queue length; further items are refused.
+        eager: run a batch at once while no other batch runs.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     max_size: int
@@ -218,11 +212,6 @@ class BatchOptions:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            ValueError: a bound is below its least value, or not a number.
-        """
         if self.max_size < 1 or self.max_waiting < 1 or not self.timeout_seconds >= 0:
             raise ValueError(f"max_size and max_waiting must be 1 or more and timeout_seconds 0 or more, got {self}")
 
@@ -235,8 +224,6 @@ class _QueuedItem(NamedTuple):
 
 
 class _Group(Generic[_KeyT]):
-    """The items of one key, in the order of arrival, and the sum of their sizes."""
-
     __slots__ = ("items", "size")
 
     def __init__(self) -> None:
@@ -245,15 +232,13 @@ class _Group(Generic[_KeyT]):
 
     @property
     def first(self) -> _QueuedItem:
-        """The place of the first item; there is one."""
         return next(iter(self.items.values()))
 
 
 class BatchPolicy(Generic[_KeyT]):
-    """Decides which of the waiting items run together, and when; items are told apart by hash and equality.
+    """Decides which waiting items run together, and when; has neither tasks nor a clock.
 
-    Every method but :meth:`take` takes the same time however many items wait; that one looks at each group that is
-    full.
+    Every method takes constant time, except :meth:`take`, which is linear in the number of full groups.
     """
 
     def __init__(self, options: BatchOptions) -> None:
@@ -267,11 +252,11 @@ class BatchPolicy(Generic[_KeyT]):
         return len(self._places)
 
     def arrive(self, item: _KeyT, key: Hashable, size: int, now: float) -> None:
-        """Let an item wait behind those of the same key; ``now`` is never less than before.
+        """Queue an item; items of different keys never share a batch; ``now`` must not decrease.
 
         Raises:
-            Overloaded: as many items wait as may.
-            ValueError: the size is below 1, or the item is waiting already.
+            Overloaded: the queue is full.
+            ValueError: the size is below 1, or the item is queued already.
         """
         if size < 1 or item in self._places:
             raise ValueError(f"an item arrives once and has a size of 1 or more, got {size}")
@@ -284,20 +269,20 @@ class BatchPolicy(Generic[_KeyT]):
         group = self._groups.setdefault(key, _Group())
         group.items[item] = place
         group.size += size
-        self._note(key, group)
+        self._update_full(key, group)
 
     def leave(self, item: _KeyT) -> None:
-        """Forget an item that waits and is not wanted any more.
+        """Remove a queued item.
 
         Raises:
-            KeyError: it does not wait.
+            KeyError: it is not queued.
         """
         self._remove(item)
 
     def take(self, now: float, *, idle: bool = False) -> list[_KeyT]:
-        """Take the batch that is to run now, nothing if none is; called when there is somebody to run it.
+        """Remove and return the batch to run now, empty if none is due.
 
-        ``idle`` tells that nothing else is running.  At an infinite time, whatever waits may leave.
+        ``idle`` means that no batch runs.  With an infinite ``now``, every queued item is due.
         """
         group = self._due(now, idle=idle)
         if group is None:
@@ -314,7 +299,7 @@ class BatchPolicy(Generic[_KeyT]):
         return batch
 
     def next_time(self, *, idle: bool = False) -> float:
-        """Tell from when on :meth:`take` will give a batch if nothing else happens; infinite if never."""
+        """Return when :meth:`take` will return a batch if nothing else happens; infinite if never."""
         if not self._places:
             return math.inf
         if self._full or (idle and self.options.eager):
@@ -322,7 +307,7 @@ class BatchPolicy(Generic[_KeyT]):
         return self._oldest.arrived + self.options.timeout_seconds
 
     def clear(self) -> list[_KeyT]:
-        """Forget every item, and give them in the order of arrival."""
+        """Remove all items and return them in order of arrival."""
         items = list(self._places)
         for item in items:
             self._remove(item)
@@ -336,7 +321,7 @@ class BatchPolicy(Generic[_KeyT]):
         if not self._places:
             return None
         oldest = self._oldest
-        # Every item may wait equally long, so that the oldest of all is the first whose time is over.
+        # All items have the same timeout, so the oldest one expires first.
         if oldest.arrived + self.options.timeout_seconds <= now or (idle and self.options.eager):
             return self._groups[oldest.key]
         return min(self._full.values(), key=lambda group: group.first.number, default=None)
@@ -348,21 +333,17 @@ class BatchPolicy(Generic[_KeyT]):
         group.size -= place.size
         if not group.items:
             del self._groups[place.key]
-        self._note(place.key, group)
+        self._update_full(place.key, group)
 
-    def _note(self, key: Hashable, group: _Group[_KeyT]) -> None:
+    def _update_full(self, key: Hashable, group: _Group[_KeyT]) -> None:
         if group.size >= self.options.max_size:
             self._full[key] = group
         else:
             self._full.pop(key, None)
 
 
-# ----------------------------------------------------------------------
-# Joins the items of many callers into batches, and gives each caller the result of its own item
-# ----------------------------------------------------------------------
-
 RunBatch = Callable[[Sequence[_T]], Awaitable[Sequence[_R | Exception]]]
-"""Runs items together and gives a result, or an error, for each of them by its position."""
+"""Runs items together and returns a result or an error for each, by position."""
 
 log = structlog.get_logger(__name__)
 
@@ -371,12 +352,11 @@ class Batcher(Generic[_T, _R]):
     """Collects items and runs them in batches, while :meth:`serve` runs.
 
     Args:
-        run: runs one batch.  An exception in what it returns is raised in that item's caller alone; one that it raises
-            is raised in each caller of the batch.  It is cancelled when no caller of the batch is left.
-        options: how batches are made.
-        concurrency: how many batches may run at once.
-        retry_singly: run the items of a batch that failed again, one by one, so that only those fail that are at fault.
-        hooks: are told of batches.
+        run: runs one batch.  An exception in its result is raised in that item's caller; one that it raises, in every
+            caller of the batch.  It is cancelled when all callers of the batch have left.
+        concurrency: number of batches that may run at once.
+        retry_singly: run the items of a failed batch again one by one, so that only the faulty ones fail.
+        hooks: notified of batch sizes and queue times.
     """
 
     def __init__(
@@ -403,20 +383,19 @@ class Batcher(Generic[_T, _R]):
 
     @property
     def waiting(self) -> int:
-        """How many items wait for their batch."""
+        """Number of queued items."""
         return len(self._policy)
 
     @property
     def running(self) -> int:
-        """How many batches run."""
+        """Number of running batches."""
         return self._running
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the batches until :meth:`aclose` is called and the last one has ended; may be run once.
+        """Run batches until :meth:`aclose` is called and the last one has ended; callable once.
 
-        Raises: nothing that ``run`` raises as an ``Exception``; that is for the callers.
-
-        Cancellation: at any checkpoint; batches are cancelled, and whoever still waits gets ``NotReady``.
+        Exceptions of ``run`` go to the callers.  Cancellation cancels running batches and fails waiting callers with
+        ``NotReady``.
         """
         try:
             with current_census().batcher(self, current_owner.get()):
@@ -438,26 +417,21 @@ class Batcher(Generic[_T, _R]):
     ) -> _R:
         """Run an item in a batch with others of the same key, and return its result.
 
-        After this has ended the item is only touched if it was in a batch with items whose callers still wait.
+        When this returns, the item is no longer accessed, unless other callers of its batch still wait.  Cancellation
+        removes a queued item and drops the result of a running one; for the last caller of a batch, it cancels ``run``
+        and waits for it.
 
-        Args:
-            item: what is handed to ``run``.
-            key: items of different keys never share a batch.
-            size: how much of a batch it takes.
-            deadline: when, on trio's clock, the caller does not want it any more.
-            start_within: for how many seconds it may wait for a batch that runs.
+        ``key`` separates batches, ``size`` counts towards ``max_size``, ``deadline`` is absolute on trio's clock, and
+        ``start_within`` is the longest wait in seconds for the start of a batch.
 
         Raises:
-            Overloaded: too many items wait.
-            QueueTimeout: no batch has run it in time, and none will.
+            Overloaded: the queue is full.
+            QueueTimeout: no batch started in time.
             DeadlineExceeded: the deadline passed first.
-            NotReady: the batcher was cancelled first.
-            trio.ClosedResourceError: it has been closed.
-            ModelFailure: ``run`` returned no result for each item.
-            Exception: the item's outcome.
-
-        Cancellation: while it waits, which takes the item away as if it had never come; while it runs, which drops its
-        result, and if it was the last one of its batch, cancels ``run`` and waits until that has ended.
+            NotReady: the batcher was cancelled.
+            trio.ClosedResourceError: the batcher is closed.
+            ModelFailure: ``run`` returned the wrong number of results.
+            Exception: the item's error.
         """
         if self._closing:
             raise trio.ClosedResourceError
@@ -467,27 +441,24 @@ class Batcher(Generic[_T, _R]):
         with trio.move_on_at(deadline) as scope:
             try:
                 if start_within < math.inf:
-                    await self._begin_within(start_within, call)
+                    await self._wait_for_start(start_within, call)
                 await call.done.wait()
             except trio.Cancelled:
                 await self._leave(call)
                 raise
         if scope.cancelled_caught:
-            raise DeadlineExceeded("the deadline passed before the batch of the request had run")
+            raise DeadlineExceeded("the deadline passed before the request's batch had run")
         return call.outcome()
 
     def flush(self) -> None:
-        """Let what waits now run without further delay, as far as ``concurrency`` allows."""
+        """Run queued items without further delay, within ``concurrency``."""
         self._dispatch(math.inf)
 
     async def aclose(self) -> None:
-        """Take nothing in any more, run what waits without further delay, and return when the last batch has ended.
-
-        Cancellation: while batches run, which go on in :meth:`serve`.
-        """
+        """Accept no more items, run queued items without delay, and return when the last batch has ended."""
         self._closing = True
         if self._nursery is None:
-            self._give_up()
+            self._abandon_queued()
             return
         self._dispatch()
         self._alarm.cancel()
@@ -500,11 +471,11 @@ class Batcher(Generic[_T, _R]):
                 with trio.CancelScope(deadline=self._next_time()) as self._alarm:
                     await trio.sleep_forever()
         except trio.Cancelled:
-            self._give_up()
+            self._abandon_queued()
             raise
 
     def _dispatch(self, now: float | None = None) -> None:
-        """Start every batch that may run now, and see to it that the next one is started in time."""
+        """Start every batch that is due, and set the alarm for the next one."""
         if self._nursery is None or self._ended.is_set():
             return
         if now is None:
@@ -522,13 +493,12 @@ class Batcher(Generic[_T, _R]):
             return math.inf
         return self._policy.next_time(idle=self._running == 0)
 
-    def _give_up(self) -> None:
-        """Start nothing any more, and tell those who wait."""
+    def _abandon_queued(self) -> None:
         self._closing = True
         for call in self._policy.clear():
             call.abandon()
 
-    async def _begin_within(self, seconds: float, call: BatchedCall[_T, _R]) -> None:
+    async def _wait_for_start(self, seconds: float, call: BatchedCall[_T, _R]) -> None:
         with trio.move_on_after(seconds) as scope:
             await call.done.wait()
         if scope.cancelled_caught and call.run is None and not call.done.is_set():
@@ -549,18 +519,18 @@ class Batcher(Generic[_T, _R]):
     async def _serve_batch(self, run: BatchRun[_T, _R]) -> None:
         try:
             if run.begin():
-                self._tell(run)
+                self._report(run)
                 with traced_batch(run.calls, run.size):
                     await self._attempt(run)
-        except BaseException:  # the cancellation of everything, as nothing else gets out of an attempt
-            self._give_up()
+        except BaseException:  # cancellation of the batcher; attempts raise nothing else
+            self._abandon_queued()
             raise
         finally:
             run.abandon()
             self._running -= 1
             self._dispatch()
 
-    def _tell(self, run: BatchRun[_T, _R]) -> None:
+    def _report(self, run: BatchRun[_T, _R]) -> None:
         now = trio.current_time()
         self._hooks.batch_size(run.size)
         for call in run.calls:
@@ -571,7 +541,7 @@ class Batcher(Generic[_T, _R]):
         with run.scope:
             try:
                 results = await self._run([call.item for call in run.calls])
-            except Exception as error:  # noqa: BLE001 - the border to whoever runs batches; it is raised in the callers
+            except Exception as error:  # noqa: BLE001 - raised in the callers
                 if self._retry_singly and len(run.calls) > 1:
                     await self._attempt_singly(run, error)
                 else:
@@ -583,7 +553,7 @@ class Batcher(Generic[_T, _R]):
             _distribute(run, results)
 
     async def _attempt_singly(self, run: BatchRun[_T, _R], error: Exception) -> None:
-        log.warning("batch failed, its requests run one by one", requests=len(run.calls), reason=text_of(error))
+        log.warning("batch failed, requests retried singly", requests=len(run.calls), reason=text_of(error))
         for call in run.calls:
             if not call.is_left:
                 await self._attempt(BatchRun([call]))
@@ -596,8 +566,8 @@ def _distribute(run: BatchRun[_T, _R], results: Any) -> None:
             call.answer(result)
         return
     found = f"a list of {len(results)}" if isinstance(results, list) else type(results).__name__
-    message = f"a batch was answered with the wrong number of results: expected a list of {len(calls)}, found {found}"
-    log.error("batch answered wrongly", requests=len(calls), found=found)
+    message = f"batch function returned a wrong result: expected a list of {len(calls)}, got {found}"
+    log.error("batch result rejected", requests=len(calls), found=found)
     run.fail(ModelFailure(message))
 
 
@@ -610,12 +580,10 @@ async def open_batcher(
     retry_singly: bool = False,
     hooks: BatchHooks = NULL_BATCH_HOOKS,
 ) -> AsyncIterator[Batcher[_T, _R]]:
-    """Open a batcher that has a nursery of its own; the arguments are those of :class:`Batcher`.
+    """Open a batcher with its own nursery; the arguments are those of :class:`Batcher`.
 
-    Leaving the block runs what waits and ends when that has ended; an error of the block ends everything at once, and
-    is in an exception group as one of a nursery's is.
-
-    Cancellation: at any checkpoint; whoever still waits gets ``NotReady``.
+    Leaving the block runs queued items and waits for them.  An error of the block cancels everything, and is raised in
+    an exception group.
     """
     batcher = Batcher(run, options, concurrency=concurrency, retry_singly=retry_singly, hooks=hooks)
     async with trio.open_nursery() as nursery:

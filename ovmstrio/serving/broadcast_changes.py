@@ -1,11 +1,11 @@
-"""Changes that clients make to a server as a whole: where several processes are one server, all make them or none does.
+"""Admin changes broadcast to all worker processes: either all workers make a change, or none does.
 
 ::
 
-    a turn ──> here, and the others, side by side ──> done
-                 └─ or ──> taken back by all
+    change lock ──> this worker and the others, concurrently ──> done
+                        └─ a failure ──> undone by all
 
-None is first, for one process may have to wait for what another one loads, as the engines of models of text.
+No worker goes first, because one may have to wait for what another one loads, such as the engine of a text model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class Question(StrEnum):
-    """What processes ask each other."""
+    """Messages between worker processes."""
 
     REGISTER = "register region"
     UNREGISTER = "unregister region"
@@ -59,7 +59,7 @@ class Question(StrEnum):
 
 
 CHANGES: Final = frozenset(Question)
-"""All of it."""
+"""All messages of this module."""
 
 
 class LoadsByName(Protocol):
@@ -67,36 +67,26 @@ class LoadsByName(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """All that could be loaded, and what was loaded from files."""
+        """All configured and uploaded names."""
         ...
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a service, and what it calls.
-
-        Raises:
-            ModelFailure: it cannot be loaded; what was served under the name goes on.
-        """
+        """Load a service with its callees."""
         ...
 
     async def unload(self, name: str, *, with_callees: bool = False) -> None:
-        """Stop serving a name.
-
-        Raises:
-            NotFound: nothing of that name could be loaded.
-        """
+        """Unload a service."""
         ...
 
 
 def control_of_all(plane: DataPlane) -> LoadsByName | None:
-    """Give what loads by name in all processes; None where nothing does."""
+    """Return the control that loads by name in all workers; None without model control."""
     if plane.control is None or plane.siblings is None:
         return plane.control
     return _ControlOfAll(plane.control, plane.siblings)
 
 
 class _ControlOfAll:
-    """Loads by name in all processes."""
-
     def __init__(self, control: ModelControl, siblings: Siblings) -> None:
         self._control = control
         self._siblings = siblings
@@ -114,17 +104,13 @@ class _ControlOfAll:
         await self._siblings.in_turn(partial(self._change, here, Question.UNLOAD, name, with_callees))
 
     async def _change(self, here: Callable[..., Awaitable[None]], *question: Any) -> None:
-        """Make a change here, and have the others make it.
-
-        Raises:
-            ServerError: one of them could not; all have what they had before.
-        """
+        """Make a change here and on the other workers, or undo it everywhere."""
         change = token_hex(8)
         others = partial(self._siblings.ask_all, *question, change, limit_seconds=float("inf"))
         try:
             await make_side_by_side(partial(here, change=change), others)
         except BaseException:
-            undo = partial(_take_back, self._siblings, Question.UNDO, change)
+            undo = partial(_undo_on_peers, self._siblings, Question.UNDO, change)
             with trio.move_on_after(_UNDO_SECONDS, shield=True):
                 await make_side_by_side(partial(self._control.undo, change), undo)
             raise
@@ -133,55 +119,46 @@ class _ControlOfAll:
 async def make_side_by_side(
     here: Callable[[], Awaitable[_T]], others: Callable[[], Awaitable[list[Any]]]
 ) -> tuple[_T, list[Any]]:
-    """Make a change in this process and in the others at the same time; gives what both have said.
+    """Run a change in this worker and in the others concurrently; return both results.
 
-    Raises:
-        Exception: what was raised here, or else by the others; both have ended then.
-
-    Cancellation: as both.
+    Both have ended when this raises; an error of this worker takes precedence.
     """
     made: list[_T] = []
-    told: list[Any] = []
+    answers: list[Any] = []
     errors: dict[bool, Exception] = {}
 
-    async def have_others() -> None:
+    async def ask_others() -> None:
         try:
-            told.extend(await others())
-        except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery, which would make a group of it
+            answers.extend(await others())
+        except Exception as error:  # noqa: BLE001 - raised outside the nursery, to avoid an exception group
             errors[False] = error
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(have_others)
+        nursery.start_soon(ask_others)
         try:
             made.append(await here())
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - as above
             errors[True] = error
     for is_here in (True, False):
         if is_here in errors:
             raise errors[is_here]
-    return made[0], told
+    return made[0], answers
 
 
-async def _take_back(siblings: Siblings, *question: Any) -> list[Any]:
-    """Have all others take a change back; what goes wrong with that is logged."""
+async def _undo_on_peers(siblings: Siblings, *question: Any) -> list[Any]:
+    """Undo a change on all other workers; errors are logged."""
     try:
         return await siblings.ask_all(*question)
     except ServerError as error:
-        log.error("a change could not be taken back by all", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+        log.error("change not undone on all workers", reason=error.message)  # noqa: TRY400 - expected
     return []
 
 
-# Regions of shared memory
+# Shared memory regions
 
 
 async def register_region(plane: DataPlane, name: str, key: str, offset: int, byte_size: int) -> None:
-    """Make a region known to all processes.
-
-    Raises:
-        ServerError: as :meth:`ClientRegions.register`; no process has it.
-
-    Cancellation: no process has it then.
-    """
+    """Register a shared-memory region in all workers, or in none; raises as :meth:`ClientRegions.register`."""
     siblings = plane.siblings
 
     async def work() -> None:
@@ -192,17 +169,17 @@ async def register_region(plane: DataPlane, name: str, key: str, offset: int, by
             except BaseException:
                 with trio.move_on_after(_UNDO_SECONDS, shield=True):
                     plane.regions.unregister(name)
-                    await _take_back(siblings, Question.UNREGISTER, name)
+                    await _undo_on_peers(siblings, Question.UNREGISTER, name)
                 raise
 
     await (work() if siblings is None else siblings.in_turn(work))
 
 
 async def unregister_region(plane: DataPlane, name: str) -> None:
-    """Have all processes forget one region, or all.
+    """Unregister one region, or all, in all workers.
 
     Raises:
-        NotReady: a process does not answer.
+        NotReady: a worker does not answer.
     """
     siblings = plane.siblings
     plane.regions.unregister(name)
@@ -216,10 +193,7 @@ async def unregister_region(plane: DataPlane, name: str) -> None:
 
 
 async def adopt_regions(plane: DataPlane) -> None:
-    """Know the regions that the others know, for a process that begins.
-
-    Cancellation: at once.
-    """
+    """Register the regions of the other workers in a starting worker."""
     if plane.siblings is None or not plane.regions.is_allowed:
         return
     try:
@@ -228,35 +202,28 @@ async def adopt_regions(plane: DataPlane) -> None:
                 try:
                     _register(plane, *region)
                 except ServerError as error:
-                    log.warning("a region of shared memory is gone", name=region[0], reason=error.message)
+                    log.warning("shared memory region not adopted", name=region[0], reason=error.message)
     except ServerError as error:
-        log.error("regions of shared memory are not known", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+        log.error("could not fetch shared memory regions from peers", reason=error.message)  # noqa: TRY400 - expected
 
 
 async def adopt_loads(plane: DataPlane) -> None:
-    """Load first what the others have loaded by name, for a process that begins; one of them tells.
-
-    Cancellation: at once.
-    """
+    """Adopt the requested loads of one of the other workers in a starting worker."""
     if plane.siblings is None or plane.control is None:
         return
     try:
-        told = await plane.siblings.ask_all(Question.LOADED)
+        answers = await plane.siblings.ask_all(Question.LOADED)
     except ServerError as error:
-        log.error("it is not known what is loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+        log.error("could not fetch loaded models from peers", reason=error.message)  # noqa: TRY400 - expected
         return
-    for loads in told:
+    for loads in answers:
         if loads is not None:
             plane.control.adopt(loads)
             return
 
 
 def _register(plane: DataPlane, name: str, key: str, offset: int, byte_size: int) -> None:
-    """Make a region known, which may be so already.
-
-    Raises:
-        ServerError: as :meth:`ClientRegions.register`.
-    """
+    """Register a region; an identical registered one is not an error."""
     try:
         plane.regions.register(name, key, offset, byte_size)
     except AlreadyExists:
@@ -266,10 +233,10 @@ def _register(plane: DataPlane, name: str, key: str, offset: int, byte_size: int
 
 
 async def make_change(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
-    """Make a change that another process makes, whose client may.
+    """Handle a message of another worker, which has checked the client's permission.
 
     Raises:
-        ServerError: it cannot be made.
+        ServerError: the change cannot be made.
     """
     match question:
         case Question.REGISTER:
@@ -279,7 +246,7 @@ async def make_change(plane: DataPlane, question: str, arguments: Sequence[Any])
         case Question.REGIONS:
             return [[each.name, each.key, each.offset, each.byte_size] for each in plane.regions.listed()]
     if plane.control is None:
-        raise FailedPrecondition("this process does not load by name")
+        raise FailedPrecondition("this worker has no model control")
     match question:
         case Question.LOAD:
             name, config, files, change = arguments

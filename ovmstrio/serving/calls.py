@@ -1,4 +1,4 @@
-"""A call that is neither an inference nor a stream of them, under its lease and with its event."""
+"""Observed calls of services that take no tensors: raw HTTP, gRPC services, and generative services."""
 
 from __future__ import annotations
 
@@ -39,10 +39,6 @@ __all__ = [
     "open_transcript",
 ]
 
-# ----------------------------------------------------------------------
-# A call that is neither an inference nor a stream of them, under its lease and with its event
-# ----------------------------------------------------------------------
-
 End = Callable[["CallEvent", BaseException | None], None]
 
 
@@ -50,13 +46,10 @@ class ObservedCall:
     """One call, which ends with its ``with`` block, or later if the block hands it over.
 
     Attributes:
-        service: what is called.
-        takes: the calls that it takes.
-        event: what observers see of it; whoever answers the call may set its sizes, and its code where the failure
-            becomes an answer.
+        event: the call's event; the caller sets its sizes, and its code if a failure becomes a response.
     """
 
-    __slots__ = ("_end", "_is_handed_over", "_lease", "_room", "event", "service", "takes")
+    __slots__ = ("_end", "_is_handed_over", "_lease", "_reservation", "event", "service", "takes")
 
     def __init__(self, lease: Lease, event: CallEvent, end: End, room: Room | None = None) -> None:
         self.service: Service = lease.servable
@@ -64,13 +57,13 @@ class ObservedCall:
         self.event = event
         self._lease = lease
         self._end = end
-        self._room = room
+        self._reservation = room
         self._is_handed_over = False
 
     def hand_over(self) -> Callable[[], None]:
-        """Let the call go on behind its block, such as for the rest of an answer; what is given must be called once."""
+        """Let the call outlive its block, such as for the rest of a response; the returned function ends the call."""
         self._is_handed_over = True
-        self._leave_room(0)
+        self._release_reservation(0)
         return self._finish
 
     def __enter__(self) -> Self:
@@ -82,13 +75,13 @@ class ObservedCall:
         if error is not None or not self._is_handed_over:
             self._finish(error)
 
-    def _leave_room(self, sent: int) -> None:
-        room, self._room = self._room, None
+    def _release_reservation(self, sent: int) -> None:
+        room, self._reservation = self._reservation, None
         if room is not None:
             room.leave(sent)
 
     def _finish(self, error: BaseException | None = None) -> None:
-        self._leave_room(self.event.sent)
+        self._release_reservation(self.event.sent)
         try:
             self._end(self.event, error)
         finally:
@@ -96,21 +89,17 @@ class ObservedCall:
 
 
 def code_of(error: BaseException) -> str:
-    """Give the name by which metrics know an error; cancellation has one, be it of several tasks."""
+    """Return the metric label of an error; cancellation has its own, also in groups."""
     cancelled = isinstance(error, trio.Cancelled) or (
         isinstance(error, BaseExceptionGroup) and error.split(trio.Cancelled)[1] is None
     )
     return CANCELLED if cancelled else type(error).__name__
 
 
-# ----------------------------------------------------------------------
-# Calls of services that make text, vectors, scores or speech, or write that down: lease and event as for all calls
-# ----------------------------------------------------------------------
-
 _T = TypeVar("_T")
 
 _UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH})
-"""What is not counted in tokens, and so not refused for them."""
+"""Tasks that are not charged in tokens and not refused for exhausted tokens."""
 
 
 async def call_generative(
@@ -124,47 +113,33 @@ async def call_generative(
     received: int = 0,
     is_stream: bool = False,
 ) -> ObservedCall:
-    """Lease a service that does a task; the call ends with the ``with`` block of what is given.
+    """Lease a service for a generative task; see ``DataPlane.call``.
 
-    Args:
-        plane: has it.
-        name: of the service.
-        task: what it must do; None where the caller looks for itself.
-        door: which the call has come by.
-        method: as the door's API calls it.
-        request_id: that the caller gave.
-        received: bytes of the call's body.
-        is_stream: whether it is answered bit by bit.
+    ``task`` is None if the caller checks the service's tasks itself.
 
     Raises:
-        CallerLimited: the caller has used up its tokens.
-        NotSupported: the service does something else.
+        CallerLimited: the caller's token quota is exhausted.
+        NotSupported: the service does not do the task.
         ServerError: as ``DataPlane.call``.
-
-    Ownership and Cancellation: as ``DataPlane.call``.
     """
     call = await plane.call(name, door, method, request_id=request_id, received=received, is_stream=is_stream)
     if Takes.GENERATION in call.takes:
         does = cast("GenerativeService", call.service).tasks
-        # What makes no text as it is configured says itself why not.
+        # A text service without tasks (by configuration) raises its own error.
         if task is None or task in does or (task is Task.TEXT_GENERATION and not does):
             if task is not None and task not in _UNCHARGED:
                 _check_tokens(plane, call)
             return call
-        said = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
+        offer = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
     else:
-        said = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.takes))}"
+        offer = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.takes))}"
     wanted = "any of this" if task is None else task.value
     with call:
-        raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {said}')
+        raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {offer}')
 
 
 def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:
-    """Let a call pass whose caller has tokens left; another one ends.
-
-    Raises:
-        CallerLimited: it has none.
-    """
+    """Check the caller's token quota; end the call if it is exhausted."""
     allowance = allowance_of_caller()
     if allowance is None:
         return
@@ -177,14 +152,14 @@ def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:
 
 
 def charge_caller(tokens: int) -> None:
-    """Count tokens that were read for the current caller, where those of callers are counted."""
+    """Charge tokens to the current caller's quota, if it has one."""
     allowance = allowance_of_caller()
     if allowance is not None:
         allowance.spend_tokens(tokens)
 
 
 class _ChargedGeneration:
-    """A generation whose tokens are counted for its caller as they come; see :class:`Generation`."""
+    """A generation whose tokens are charged to the caller as they arrive."""
 
     def __init__(self, generation: Generation, allowance: Allowance) -> None:
         self._generation = generation
@@ -202,7 +177,7 @@ class _ChargedGeneration:
         return self._generation.cached_tokens
 
     def charge_prompt(self) -> None:
-        """Count what was read since; code of users tells that at its end."""
+        """Charge prompt tokens that are not charged yet; user code reports them only at its end."""
         self._allowance.spend_tokens(self._generation.prompt_tokens - self._charged)
         self._charged = self._generation.prompt_tokens
 
@@ -217,14 +192,11 @@ class _ChargedGeneration:
 
 @asynccontextmanager
 async def open_generation(model: TextGenerator, asked: GenerationRequest) -> AsyncIterator[Generation]:
-    """Have a service that makes text answer a request until its deadline; the caller is charged for its tokens.
+    """Generate text until the request's deadline, charging its tokens; leaving the block cancels the request.
 
     Raises:
-        DeadlineExceeded: on leaving, when the deadline has passed, waiting or generating.
+        DeadlineExceeded: on leaving, if the deadline has passed.
         ServerError: as ``TextGenerator.generate``.
-
-    Ownership: the request, until the block is left; leaving it before the end cancels it.
-    Cancellation: anywhere.
     """
     async with _until(asked.deadline, model.generate(asked)) as generation:
         allowance = allowance_of_caller()
@@ -240,14 +212,11 @@ async def open_generation(model: TextGenerator, asked: GenerationRequest) -> Asy
 
 @asynccontextmanager
 async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> AsyncIterator[Transcript]:
-    """Have the service of a call, which writes down speech, do so with a recording until the request's deadline.
+    """Transcribe a recording until the request's deadline; leaving the block cancels the request.
 
     Raises:
-        DeadlineExceeded: on leaving, when the deadline has passed, waiting or listening.
+        DeadlineExceeded: on leaving, if the deadline has passed.
         ServerError: as ``Transcriber.transcribe``.
-
-    Ownership: the request, until the block is left; leaving it before the end ends it.
-    Cancellation: anywhere.
     """
     service = cast("Transcriber", call.service)
     async with _until(asked.deadline, service.transcribe(asked)) as transcript:
@@ -256,14 +225,11 @@ async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> As
 
 @asynccontextmanager
 async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator[Speech]:
-    """Have the service of a call, which speaks, do so with a text until the request's deadline.
+    """Synthesize speech until the request's deadline; leaving the block cancels the request.
 
     Raises:
-        DeadlineExceeded: on leaving, when the deadline has passed, waiting or speaking.
+        DeadlineExceeded: on leaving, if the deadline has passed.
         ServerError: as ``TextSpeaker.speak``.
-
-    Ownership: the request, until the block is left; leaving it before the end ends it.
-    Cancellation: anywhere.
     """
     service = cast("TextSpeaker", call.service)
     async with _until(asked.deadline, service.speak(asked)) as speech:
@@ -272,13 +238,8 @@ async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator
 
 @asynccontextmanager
 async def _until(deadline: float, opened: AbstractAsyncContextManager[_T]) -> AsyncIterator[_T]:
-    """Open something until a deadline.
-
-    Raises:
-        DeadlineExceeded: on leaving, when it has passed.
-    """
     with trio.CancelScope(deadline=deadline) as scope:
         async with opened as made:
             yield made
     if scope.cancelled_caught:
-        raise DeadlineExceeded("the answer was not ready in the time that the request allows")
+        raise DeadlineExceeded("the request's deadline passed before the response was complete")

@@ -1,11 +1,11 @@
-"""What every front end calls: the same look-up, observation and errors for each protocol.
+"""Data plane: the protocol-independent operations that every front end calls.
 
-::
+It looks services up, admits and observes calls, and gives each protocol the same errors::
 
     front end ──> DataPlane.infer ───────> Registry.lease ──> Servable.infer
               ├─> DataPlane.open_stream ─> Registry.lease ──> StreamingServable.open_stream
-              └─> DataPlane.call ────────> Registry.lease ──> whatever the service takes besides tensors
-                      │ makes an event of each, and tells observers of it
+              └─> DataPlane.call ────────> Registry.lease ──> any service that takes other calls than tensors
+                      │ creates a CallEvent and notifies the observers
 """
 
 from __future__ import annotations
@@ -74,30 +74,19 @@ __all__ = [
     "otherwise",
 ]
 
-# ----------------------------------------------------------------------
-# Those who are told of every call, and what an event is when it starts and ends
-# ----------------------------------------------------------------------
-
 
 class CallObservers:
-    """Tells of calls, one observer after the other.
-
-    Args:
-        observers: are told.
-
-    Attributes:
-        statistics: of all calls.
-    """
+    """Notifies a fixed list of observers of call events, and keeps the call statistics."""
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
-        self._started: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_started")
-        self._moved: tuple[Callable[[CallEvent, Step], None], ...] = _methods(observers, "call_moved")
-        self._finished: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_finished")
-        self._failed: tuple[Callable[[CallEvent], None], ...] = _methods(observers, "call_failed")
+        self._started: tuple[Callable[[CallEvent], None], ...] = _overridden_methods(observers, "call_started")
+        self._moved: tuple[Callable[[CallEvent, Step], None], ...] = _overridden_methods(observers, "call_moved")
+        self._finished: tuple[Callable[[CallEvent], None], ...] = _overridden_methods(observers, "call_finished")
+        self._failed: tuple[Callable[[CallEvent], None], ...] = _overridden_methods(observers, "call_failed")
         self.statistics = CallStatistics()
 
     def start(self, event: CallEvent, lease: Lease | None = None) -> None:
-        """Tell that a call has found its service; it is the running task's until it ends."""
+        """Report that a call has found its service, and make the event current in the running task."""
         if lease is not None and lease.waited_seconds:
             event.queue_seconds = lease.waited_seconds
             event.started -= lease.waited_seconds
@@ -105,80 +94,71 @@ class CallObservers:
         request = current_request.get()
         if request is not None:
             event.request, request.event = request.told, event
-        for tell in self._started:
-            tell(event)
+        for notify in self._started:
+            notify(event)
 
     def move(self, event: CallEvent, step: Step) -> None:
-        """Tell what moves in a call."""
-        for tell in self._moved:
-            tell(event, step)
+        """Report a step of a call."""
+        for notify in self._moved:
+            notify(event, step)
 
     def end(self, event: CallEvent, error: BaseException | None) -> None:
-        """Tell that a call has ended, and with what."""
+        """Report that a call has ended, with the error that ended it."""
         event.seconds = perf_counter() - event.started
         event.code = event.code or (OK if error is None else code_of(error))
         event.error = event.error or error
         if not event.compute_seconds:
             event.compute_seconds = event.seconds - event.queue_seconds
         self.statistics.call_finished(event)
-        for tell in self._finished:
-            tell(event)
+        for notify in self._finished:
+            notify(event)
         if event.code != OK:
-            for tell in self._failed:
-                tell(event)
+            for notify in self._failed:
+                notify(event)
         current_event.set(None)
 
 
-def _methods(observers: Sequence[CallObserver], name: str) -> tuple[Any, ...]:
-    """Give the observers' methods of a name, but for those that do nothing."""
-    nothing = getattr(CallObserver, name)
-    return tuple(getattr(each, name) for each in observers if getattr(type(each), name, nothing) is not nothing)
+def _overridden_methods(observers: Sequence[CallObserver], name: str) -> tuple[Any, ...]:
+    """Return the observers' implementations of a method, without those that inherit the empty default."""
+    default = getattr(CallObserver, name)
+    return tuple(getattr(each, name) for each in observers if getattr(type(each), name, default) is not default)
 
-
-# ----------------------------------------------------------------------
-# Answers written as bytes: never those that are too large, and the large ones in a thread
-# ----------------------------------------------------------------------
 
 _T = TypeVar("_T")
 
-_AT_ONCE: Final[dict[Interface, int]] = {"gRPC": 2 * 2**20, "REST": 256 * 1024}
-"""Bytes of outputs that are written within a millisecond or two: as they are, or as the text of numbers."""
-_THREADS: Final = 2
+_ON_LOOP_BYTES: Final[dict[Interface, int]] = {"gRPC": 2 * 2**20, "REST": 256 * 1024}
+"""Output sizes that render within a millisecond or two: copied (gRPC) or as JSON text (REST)."""
+_RENDER_THREADS: Final = 2
 
 
 class Renderer:
-    """Writes the answers of one server.
-
-    Args:
-        most_bytes: how large the outputs of an answer may be together.
-    """
+    """Serializes responses: small ones on the event loop, large ones in a thread, too large ones never."""
 
     def __init__(self, most_bytes: float = math.inf) -> None:
         self.most_bytes = most_bytes
-        # More would only take the interpreter's lock from the event loop in turn.
-        self._threads = trio.CapacityLimiter(_THREADS)
+        # More threads would only compete with the event loop for the interpreter lock.
+        self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
     def may_at_once(self, response: InferResponse, door: Door) -> bool:
-        """Tell whether a response is small enough to be written on the event loop, without :meth:`render`.
+        """Return True if a response is small enough to be rendered on the event loop, without :meth:`render`.
 
         Raises:
             PayloadTooLarge: the outputs are too large.
         """
         only = response.outputs[0] if len(response.outputs) == 1 else None
-        # Every answer is asked, and most have one output, of numbers.
+        # Hot path: most responses have one numeric output.
         size = only.array.nbytes if type(only) is Tensor and not only.array.dtype.hasobject else response.nbytes
         if size > self.most_bytes:
             raise PayloadTooLarge.of_outputs(size, self.most_bytes)
-        return size <= _AT_ONCE[door.interface] or (door.interface == "gRPC" and response.lies_as_sent)
+        return size <= _ON_LOOP_BYTES[door.interface] or (door.interface == "gRPC" and response.lies_as_sent)
 
     async def render(self, write: Callable[[InferResponse], _T], response: InferResponse, door: Door) -> _T:
-        """Give what ``write`` makes of a response.
+        """Return ``write(response)``, computed in a thread if the response is large.
+
+        Cancellation takes effect while waiting for a thread, not while writing.
 
         Raises:
             PayloadTooLarge: the outputs are too large; nothing has been copied.
-            Exception: as ``write``.
-
-        Cancellation: not while it is written; one that waits to be written leaves at once.
         """
         if self.may_at_once(response, door):
             return write(response)
@@ -186,19 +166,17 @@ class Renderer:
 
 
 # ----------------------------------------------------------------------
-# Calls of which more is said than which tensors they bring: inputs and outputs in shared memory, outputs, classes
+# Inference with output options
 # ----------------------------------------------------------------------
 
 
 async def compute_as_said(request: InferRequest, lease: Lease, regions: ClientRegions) -> InferResponse:
-    """Have the service answer, and do what is said of the tensors.
+    """Infer with output selection, classification and shared memory.
+
+    Cancellation leaves regions unwritten.
 
     Raises:
-        InvalidRequest: outputs are asked for that it has not, or parts of regions that there are not; before anything
-            is computed.
-        ServerError: whatever the service raised.
-
-    Cancellation: as the service's; nothing is written into a region then.
+        InvalidRequest: an output or region is unknown; raised before inference.
     """
     if request.outputs:
         check_outputs(request.outputs, lease.servable.metadata.outputs)
@@ -212,19 +190,19 @@ async def compute_as_said(request: InferRequest, lease: Lease, regions: ClientRe
 
 
 # ----------------------------------------------------------------------
-# What the data plane tells of what is served: to those who ask about it, and to those who call it in the wrong way
+# Descriptions and error texts
 # ----------------------------------------------------------------------
 
 DEFAULT_NAME: Final = "OpenVINO Model Server"
-"""What the server is called; clients of OVMS look at it."""
+"""Server name in metadata; OVMS clients check it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What the server tells of one servable.
+    """Metadata of one servable.
 
-    ``versions`` are all that can be called, ascending; ``serving`` is the one that was asked about.  For
-    ``joined_rows`` see ``ServableMetadata``.
+    ``versions`` are all available versions, ascending; ``serving`` is the requested one.  For ``joined_rows`` see
+    ``ServableMetadata``.
     """
 
     name: str
@@ -240,7 +218,7 @@ class ModelMetadata:
 
 
 class Description(NamedTuple):
-    """What a caller must know to call a servable with as little as names and values."""
+    """Inputs, outputs and streaming capability of a servable."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -248,13 +226,13 @@ class Description(NamedTuple):
 
 
 def no_streams(name: str) -> ServiceMissing:
-    """Refuse a stream to a name that nothing has that takes streams."""
+    """Return the error for a stream to a name under which no streaming service is served."""
     return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
 
 
 def otherwise(lease: Lease, untaken: str) -> str:
-    """Say what a service does not take, and how it is called."""
-    ways = {
+    """Return the error text for an unsupported call type, with the call types that the service takes."""
+    call_forms = {
         Takes.TENSORS: "with single requests",
         Takes.HTTP: f"at /{lease.name}",
         Takes.GRPC: "by its own gRPC services",
@@ -262,12 +240,12 @@ def otherwise(lease: Lease, untaken: str) -> str:
         Takes.PAYLOADS: "below /v3",
         Takes.GENERATION: "by OpenAI's API below /v3",
     }
-    named = " or ".join(way for takes, way in ways.items() if takes in lease.takes)
-    return f'the {lease.kind} "{lease.name}" takes no {untaken}; call it {named}'
+    supported = " or ".join(form for takes, form in call_forms.items() if takes in lease.takes)
+    return f'the {lease.kind} "{lease.name}" takes no {untaken}; call it {supported}'
 
 
 # ----------------------------------------------------------------------
-# What every front end calls: the same look-up, observation and errors for each protocol
+# The data plane
 # ----------------------------------------------------------------------
 
 STARTING: Final = "the listeners are not bound yet"
@@ -275,25 +253,23 @@ DRAINING: Final = "the server is shutting down"
 
 
 class DataPlane:
-    """The operations of one server, free of any protocol.
+    """The operations of one server, independent of any protocol.
 
     Args:
-        registry: what is served.
-        reload: brings the registry in line with the configuration and says whether anything changed; None where
-            there is nothing to reload from.
-        observers: are told of every call of a service that exists.
-        metrics: rendered for scrapers; None when metrics are off.
-        obstacle: tells why what is served cannot answer although it is loaded, or an empty text.
-        most_answer_bytes: how large the outputs of an answer, or of a reply of a stream, may be together.
-        admission: says how many calls there may be at once; by default as the services are configured.
-        regions: those of shared memory that clients register; none may be unless given.
-        server_name: what clients are told that it is called.
-        traces: the last ones; None where none are kept.
-        control: loads and unloads by name; None where that is not how things are loaded.
+        registry: the served services.
+        reload: applies the configuration to the registry and returns True if anything changed; None without one.
+        observers: notified of every call of an existing service.
+        metrics: None when metrics are off.
+        obstacle: returns the reason why the server is unready although everything is loaded, or an empty string.
+        most_answer_bytes: largest size of a response's outputs, or of one stream reply's.
+        admission: concurrency limits; by default those of the service configurations.
+        regions: shared-memory regions of clients; by default none are allowed.
+        traces: the most recent traces; None when not kept.
+        control: loads and unloads by name; None where that is not supported.
 
     Attributes:
-        siblings: the other processes of the server, where it has several.
-        workers_reason: why it has as many processes as it has, where it has chosen that itself.
+        siblings: the other worker processes; None with a single one.
+        workers_reason: why the server chose its number of workers; empty if the user did.
     """
 
     def __init__(
@@ -328,7 +304,7 @@ class DataPlane:
         self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
         self._metrics = metrics
         self._metered: set[str] = set()
-        self._room = AnswerRoom()
+        self._response_budget = AnswerRoom()
         self._not_serving = STARTING
         self._changed = trio.Event()
         registry.subscribe(lambda _: self.announce())
@@ -337,11 +313,11 @@ class DataPlane:
     # Life cycle
 
     def is_live(self) -> bool:
-        """Tell that the process answers; true as soon as it can be asked."""
+        """Return True: a process that runs this is live."""
         return True
 
     def readiness(self) -> Readiness:
-        """Tell whether requests will be served, and if not, why."""
+        """Return whether the server is ready, with the reason if it is not."""
         if self._not_serving:
             return Readiness(ready=False, reason=self._not_serving)
         reason = "" if self._obstacle is None else self._obstacle()
@@ -349,75 +325,66 @@ class DataPlane:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server has begun to end."""
+        """Whether shutdown has begun."""
         return self._not_serving == DRAINING
 
     def begin_serving(self) -> None:
-        """Say that the listeners are bound."""
+        """Mark the listeners as bound."""
         self._not_serving = ""
         self.announce()
 
     def begin_drain(self) -> None:
-        """Say that the server will end; it is not ready from now on."""
+        """Mark the server as shutting down; it is not ready from now on."""
         self._not_serving = DRAINING
         self.announce()
 
     async def wait_change(self) -> None:
-        """Return at the next change of the readiness of the server or of anything that it serves.
-
-        Cancellation: at once; nothing is held.
-        """
+        """Return at the next change of the readiness of the server or of a service."""
         await self._changed.wait()
 
     def announce(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake the tasks in :meth:`wait_change` and update the readiness metric."""
         self._changed.set()
         self._changed = trio.Event()
         if self._metrics is not None:
             self._metrics.child("ovmstrio_ready").set(self.readiness().ready)
 
-    # What is served
+    # Queries
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
-        """Tell the state of every version ever seen, by servable."""
+        """Return the state of every version ever seen, by service name."""
         return self.registry.statuses()
 
     def model_ready(self, name: str, version: str, door: Door) -> bool:
-        """Tell whether a version, or the default one, can be called.
+        """Return True if a version, or the default one, is available.
 
         Raises:
             NotFound: the name or version is unknown.
             InvalidRequest: the version is not a number.
         """
-        with self._worded(door, door.ready):
+        with self._translated_errors(door, door.ready):
             ready = self.registry.is_ready(name, version)
-        self._note_question(door.ready, name, "", door)
+        self._count_query(door.ready, name, "", door)
         return ready
 
     def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
-        """Tell the state of one version, or with 0 of all ever seen: TensorFlow Serving's ``GetModelStatus``.
+        """Return the state of one version, or of all with 0, as TensorFlow Serving's ``GetModelStatus``.
 
         Raises:
             NotFound: the name or version is unknown.
         """
-        with self._worded(door, door.status):
+        with self._translated_errors(door, door.status):
             statuses = self.registry.version_statuses(name, version)
-        self._note_question(door.status, name, "", door)
+        self._count_query(door.status, name, "", door)
         return statuses
 
     def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
-        """Tell the inputs and outputs of a version, or the default one.
-
-        Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
-        with self._worded(door, door.metadata):
+        """Return the metadata of a version, or of the default one; raises as ``Registry.peek``."""
+        with self._translated_errors(door, door.metadata):
             known = self.registry.peek(name, version).metadata
         versions = self.registry.available_versions(name)
         serving = str(asked if (asked := int(version or 0)) in versions else versions[-1])
-        self._note_question(door.metadata, name, serving, door)
+        self._count_query(door.metadata, name, serving, door)
         return ModelMetadata(
             name,
             [str(v) for v in versions],
@@ -432,31 +399,22 @@ class DataPlane:
         )
 
     def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
-        """Tell what was counted of the calls of a version, of all of a name, or of everything that can be called.
-
-        Raises:
-            NotFound: the name or version is unknown, or not served any more.
-            VersionLoading: the version is not loaded yet.
-            InvalidRequest: the version is not a number.
-        """
+        """Return the call statistics of a version, of a name, or of all services; raises as ``Registry.peek``."""
         number = parse_version(version)
         if name:
-            with self._worded(door, door.metadata):
+            with self._translated_errors(door, door.metadata):
                 self.registry.peek(name, version)
         names = [name] if name else sorted(self.registry.statuses())
         every = ((each, str(known)) for each in names for known in self.registry.available_versions(each))
         return self.call_statistics.of(pair for pair in every if not number or pair[1] == str(number))
 
     def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
-        """List the live sequences of a version of a stateful model, or of the default one, by id.
+        """Return the live sequences of a version of a stateful model, sorted by id; raises also as ``Registry.peek``.
 
         Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it is not loaded yet.
-            InvalidRequest: the version is not a number.
-            NotSupported: the model has no sequences.
+            NotSupported: the model is not stateful.
         """
-        with self._worded(door, door.metadata):
+        with self._translated_errors(door, door.metadata):
             servable = self.registry.peek(name, version)
         if not isinstance(servable, SequenceServable):
             raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
@@ -465,22 +423,20 @@ class DataPlane:
     # Calls
 
     def has_limits(self) -> bool:
-        """Whether calls may have to wait, or be refused, for their number."""
+        """Whether any concurrency limit is configured or set by a service itself."""
         return self._has_limit or self.registry.has_limits or bool(self._own_limits.limited)
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
     ) -> CallPlace | None:
-        """Take a place for a call before its body is looked at; None where there is no limit, or no such service.
+        """Take a place for a call before its body is decoded; return None if there is no limit or no such service.
 
-        Whoever has it makes it the :data:`current_place` of the task that makes the call, and releases it in the end.
-        A call that comes without one takes its place itself.
+        The caller sets the place as the :data:`current_place` of the task that makes the call, and releases it at the
+        end. A call without a place takes one itself.
 
         Raises:
-            Overloaded: the call would have to wait, and as many wait as may; it has been counted.
-            TooManyRequests: the service itself allows no more; likewise.
-
-        Cancellation: while it waits; it leaves the queue.
+            Overloaded: the queue is full; the refusal has been counted.
+            TooManyRequests: the service's own limit is reached; the refusal has been counted.
         """
         if not self.has_limits() or not self.registry.knows(name):
             return None
@@ -517,27 +473,24 @@ class DataPlane:
     async def infer(
         self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
     ) -> Any:
-        """Answer one call, as ``render`` makes an answer and tells its size of what the service gives.
+        """Infer and return the response, or the object that ``render`` makes of it together with its size in bytes.
 
-        Outputs that the request names are all that is answered, in that order.  It waits before it computes while
-        answers for the same client, or for all, have no room.
+        Requested outputs keep the order of the request.  Inference waits while the send budget of the client or of the
+        server is exhausted.  The request's buffers must stay unchanged until this returns.
 
         Raises:
-            ServerError: any of its kinds; what the look-up or the servable raised.
-
-        Ownership: the request's buffers must stay unchanged until this returns.
-        Cancellation: at any checkpoint; the servable gives back what the call held.
+            ServerError: from the look-up or the servable.
         """
         method, arrival = door.infer, request.arrival
         now = None if self.has_limits() else self.registry.lease_now(request.model_name, request.model_version)
         lease = now or await self._lease_later(request, door)
-        # A block of the lease's own would cost each call two more calls of functions.
+        # No `with lease`: it would cost two more function calls per inference.
         try:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(otherwise(lease, "tensors"))
             if arrival is not None:
                 await self._take_turn(arrival, request.model_name, lease)
-            share, room, key = current_share.get(), self._room, lease.name
+            share, room, key = current_share.get(), self._response_budget, lease.name
             size = 0 if share is None else room.take(share, key) or await room.wait(share, key, lease.servable)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
@@ -556,7 +509,7 @@ class DataPlane:
                     at_once = renderer.may_at_once(answer, door)
                     answer, event.sent = render(answer) if at_once else await renderer.render(render, answer, door)
                     if event.sent != size:
-                        self._room.learn(lease.name, event.sent)
+                        self._response_budget.learn(lease.name, event.sent)
             except BaseException as error:
                 self._end(event, error)
                 raise
@@ -569,7 +522,7 @@ class DataPlane:
             lease.release()
 
     async def _take_turn(self, arrival: Arrival, name: str, lease: Lease) -> None:
-        """Wait for the turn of a request where order matters; no later one waits for this where it does not."""
+        """Wait for a request's turn if order matters, else let later requests proceed."""
         if lease.has_order:
             arrival.call(name)
             await arrival.take_turn()
@@ -577,11 +530,11 @@ class DataPlane:
             arrival.settle()
 
     async def _lease_later(self, request: InferRequest, door: Door) -> Lease:
-        """Lease what a request calls where that may have to wait; no later request for others waits for this one."""
+        """Lease a service where that may wait; later requests for other services do not wait for this one."""
         if (arrival := request.arrival) is not None:
             arrival.call(request.model_name)
-        asked = request.model_name, request.model_version, door, door.infer
-        return await (self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked))
+        wanted = request.model_name, request.model_version, door, door.infer
+        return await (self._admitted_lease(*wanted, arrival) if self.has_limits() else self._lease(*wanted))
 
     async def call(
         self,
@@ -594,25 +547,22 @@ class DataPlane:
         is_stream: bool = False,
         is_free: bool = False,
     ) -> ObservedCall:
-        """Lease a service for a call that takes no tensors; the call ends with the ``with`` block of what is given.
+        """Lease a service for a call without tensors; the call ends with the ``with`` block of the returned object.
 
-        It waits while answers for the same client, or for all, have no room; ``is_stream`` tells that there will be
-        many, each of which is waited for by itself, and ``is_free`` that it is none of those that are limited.
+        It waits while the send budget of the client or of the server is exhausted; with ``is_stream``, each reply waits
+        for the budget separately.  With ``is_free``, the call is exempt from all limits.
 
         Raises:
-            NotFound: the name is unknown, or not served any more.
-            VersionLoading: it was not loaded in time.
-            Overloaded: as many calls are under way, or wait, as may.
-
-        Ownership: the lease, and the event's end, until the block is left, or whoever it was handed over to is done.
-        Cancellation: while it is waited for; nothing is held.
+            NotFound: the name is unknown or retired.
+            VersionLoading: the service was not loaded in time.
+            Overloaded: the concurrency limit is reached and the queue is full.
         """
         take = self._admitted_lease if self.has_limits() and not is_free else self._lease
         lease = await take(name, "", door, method)
         try:
             if not is_free:
                 count_call(lease)
-            room = await self._room.enter(f"{name}/{method}", is_stream=is_stream)
+            room = await self._response_budget.enter(f"{name}/{method}", is_stream=is_stream)
         except BaseException as error:
             lease.release()
             if isinstance(error, TooManyRequests):
@@ -623,16 +573,9 @@ class DataPlane:
         return ObservedCall(lease, event, self._end, room)
 
     async def describe(self, name: str, version: str, door: Door) -> Description:
-        """Tell what a version, or the default one, is called with; one that is being loaded is waited for.
+        """Return inputs and outputs of a version, or of the default one, waiting for one that is loading.
 
-        Unlike :meth:`model_metadata` this is a part of another call and not observed.
-
-        Raises:
-            NotFound: the name or version is unknown or retired.
-            VersionLoading: it was not loaded in time.
-            InvalidRequest: the version is not a number.
-
-        Cancellation: while it is waited for; nothing is held.
+        Unlike :meth:`model_metadata`, this is part of another call and is not observed.  Raises as ``Registry.lease``.
         """
         with await self._lease(name, version, door, door.infer) as lease:
             servable = lease.servable
@@ -640,11 +583,9 @@ class DataPlane:
             return Description(known.inputs, known.outputs, Takes.STREAMS in lease.takes)
 
     async def takes_streams(self, name: str) -> bool:
-        """Tell whether a stream to a name is to be opened, rather than called for each of its messages.
+        """Return True if a stream to a name must be opened, False if each message is a separate call.
 
-        So it is for what does not exist or is called in neither way: :meth:`open_stream` says why it cannot be.
-
-        Cancellation: while it is loaded; nothing is held.
+        Also true for names that accept neither: :meth:`open_stream` then raises the reason.
         """
         try:
             with await self.registry.lease(name) as lease:
@@ -654,29 +595,25 @@ class DataPlane:
 
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
-        """Open a stream with its first request, whose version does not matter: what can be streamed to has only one.
+        """Open a stream with its first request, whose version is ignored: streaming services have only one.
 
         The block must not be left before the replies have ended, unless by an error or cancellation.
 
         Raises:
-            NotFound: on entering, when nothing of that name can be streamed to.
-            ServerError: on entering, what the look-up raised, or why the stream could not begin; on leaving, why it
-                failed.
-
-        Ownership: everything that runs for the stream, and the lease, until the block is left.
-        Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
+            NotFound: on entering, if no streaming service has that name.
+            ServerError: on entering, if the look-up or the start fails; on leaving, if the stream fails.
         """
         with await self._lease_stream(first.model_name, door) as lease:
             if Takes.STREAMS not in lease.takes:
                 missing = door.words(no_streams(first.model_name), door.stream)
                 raise ServiceMissing(f"{missing}: {otherwise(lease, 'streams')}")
             servable = cast("StreamingServable", lease.servable)
-            await self._room.enter(lease.name, is_stream=True)
+            await self._response_budget.enter(lease.name, is_stream=True)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id, first.received)
             self._start(event, lease)
             opened = None
             try:
-                self._view_streamed(first)
+                self._map_stream_inputs(first)
                 outputs = StreamedOutputs(first, servable.metadata)
                 async with servable.open_stream(first) as stream:
                     opened = OpenStream(
@@ -685,7 +622,7 @@ class DataPlane:
                         self._move,
                         most_bytes=self._renderer.most_bytes,
                         outputs=outputs,
-                        prepare=self._view_streamed,
+                        prepare=self._map_stream_inputs,
                     )
                     yield opened
             except BaseException as error:
@@ -698,13 +635,13 @@ class DataPlane:
                     opened.settle()
             self._end(event, None)
 
-    def _view_streamed(self, request: InferRequest) -> None:
-        """Give a request of a stream its inputs that lie in regions; replies to no one request have no place there."""
+    def _map_stream_inputs(self, request: InferRequest) -> None:
+        """Map a stream request's shared-memory inputs; reject shared-memory outputs."""
         if place_tensors(request, self.regions):
             raise InvalidRequest("outputs in shared memory: the replies of a stream belong to none of its requests")
 
     async def _lease_stream(self, name: str, door: Door) -> Lease:
-        place = await self._place(name, "", door, door.stream)
+        place = await self._take_place(name, "", door, door.stream)
         try:
             lease = await self.registry.lease(name)
             give_place(lease, place)
@@ -721,8 +658,8 @@ class DataPlane:
     async def _admitted_lease(
         self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
     ) -> Lease:
-        """Lease a service for a call where there are limits; one that has no place takes it."""
-        place = await self._place(name, version, door, method, arrival)
+        """Lease a service and attach a place, taking one if the call has none."""
+        place = await self._take_place(name, version, door, method, arrival)
         try:
             lease = await self._lease(name, version, door, method)
             give_place(lease, place)
@@ -732,7 +669,7 @@ class DataPlane:
                 place.release()
         return lease
 
-    async def _place(
+    async def _take_place(
         self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
     ) -> CallPlace | None:
         return await self.admit(name, version, door, method, arrival) if current_place.get() is None else None
@@ -746,7 +683,7 @@ class DataPlane:
     def count_unparsed(
         self, name: str, version: str, error: ServerError, door: Door, received: int = 0, *, method: str = ""
     ) -> None:
-        """Count a call whose body was not or could not be read, if its service exists (OVMS: as a failed infer)."""
+        """Count a call whose body could not be read as a failed inference (as OVMS does), if its service exists."""
         versions = self.registry.available_versions(name)
         try:
             self.registry.peek(name, version)
@@ -761,38 +698,36 @@ class DataPlane:
     # Administration
 
     async def reload_config(self) -> bool:
-        """Bring what is served in line with the configuration; True if anything changed.
+        """Apply the configuration again; return True if anything changed.
 
         Raises:
-            ServerError: the configuration cannot be used; what was served goes on.
-            NotSupported: the server was started without anything to reload.
-
-        Cancellation: at once; the registry goes on with a change that it has begun.
+            ServerError: the configuration cannot be used; what was served before stays.
+            NotSupported: the server has no configuration.
         """
         if self._reload is None:
             raise NotSupported("this server has no configuration to reload")
         return await self._reload()
 
     def render_metrics(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes | None:
-        """Print the metrics, or those of the families named; see ``Metrics.render``; None when they are off."""
+        """Return the metrics text, optionally of some families only; None when metrics are off."""
         return None if self._metrics is None else self._metrics.render(families, is_open=is_open)
 
     # Observers
 
     def note_refused_caller(self, reason: str) -> None:
-        """Count a request that is refused because of who makes it; see ``Gate.refused``."""
+        """Count a request refused for its credentials or quota; see ``Gate.refused``."""
         if self._metrics is not None:
             self._metrics.refused(reason)
 
     @contextmanager
-    def _worded(self, door: Door, method: str) -> Iterator[None]:
-        """Put the refusals of a look-up into the door's words."""
+    def _translated_errors(self, door: Door, method: str) -> Iterator[None]:
+        """Convert look-up errors to the texts of the interface."""
         try:
             yield
         except ServerError as error:
             raise door.words(error, method) from None
 
-    def _note_question(self, method: str, name: str, version: str, door: Door) -> None:
+    def _count_query(self, method: str, name: str, version: str, door: Door) -> None:
         if versions := self.registry.available_versions(name):
             event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
             self._end(event, None)

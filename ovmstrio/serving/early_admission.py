@@ -1,7 +1,7 @@
-"""Calls whose services are named inside their messages: a place is taken before anything else of the message is read.
+"""Early admission: takes a place for a call as soon as the service name in its message is known.
 
-The name is the first field, as every usual client writes it.  A message that says another name further on, which
-counts then, takes its place when that is read.
+Usual clients write the name as the first field.  A message that repeats the field with another name, which then counts,
+takes its place when that is decoded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTINUED: Final = 128
 
 
 def first_text(data: bytes | memoryview) -> bytes:
-    """Give the value of field 1 where a message begins with it, and it is not long; nothing for any other message."""
+    """Return the value of protobuf field 1 if a message starts with it and it is short; otherwise empty."""
     if not data or data[0] != _FIRST_TEXT:
         return b""
     length = shift = 0
@@ -49,20 +49,12 @@ async def answer_admitted(
     method: str = "",
     arrival: Arrival | None = None,
 ) -> _T:
-    """Answer a call that has a place of a service, if there is one of that name.
+    """Take a place for the service that the message names, if there is one, and call ``answer``.
 
-    Args:
-        plane: has the service.
-        door: which the call has come by.
-        name: what its message begins with.
-        answer: reads the message and answers the call.
-        method: what is called; by default the door's inference.
-        arrival: the call's, if its order matters.
+    ``method`` is the metric label, by default the interface's inference; ``arrival`` is set if the order matters.
 
     Raises:
-        Overloaded: it would have to wait, and as many wait as may.
-
-    Cancellation: while it waits; as what answers.
+        Overloaded: the queue is full.
     """
     place = await plane.admit(name.decode(errors="replace"), "", door, method or door.infer, arrival)
     if place is None:
@@ -75,6 +67,6 @@ async def answer_admitted(
 
 
 def keep_place(called: str, name: bytes) -> None:
-    """Give the place of a call back unless it calls what its first bytes have said."""
+    """Release the place of a call if the decoded name differs from the first bytes."""
     if called.encode(errors="replace") != name:
         leave_place()

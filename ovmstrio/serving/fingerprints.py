@@ -1,7 +1,6 @@
-"""Marks by which a change on disk is seen.
+"""Fingerprints of files, for change detection.
 
-A file that is read whole anyway is known by its content; a version's directory, which may hold gigabytes, by the
-names, sizes and times of its files.
+Small files are fingerprinted by content; version directories, which may hold gigabytes, by names, sizes and times.
 """
 
 from __future__ import annotations
@@ -21,32 +20,27 @@ if TYPE_CHECKING:
 
 __all__ = ["content_mark", "graph_mark", "paths_mark", "python_files", "rows_mark", "tree_mark"]
 
-# ----------------------------------------------------------------------
-# Marks by which a change on disk is seen
-# ----------------------------------------------------------------------
-
 
 def content_mark(data: bytes) -> str:
-    """Give a mark of a file's content, so that a rewrite of the same text is no change."""
+    """Return the fingerprint of a file's content; rewriting the same content is no change."""
     return hashlib.sha256(data).hexdigest()
 
 
 def tree_mark(path: Path) -> str:
-    """Give a mark of a file, or of all files below a directory, that changes when any of them does.
+    """Return the fingerprint of a file, or of all files below a directory; missing and unreadable files are allowed.
 
-    What cannot be read, vanishes meanwhile or is not there is a state like any other.  Links to directories are not
-    followed, so that a circle of them does no harm.
+    Links to directories are not followed, because they may form circles.
     """
     return rows_mark((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in _files(str(path)))
 
 
 def paths_mark(paths: Iterable[Path]) -> str:
-    """Give a mark of several files, as :func:`tree_mark` does of one."""
+    """Return the fingerprint of several files or directories."""
     return rows_mark((path, tree_mark(path)) for path in set(paths))
 
 
 def rows_mark(rows: Iterable[tuple[object, ...]]) -> str:
-    """Give a mark of what is told of files, a row each, in whatever order they come."""
+    """Return the fingerprint of rows in any order."""
     digest = hashlib.sha256()
     for row in sorted("\0".join(map(str, row)) for row in rows):
         digest.update(f"{row}\n".encode(errors="surrogateescape"))
@@ -59,7 +53,7 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
             entries = list(found)
     except NotADirectoryError:
         with contextlib.suppress(OSError):
-            yield path, os.stat(path)  # noqa: PTH116 - paths are plain texts here, as `scandir` gives them
+            yield path, os.stat(path)  # noqa: PTH116 - `scandir` returns paths as str
         return
     except (OSError, ValueError):
         return
@@ -71,19 +65,12 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield entry.path, entry.stat()
 
 
-# ----------------------------------------------------------------------
-# Marks by which a change of a graph is seen: of its own file, and of the Python code that its nodes run
-# ----------------------------------------------------------------------
-
-# A file that cannot be parsed has to be watched as well, hence no parser.
-_HANDLER: Final = re.compile(r"""\bhandler_path\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)')""")
+# No parser, because a graph file with syntax errors must be watched, too.
+_HANDLER_PATH: Final = re.compile(r"""\bhandler_path\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)')""")
 
 
 def graph_mark(spec: GraphSpec) -> str:
-    """Give a mark of a graph that changes with its file and with the Python files in the directories of its handlers.
-
-    Packages in those directories count as well.  What cannot be read is a state like any other.
-    """
+    """Return the fingerprint of a graph file and of the Python files in its handlers' directories and packages."""
     try:
         content = read_regular_bytes(spec.graph_path)
     except OSError:
@@ -93,12 +80,12 @@ def graph_mark(spec: GraphSpec) -> str:
 
 
 def _handler_directories(text: str, base_path: Path) -> set[Path]:
-    written = (double or single for double, single in _HANDLER.findall(text))
-    return {(base_path / path.replace("\\", "/")).parent for path in written}
+    paths = (double or single for double, single in _HANDLER_PATH.findall(text))
+    return {(base_path / path.replace("\\", "/")).parent for path in paths}
 
 
 def python_files(directory: Path) -> Iterator[Path]:
-    """Give the Python files of a directory and of the packages in it; none of one that cannot be read."""
+    """Yield the Python files of a directory and of its packages; none for an unreadable one."""
     try:
         entries = list(directory.iterdir())
     except OSError:

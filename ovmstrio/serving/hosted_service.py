@@ -1,4 +1,4 @@
-"""Services that live in a task of the server's own: opened as a block, closed on demand, no trouble to their siblings.
+"""Services hosted in their own task: entered as a context manager, closed on demand; failures stay within the task.
 
 ::
 
@@ -24,29 +24,23 @@ log = structlog.get_logger(__name__)
 
 
 class ResidentService:
-    """What a hosted block gives; closing it ends the block."""
+    """Base of services that a hosted context manager yields; closing one ends its block."""
 
     def __init__(self) -> None:
         self._closing = trio.Event()
         self._closed = trio.Event()
 
     async def aclose(self) -> None:
-        """End the block, and return when it has ended.
-
-        Cancellation: nothing is left behind; the block goes on ending.
-        """
+        """End the block and wait for its end; the block also ends under cancellation."""
         self._closing.set()
         await self._closed.wait()
 
     async def stay(self) -> None:
-        """Return when the service is to be closed; for its host.
-
-        Cancellation: at once.
-        """
+        """Return when the service is to be closed; for the host only."""
         await self._closing.wait()
 
     def gone(self) -> None:
-        """Note that the block has ended; for its host."""
+        """Mark the block as ended; for the host only."""
         self._closed.set()
 
 
@@ -56,58 +50,51 @@ ResidentT = TypeVar("ResidentT", bound=ResidentService)
 async def host(
     tasks: trio.Nursery, opened: AbstractAsyncContextManager[ResidentT], *, kind: str, name: str
 ) -> ResidentT:
-    """Enter a block in a task of its own, and give its service; the caller owns the service and closes it.
+    """Enter a context manager in a new task of ``tasks``, and return its service, which the caller must close.
 
-    Args:
-        tasks: owns the task; must outlive the service.
-        opened: the block.
-        kind: what the log calls it.
-        name: which one it is.
+    ``kind`` and ``name`` are for log lines.
 
     Raises:
-        ServerError: the block could not be entered; what it raises later is logged, and ends nothing else.
-
-    Cancellation: while it is entered; nothing is left.
+        ServerError: the block could not be entered; later errors are logged.
     """
-    hosting = _Hosting(opened, kind, name)
+    hosting = _HostTask(opened, kind, name)
     service: ResidentT | None = await tasks.start(hosting.run)
     if service is None:
         raise hosting.failure or ModelFailure(f"the {kind} {name!r} could not be loaded")
     return service
 
 
-class _Hosting(Generic[ResidentT]):
-    """The task in which a service lives; its failures never reach the tasks beside it."""
+class _HostTask(Generic[ResidentT]):
+    """The task of one hosted service."""
 
     def __init__(self, opened: AbstractAsyncContextManager[ResidentT], kind: str, name: str) -> None:
         self._opened = opened
-        self._what = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-        self._names = {kind.replace(" ", "_"): name}
+        self._kind = kind
+        self._log_fields = {kind.replace(" ", "_"): name}
         self.failure: ServerError | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[ResidentT | None]) -> None:
-        """Host the block until its service is closed; reports the service, or None if it cannot be entered."""
         service: ResidentT | None = None
         try:
             async with self._opened as service:
                 task_status.started(service)
                 await service.stay()
-        except* Exception as group:  # the border of one service
+        except* Exception as group:  # errors stay within one service
             if service is None:
-                self.failure = self._first_of(group)
+                self.failure = self._load_error(group)
             else:
-                log.exception("%s has ended", self._what, **self._names)
+                log.exception("%s failed", self._kind, **self._log_fields)
         finally:
             if service is not None:
                 service.gone()
         if service is None:
             task_status.started(None)
 
-    def _first_of(self, group: BaseExceptionGroup[Any]) -> ServerError:
+    def _load_error(self, group: BaseExceptionGroup[Any]) -> ServerError:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, ServerError):
             return error
-        log.error("%s could not be loaded", self._what, exc_info=error)
+        log.error("%s not loaded", self._kind, exc_info=error)
         return ModelFailure(f"{type(error).__name__}: {text_of(error)}")

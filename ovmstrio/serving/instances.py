@@ -1,4 +1,4 @@
-"""Loaded servables: who uses one, and that each is closed once, when nobody uses it any more."""
+"""Instances of loaded services: leases by calls in flight, and closing of retired ones."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ __all__ = ["Instance", "Lease", "RetiredInstances"]
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """One loaded servable with the number of calls in flight.
+    """One loaded service with the number of calls in flight; a reload creates a new instance.
 
-    A version that is loaded again has a new instance; the old one lives until its last lease is given back.
-    ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, ``takes`` the calls that
-    it takes, and ``remarks`` are what is odd with it; ``has_order`` is true where the order of requests matters, and
-    ``concurrency_limit`` counts calls for a service that limits them itself.  ``drained`` is there once somebody waits
-    to close it, and is set with the end of the last call in flight.
+    Attributes:
+        files: fingerprint of the files it was loaded from.
+        calls: names of its callees.
+        remarks: load-time warnings.
+        has_order: whether the order of requests matters.
+        concurrency_limit: call counter of a service that limits itself.
+        drained: set at the end of the last call, once a task waits to close the instance.
     """
 
     spec: ServableSpec
@@ -57,20 +59,16 @@ class Instance:
         self.concurrency_limit = service.concurrency_limit if isinstance(service, CountedService) else None
 
     async def wait_drained(self) -> None:
-        """Return once no call is in flight; whoever waits has seen to it that no new lease is given.
-
-        Cancellation: at once; nothing is held.
-        """
+        """Return once no call is in flight; the caller must prevent new leases."""
         if self.in_flight:
             self.drained = self.drained or trio.Event()
             await self.drained.wait()
 
 
 class Lease:
-    """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block.
+    """The right to call one service, until the ``with`` block ends; the service stays open until then.
 
-    ``place`` is given back with it, if the call has taken one; ``waited_seconds`` is how long it waited for a place.
-    So is the call's count, if it has one, by what is ``counted``.
+    Releasing it also releases its ``place`` and the count in ``counted``; ``waited_seconds`` is the time in the queue.
     """
 
     __slots__ = (
@@ -113,7 +111,7 @@ class Lease:
         self.release()
 
     def release(self) -> None:
-        """Give the lease back, and the place that was taken with it, where no block does."""
+        """Release the lease, its place and its count, where no ``with`` block does."""
         instance = self._instance
         instance.in_flight -= 1
         if instance.drained is not None and not instance.in_flight:
@@ -127,12 +125,12 @@ class Lease:
 log = structlog.get_logger(__name__)
 
 CLOSE_SECONDS: Final = 10.0
-"""How long one servable may take to give back what it holds, cancelled or not."""
+"""Time limit for closing one service, also under cancellation."""
 
 
 @dataclass(slots=True)
 class _Retired:
-    """An instance's end: what is to be called then, and the ends that it waits for."""
+    """A retired instance: its callback, and the events of callers that must close before."""
 
     closed: Callable[[], None] | None
     callers: tuple[trio.Event, ...]
@@ -140,36 +138,33 @@ class _Retired:
 
 
 class RetiredInstances:
-    """The instances that get no more calls and are not closed yet; each is closed after those that call it."""
+    """Instances that get no more calls and are not closed yet; callers are closed before their callees."""
 
     def __init__(self) -> None:
-        self._open: dict[Instance, _Retired] = {}
+        self._retired: dict[Instance, _Retired] = {}
 
     def add(self, instance: Instance, closed: Callable[[], None] | None) -> None:
-        """Take over an instance that gets no more calls; ``closed`` is called once it is closed.
+        """Add a retired instance; ``closed`` is called once it is closed.
 
-        Only callers that were retired before it are waited for, so that no two wait for each other.
+        It waits only for callers retired before, so that no two instances wait for each other.
         """
-        callers = tuple(retired.ended for other, retired in self._open.items() if instance.name in other.calls)
-        self._open[instance] = _Retired(closed, callers)
+        callers = tuple(retired.ended for other, retired in self._retired.items() if instance.name in other.calls)
+        self._retired[instance] = _Retired(closed, callers)
 
     async def close_when_idle(self, instance: Instance) -> None:
-        """Close a retired instance when its last call has ended.
+        """Close a retired instance when its last call has ended; close errors are logged.
 
-        Raises: nothing that the servable raises; that is logged.
-
-        Cancellation: while calls are in flight, which leaves the instance open for :meth:`close_all`; closing itself
-        is shielded, with a bound.
+        Cancellation leaves the instance to :meth:`close_all`; the close itself is shielded and bounded.
         """
         await instance.wait_drained()
-        retired = self._open[instance]
+        retired = self._retired[instance]
         for ended in retired.callers:
             await ended.wait()
         await self._close(instance)
-        # What it calls may be closed now.
-        del self._open[instance]
+
+        del self._retired[instance]
         retired.ended.set()
-        log.info("retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
+        log.info("service retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
         if retired.closed is not None:
             retired.closed()
 
@@ -178,25 +173,22 @@ class RetiredInstances:
             try:
                 await instance.servable.aclose()
             except Exception:
-                log.exception("closing failed", name=instance.name, version=instance.version)
+                log.exception("service close failed", name=instance.name, version=instance.version)
         if scope.cancelled_caught:
-            log.error("closing took too long", name=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
+            log.error("service close timed out", name=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
 
     async def close_all(self, seconds: float) -> None:
-        """Close everything that is retired, each when its calls have ended; no other task may be closing any more.
+        """Close all retired instances when idle; shielded and bounded by ``seconds``.
 
-        An instance whose calls do not end in ``seconds`` is left open: closing it under a running call could crash
-        the process.
-
-        Cancellation: shielded, with that bound.
+        An instance with calls after that time stays open: closing it under a running call could crash the process.
         """
         with trio.move_on_after(seconds, shield=True):
             async with trio.open_nursery() as nursery:
-                for instance in tuple(self._open):
+                for instance in tuple(self._retired):
                     nursery.start_soon(self.close_when_idle, instance)
-        for instance in self._open:
+        for instance in self._retired:
             log.warning(
-                "abandoned",
+                "service left open, calls still running",
                 kind=instance.spec.kind,
                 name=instance.name,
                 version=instance.version,

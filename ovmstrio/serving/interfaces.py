@@ -1,6 +1,6 @@
-"""The ways in, each with its API's names of methods, and its words for what is not there.
+"""API interfaces: KServe, TensorFlow Serving, OpenAI ... with their metric labels and OVMS's look-up errors.
 
-OVMS's words differ by API and interface, because each looks for other kinds of services last.
+OVMS's error texts differ by interface, because each looks for another kind of service last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 MODEL_MISSING: Final = "Model with requested name is not found"
 GRAPH_MISSING: Final = "Mediapipe graph definition with requested name is not found"
-"""What an inference of an unknown name is told: OVMS looks for graphs last, and the last miss speaks."""
+"""OVMS's inference error for an unknown name: graphs are looked up last."""
 PIPELINE_MISSING: Final = "Pipeline with requested name is not found"
 NOT_LOADED: Final = "Model with requested version is not loaded yet"
 VERSION_MISSING: Final = "Model with requested version is not found"
@@ -46,9 +46,9 @@ _LOADING: Final = {
 }
 
 
-def _ovms_words(missing: str, error: ServerError, method: str) -> ServerError:
-    """Say of a look-up what OVMS says; kinds that it does not know have the server's own words."""
-    text = _text(missing, error, method)
+def _with_ovms_text(missing: str, error: ServerError, method: str) -> ServerError:
+    """Replace a look-up error's text by OVMS's, if the kind exists in OVMS."""
+    text = _ovms_text(missing, error, method)
     if text is None:
         return error
     error.message = text
@@ -56,7 +56,7 @@ def _ovms_words(missing: str, error: ServerError, method: str) -> ServerError:
     return error
 
 
-def _text(missing: str, error: ServerError, method: str) -> str | None:
+def _ovms_text(missing: str, error: ServerError, method: str) -> str | None:
     match error:
         case ServiceMissing():
             return MODEL_MISSING if method in QUESTIONS else missing
@@ -91,13 +91,13 @@ _TENSORFLOW: Final = {
     "status": "GetModelStatus",
 }
 
-KSERVE_GRPC: Final = Door(**_KSERVE, interface="gRPC", words=partial(_ovms_words, GRAPH_MISSING))
-KSERVE_REST: Final = Door(**_KSERVE, interface="REST", words=partial(_ovms_words, GRAPH_MISSING))
-TENSORFLOW_GRPC: Final = Door(**_TENSORFLOW, interface="gRPC", words=partial(_ovms_words, PIPELINE_MISSING))
-TENSORFLOW_REST: Final = Door(**_TENSORFLOW, interface="REST", words=partial(_ovms_words, MODEL_MISSING))
+KSERVE_GRPC: Final = Door(**_KSERVE, interface="gRPC", words=partial(_with_ovms_text, GRAPH_MISSING))
+KSERVE_REST: Final = Door(**_KSERVE, interface="REST", words=partial(_with_ovms_text, GRAPH_MISSING))
+TENSORFLOW_GRPC: Final = Door(**_TENSORFLOW, interface="gRPC", words=partial(_with_ovms_text, PIPELINE_MISSING))
+TENSORFLOW_REST: Final = Door(**_TENSORFLOW, interface="REST", words=partial(_with_ovms_text, MODEL_MISSING))
 HANDLERS_GRPC: Final = Door("Handlers", "gRPC")
 HANDLERS_HTTP: Final = Door("Handlers", "REST")
 OPENAI_REST: Final = Door("V3", "REST")
-"""Metrics of OVMS call the API so, after its first path; methods are ``Unary`` and ``Stream``."""
+"""OVMS's metric label of the API, from its first path ``/v3``; methods are ``Unary`` and ``Stream``."""
 PADDLE_GRPC: Final = Door("PaddleServing", "gRPC")
 PADDLE_HTTP: Final = Door("PaddleServing", "REST")

@@ -1,9 +1,9 @@
-"""What the server has to know of a kind of service, said in one place for each.
+"""Service kinds: everything that the server must know about one kind of service, in one class.
 
 ::
 
-    config.json ─> Kind.read ─> spec ─> Kind.depends_on ─> order of loading ─> Kind.load ─> Service
-                                    └─> Kind.list_versions, Kind.files_mark ─> load again?
+    config.json ─> Kind.read ─> spec ─> Kind.depends_on ─> load order ─> Kind.load ─> Service
+                                    └─> Kind.list_versions, Kind.files_mark ─> reload?
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class Takes(Enum):
-    """What calls a service may take; a port of ``ovmstrio.core.service``, ``.generation`` or ``.payloads`` each."""
+    """Call types that a service accepts."""
 
     TENSORS = "tensors"
     STREAMS = "streams"
@@ -48,17 +48,16 @@ class Takes(Enum):
     PAYLOADS = "requests over HTTP as they are"
     GENERATION = "text to be made, or made into something"
 
-    # Every call looks for one among those of its service; the hash of ``Enum`` is a function of Python's.
+    # Hot path: each call tests membership, and ``Enum.__hash__`` is a Python function.
     __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Something that a service calls by name, of a version, or of the default one.
+    """A service that another one calls by name, at a version or the default one.
 
-    With ``place``, which says where the name is written, a warning tells that nothing of the name is configured;
-    without it loading fails for want of it, and says so.  With ``reloads`` the service is loaded again whenever what
-    it calls was.
+    ``place`` is where the name is written: a missing callee is then a warning there, otherwise a load error.  With
+    ``reloads``, the caller is reloaded whenever the callee is.
     """
 
     name: str
@@ -68,31 +67,29 @@ class Dependency:
 
 
 def ignore_remark(_: Problem) -> None:
-    """Forget what is odd with what is loaded all the same."""
+    """Ignore a load-time warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What the server lends to those that load.
+    """Services of the server for loading code.
 
     Attributes:
-        lease: how nodes call what else is served.
-        tasks: owns what services run besides their calls; outlives them.
-        meters: makes the hooks by which services tell of their runs.
-        hide_errors: tell clients only the type of what user code raises.
-        isolates_python: whether Python code of users runs in processes of its own, where its service does not say.
-        python_memory_limit: how many bytes of memory each of these processes may have; 0 for any number.
-        isolates_nodes: whether custom nodes in shared libraries run in processes of their own.
-        is_trial: whether what is loaded is closed again without a call, as a check does.
-        is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
-        queue_timeout: for how many seconds calls of handlers wait for a thread; 0 for any time.
-        make_limit: makes what counts the requests of a service, by its name, that may have so many in flight; None if
-            nobody does.
-        names: what else is configured, for those that miss something by its name.
-        remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
-        sequence_owners: has the sequences that are in other processes of the server; None if there are none.
-        engines: those that other processes of the server have, or share with this one; None if there are none.
-        text_api: makes what reads requests over HTTP for nodes of graphs that make text; None where nobody can ask.
+        lease: calls other services.
+        tasks: nursery for background tasks of services; outlives them.
+        hide_errors: send clients only the type of user-code exceptions.
+        isolates_python: run user Python code in separate processes, unless the service says otherwise.
+        python_memory_limit: memory limit of each such process in bytes; 0 for none.
+        isolates_nodes: run custom-node libraries in separate processes.
+        is_trial: a configuration check: the loaded service is closed without a call.
+        is_alone: no other service is in this process, so user code may change directory and environment.
+        queue_timeout: longest wait of handler calls for a thread, in seconds; 0 for no limit.
+        make_limit: creates the concurrency limit of a service from a maximum and its name.
+        names: all configured names, for suggestions.
+        remark: receives load-time warnings.
+        sequence_owners: sequences of other workers; None with a single worker.
+        engines: text engines shared between workers; None with a single worker.
+        text_api: creates the HTTP request parser for text nodes of graphs; None where there is no HTTP.
     """
 
     lease: LeaseServable
@@ -114,19 +111,15 @@ class LoadContext:
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:
-        """Give the server's one object of a class, such as the sequences of all models, made at first sight."""
+        """Return the server-wide object that ``make`` creates, such as the sequences of all models."""
         if make not in self._shared:
             self._shared[make] = make()
-        made: _T = self._shared[make]
-        return made
+        result: _T = self._shared[make]
+        return result
 
 
 async def lease_nothing(name: str, version: str = "", /) -> NoReturn:
-    """Lease nothing, where a service is loaded alone.
-
-    Raises:
-        ServiceMissing: always.
-    """
+    """Raise ``ServiceMissing``: the lease function where a service is loaded alone."""
     del version
     raise ServiceMissing(f'nothing is served under the name "{name}"')
 
@@ -135,21 +128,18 @@ class Kind(ABC, Generic[SpecT]):
     """One kind of service.
 
     Attributes:
-        name: what messages, metrics and lists call it.
-        spec: what its configuration becomes.
-        takes: the calls that its services take.
-        has_versions: false where one version answers whatever version is asked for.
-        loads_with: the module that loading imports when it is first needed, which servers import before whatever is
-            left when they start; empty if there is none, or a light one.
-        imports: whether loading runs a program of the user's, which a check does in another process or not at all.
-        section: the key of ``config.json`` that lists services of this kind, empty if there is none.
-        further_sections: the keys of other lists that it reads.
-        tells_all: whether loading what has errors in its settings, which a check does, tells all else that is wrong as
-            well, and then fails.
-        runs_user_code: whether its services may run code of users, which may bring instrumentation of its own.
-        fills_cores: whether its services compute in this process or in processes of their own, so that models beside
-            them do not have the cores for themselves.
-        occupied: what is said of a service whose name another kind has taken.
+        name: name in messages, metrics and lists.
+        spec: class of its configuration entries.
+        takes: call types of its services.
+        has_versions: false if one version answers for every requested version.
+        loads_with: module that loading imports, imported early at server start; empty if none or cheap.
+        imports: loading runs a user program, so checks use another process or skip it.
+        section: key of the service list in ``config.json``; empty if there is none.
+        further_sections: keys of other lists that it reads.
+        tells_all: loading an invalid entry during a check finds its further problems, and then fails.
+        runs_user_code: its services may run user code, which may bring its own instrumentation.
+        fills_cores: its services compute on this machine, so models cannot use all cores.
+        occupied: error text for a name taken by another kind.
     """
 
     name: ClassVar[str]
@@ -166,71 +156,66 @@ class Kind(ABC, Generic[SpecT]):
     occupied: ClassVar[str] = "The name is taken"
 
     def read(self, file: ConfigFile) -> Sequence[ServableSpec]:
-        """Read what a configuration file says of services of this kind; of two with one name the first counts.
-
-        An entry may turn out to be one of another kind.
-        """
+        """Read the entries of a configuration file; an entry may become a spec of another kind."""
         del file
         return ()
 
     def depends_on(self, spec: SpecT) -> Sequence[Dependency]:
-        """Tell what else a service calls, as far as its settings and files say; itself is left out; blocking."""
+        """Return the dependencies found in settings and files, without the service itself; blocking."""
         del spec
         return ()
 
     @abstractmethod
     def list_versions(self, spec: SpecT) -> Listing:
-        """List the versions that could be loaded; blocking.  What has only one has it even where its files are missing.
+        """List the versions that could be loaded; blocking.  A kind without versions always lists one.
 
         Raises:
-            ConfigError: the settings cannot be used, or the versions not be listed.
+            ConfigError: the settings are invalid, or the versions cannot be listed.
         """
 
     @abstractmethod
     def files_mark(self, spec: SpecT, directory: Path) -> str:
-        """Give a mark of all that a version is loaded from, which changes when any of it does; blocking."""
+        """Return a fingerprint of all files of a version; blocking."""
 
     def check_change(self, spec: SpecT, served: Sequence[ServableSpec]) -> None:
-        """See that what is served under a name, of whatever kind, may be replaced.
+        """Check that a new entry may replace the served one, of whatever kind.
 
         Raises:
-            ConfigError: clients would fail.
+            ConfigError: the change would break clients.
         """
         del spec, served
 
     def examine(self, spec: SpecT) -> Sequence[Problem]:
-        """Tell all that is odd or wrong with what a service is loaded from, without running user code; blocking.
+        """Return the problems that a configuration check finds without running user code; blocking.
 
-        For checks: errors among it are told again by loading.
+        Errors among them are raised again by loading.
         """
         del spec
         return ()
 
     def place(self, spec: SpecT, problem: Problem, directory: Path | None) -> Problem:
-        """Say where a problem can be mended that loading a version told, or listing them if there is no directory."""
+        """Return a problem with its place in the configuration; ``directory`` is None for a listing problem."""
         del directory
         return spec.placed(problem)
 
     @abstractmethod
     async def load(self, spec: SpecT, version: int, directory: Path, context: LoadContext) -> Service:
-        """Make a service that is ready to be called; the caller owns it and closes it.
+        """Create a service ready for calls, which the caller must close.
 
         Raises:
-            ServerError: it cannot be loaded; a ``ConfigError`` lists everything that is wrong, with its places.
-
-        Cancellation: at any checkpoint; nothing is left.
+            ServerError: loading failed; a ``ConfigError`` lists all problems with their places.
         """
 
     def obstacle(self, service: Service) -> str:
-        """Tell why a service that is loaded cannot answer now, such as a worker that died; empty if it can."""
+        """Return why a loaded service is unready, such as a dead worker; empty if it is ready."""
         del service
         return ""
 
     def look_inside(self, spec: SpecT, service: Service) -> Inside:
-        """Tell what a loaded service has inside, and what that counts; for those who look, again and again."""
+        """Return the structure and counters of a loaded service, for introspection."""
         del spec, service
         return NOTHING_INSIDE
 
     def begin_drain(self, service: Service) -> None:
-        """Have a service refuse what waits in it and what still comes, for the server ends; calls under way go on."""
+        """Make a service refuse queued and new calls because the server is shutting down; running calls go on."""
         del service

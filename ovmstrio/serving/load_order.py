@@ -1,9 +1,9 @@
-"""In which order services are loaded and retired: what is called comes first, everything else side by side.
+"""Load order: dependencies between services, circular dependencies, and change detection.
 
 ::
 
-    Kind.depends_on ─> calls of each record ─┬─> circles, names that nothing has: problems of the record
-                                             └─> in_order: a task a record, which waits for those that it calls
+    Kind.depends_on ─> calls of each record ─┬─> circular and missing dependencies: problems of the record
+                                             └─> in_order: one task per record, which waits for its callees
 """
 
 from __future__ import annotations
@@ -34,79 +34,65 @@ __all__ = ["Marks", "callers_before", "find_calls", "find_circles", "in_order"]
 
 
 class Marks:
-    """Looks at files and at what is loaded.
-
-    Args:
-        services: everything that the registry knows, by name.
-    """
+    """Fingerprints files and the loads of callees."""
 
     def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
         self.services = services
 
     async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
-        """List the versions that could be loaded.
-
-        Raises:
-            ConfigError: the settings cannot be used, or the versions cannot be listed.
-
-        Cancellation: once the files have been looked at; nothing is held.
-        """
+        """List the versions of a service; raises as ``Kind.list_versions``."""
         listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
-        return replace(listing, mark=listing.mark + self._called(record))
+        return replace(listing, mark=listing.mark + self._callee_loads(record))
 
     async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
-        """Give the mark that a version has if it is loaded now.
-
-        Cancellation: once the files have been looked at; nothing is held.
-        """
-        called = self._called(record)
+        """Return the fingerprint that a version would have if it were loaded now."""
+        called = self._callee_loads(record)
         return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
 
-    def _called(self, record: ServiceRecord) -> str:
-        """Tell which loads of which versions answer the calls of what is loaded again with them."""
-        return "".join(f"\n{call.name}:{call.version}:{self._loaded(call)}" for call in record.calls if call.reloads)
+    def _callee_loads(self, record: ServiceRecord) -> str:
+        return "".join(f"\n{call.name}:{call.version}:{self._load_id(call)}" for call in record.calls if call.reloads)
 
-    def _loaded(self, call: Dependency) -> str:
+    def _load_id(self, call: Dependency) -> str:
         service = self.services.get(call.name)
         return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))
 
 
 def find_circles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
-    """Give a problem for each service that calls itself through others, by its name.
+    """Return a problem for each service that calls itself through others, by name.
 
-    This cannot be left to their loading: while another configuration is taken over, each finds the others as they were.
+    Loading cannot detect this: during a configuration change, each service still finds the old ones.
     """
     found = {}
     for spec in specs:
-        way = _way_back(spec.name, calls)
-        if way:
+        path = _path_to_itself(spec.name, calls)
+        if path:
             code = f"{spec.kind.replace(' ', '_').upper()}_CALLS_ITSELF"
-            message = f"{code}: it calls itself through others: {' -> '.join(way)}"
+            message = f"{code}: it calls itself through others: {' -> '.join(path)}"
             found[spec.name] = spec.placed(Problem(message, suggestion="have one of them call a model instead"))
     return found
 
 
 def callers_first(calls: Mapping[str, Sequence[str]]) -> list[str]:
-    """Order names so that each comes before what it calls, except within circles."""
+    """Return names ordered so that callers come before callees, except within circles."""
     acyclic = {
-        name: () if _way_back(name, calls) else [each for each in called if each in calls]
+        name: () if _path_to_itself(name, calls) else [each for each in called if each in calls]
         for name, called in calls.items()
     }
     return list(reversed(tuple(TopologicalSorter(acyclic).static_order())))
 
 
-def _way_back(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
-    """Give the shortest way from a service to itself; empty if there is none."""
-    ways: deque[tuple[str, ...]] = deque([(start,)])
+def _path_to_itself(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
+    """Return the shortest path from a service to itself; empty if there is none."""
+    paths: deque[tuple[str, ...]] = deque([(start,)])
     seen = {start}
-    while ways:
-        way = ways.popleft()
-        for callee in calls.get(way[-1], ()):
+    while paths:
+        path = paths.popleft()
+        for callee in calls.get(path[-1], ()):
             if callee == start:
-                return (*way, start)
+                return (*path, start)
             if callee not in seen:
                 seen.add(callee)
-                ways.append((*way, callee))
+                paths.append((*path, callee))
     return ()
 
 
@@ -114,10 +100,7 @@ log = structlog.get_logger(__name__)
 
 
 async def find_calls(services: Mapping[str, ServiceRecord]) -> None:
-    """Note of everything that is configured what it calls, and what is wrong with that.
-
-    Cancellation: once the files have been looked at; nothing is held.
-    """
+    """Update the dependencies, circular dependencies and missing callees of all configured services."""
     configured = [(record, spec) for record in services.values() if (spec := record.spec) is not None]
     if not configured:
         return
@@ -150,10 +133,7 @@ def _unmet(call: Dependency, place: Problem, configured: Collection[str]) -> Pro
 
 
 async def in_order(records: Collection[ServiceRecord], work: Callable[[ServiceRecord], Awaitable[None]]) -> None:
-    """Do something with each record once it is done with all that the record calls; a circle waits for nothing.
-
-    Cancellation: as ``work``, of which any number goes on at once.
-    """
+    """Run ``work`` on each record after its callees, otherwise concurrently; circular dependencies are ignored."""
     done = {record.name: trio.Event() for record in records}
 
     async def follow(record: ServiceRecord) -> None:
@@ -169,7 +149,7 @@ async def in_order(records: Collection[ServiceRecord], work: Callable[[ServiceRe
 
 
 def callers_before(records: Collection[ServiceRecord]) -> list[ServiceRecord]:
-    """Order records for retirement: each before what it calls."""
+    """Return records in retirement order: callers before callees."""
     by_name = {record.name: record for record in records}
     calls = {record.name: [call.name for call in record.calls] for record in records}
     return [by_name[name] for name in callers_first(calls)]

@@ -1,10 +1,10 @@
-"""Bringing one servable in line with its configuration and its files: load first, retire after.
+"""Loading and reconciliation: brings one service in line with its configuration and files, loading before retiring.
 
 ::
 
-    list versions ─> policy chooses ─> load what is missing ─┐ a version failed: choose again without it
-                          ^──────────────────────────────────┘
-                     all chosen ones serve ─> retire what is not wanted
+    list versions ─> version policy ─> load missing versions ─┐ a version failed: apply the policy without it
+                          ^───────────────────────────────────┘
+                     all chosen versions serve ─> retire the others
 """
 
 from __future__ import annotations
@@ -39,21 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Reconciler", "VersionLoader", "declaration_of", "describe", "problems_of"]
 
-# ----------------------------------------------------------------------
-# Loading one version: bounded, timed, and with every failure turned into a state that says why
-# ----------------------------------------------------------------------
-
 
 def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iterable[ServiceRecord]) -> None:
-    """See to it that nothing else has the gRPC services of what is loaded for an entry; what is about to go does not.
+    """Check that no other configured service and not the server itself has one of the gRPC services of a loaded entry.
 
     Raises:
-        ConfigError: another entry or the server has one of them.
+        ConfigError: a gRPC service name is taken.
     """
-    brought = declaration_of(kind, service)
-    if brought is None:
+    declared = declaration_of(kind, service)
+    if declared is None:
         return
-    from ovmstrio.encoding.messages import OWN_SERVICES  # noqa: PLC0415 - for the few that bring services
+    from ovmstrio.encoding.messages import OWN_SERVICES  # noqa: PLC0415 - needed by few services
 
     owners = dict.fromkeys(OWN_SERVICES, "the server itself")
     for record in records:
@@ -64,10 +60,10 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
     problems = [
         Problem(
             f"the service {each} is already served by {owners[each]}",
-            file=brought.source,
+            file=declared.source,
             suggestion="give it another name or package",
         )
-        for each in brought.names
+        for each in declared.names
         if each in owners
     ]
     if problems:
@@ -75,7 +71,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
 
 
 def declaration_of(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
-    """Give the gRPC services that a service brings, None for none."""
+    """Return the gRPC services that a service brings; None for none."""
     return cast("GrpcServices", service).declaration if Takes.GRPC in kind.takes else None
 
 
@@ -83,67 +79,67 @@ log = structlog.get_logger(__name__)
 
 
 def describe(error: Exception) -> str:
-    """Say in one text why a load failed."""
+    """Return the reason of a failed load as one text."""
     return error.message if isinstance(error, ServerError) else f"{type(error).__name__}: {text_of(error)}"
 
 
 def problems_of(
     kind: Kind[Any], spec: ServableSpec, error: Exception, directory: Path | None = None
 ) -> tuple[Problem, ...]:
-    """List why a version could not be loaded, or versions not be listed, with the places where that can be mended."""
+    """Return the problems of a failed load or listing, with their places in the configuration."""
     problems = error.problems if isinstance(error, ConfigError) else (Problem(describe(error)),)
     return tuple(kind.place(spec, problem, directory) for problem in problems)
 
 
 class VersionLoader:
-    """Loads versions, a bounded number at a time; whatever a load raises is a failure of that version alone.
+    """Loads versions, a bounded number at once; an exception of a load becomes the failure of that version.
 
     Args:
-        context: gives what the server lends to those that load, None while it does not run.
-        marks: tell what a version is made of.
-        concurrent_loads: how many loads may run at once.
+        context: returns the load context; None while the server is not running.
+        marks: fingerprints versions.
+        concurrent_loads: number of concurrent loads.
     """
 
     def __init__(self, context: Callable[[], LoadContext | None], marks: Marks, concurrent_loads: int) -> None:
         self._context = context
         self._marks = marks
         self._limiter = trio.CapacityLimiter(concurrent_loads)
-        self._growth = GrowthWatch()
+        self._memory_growth = GrowthWatch()
 
     async def load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Instance | None:
-        """Load a version and let it serve; the instance that it replaces is returned, to be retired.
+        """Load a version and let it serve; return the replaced instance, which must be retired.
 
-        Raises: nothing that the loader raises; that becomes the version's state.
-
-        Cancellation: at any checkpoint; the loader gives back what it had opened, and what was served goes on.
+        Load errors become the version's state.  Cancellation keeps what was served before.
         """
         record = service.load_begins(version)
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
             remarks: list[Problem] = []
-            log.info("loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
+            log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
-                if spec.errors and not self._tells_all(service):
+                if spec.errors and not self._finds_all_problems(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
-                # What a service takes is known to those who call it.
+                # Callers check `takes` before they use the service as a servable.
                 servable = cast("Servable", await self._load(service, spec, version, directory, remarks))
                 await self._check_grpc_names(service, servable)
-            except Exception as error:  # noqa: BLE001 - the servable border
+            except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
                 problems = problems_of(service.kind, spec, error, directory)
                 _log_failure(record, spec, error, problems)
                 failure = _next_failure(record, spec, files, problems)
                 service.load_fails(record, describe(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
-            log.info("available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3))
+            log.info(
+                "service available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3)
+            )
             calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
-            odd = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
-            instance = Instance(spec, str(version), servable, files, calls, takes, odd)
+            warnings = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
+            instance = Instance(spec, str(version), servable, files, calls, takes, warnings)
             return service.load_succeeds(record, instance, seconds)
 
-    def _tells_all(self, service: ServiceRecord) -> bool:
-        """Tell whether loading what cannot be served would tell what else is wrong with it, which a check asks for."""
+    def _finds_all_problems(self, service: ServiceRecord) -> bool:
+        """Return True if a configuration check should load an invalid service to find its further problems."""
         context = self._context()
         return service.kind.tells_all and service.circle is None and context is not None and context.is_trial
 
@@ -153,9 +149,9 @@ class VersionLoader:
         context = self._context()
         if context is None:
             raise NotReady("the server is not running")
-        lent = replace(context, remark=remarks.append, names=tuple(self._marks.services))
-        with owned_by(service.name), self._growth.watching() as grown:
-            loaded = await service.kind.load(spec, version, directory, lent)
+        load_context = replace(context, remark=remarks.append, names=tuple(self._marks.services))
+        with owned_by(service.name), self._memory_growth.watching() as grown:
+            loaded = await service.kind.load(spec, version, directory, load_context)
             size = grown()
         record = service.record(version)
         if record is not None:
@@ -165,7 +161,6 @@ class VersionLoader:
         return loaded
 
     async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
-        """Close what brings a gRPC service that something else has; no checkpoint for what does not."""
         try:
             check_grpc_names(record.name, record.kind, servable, self._marks.services.values())
         except ConfigError:
@@ -190,18 +185,13 @@ def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception, pr
     )
 
 
-# ----------------------------------------------------------------------
-# Bringing one servable in line with its configuration and its files: load first, retire after
-# ----------------------------------------------------------------------
-
-
 class Reconciler:
-    """Loads and retires versions of one service at a time, as its configuration and its files ask for.
+    """Loads and retires the versions of one service at a time.
 
     Args:
         loader: loads a version.
-        marks: tell what versions there are, and what they are made of.
-        retire: sees to it that an instance is closed when it is idle; must not wait for that.
+        marks: lists and fingerprints versions.
+        retire: schedules the closing of an idle instance, without waiting.
     """
 
     def __init__(
@@ -212,11 +202,9 @@ class Reconciler:
         self._retire = retire
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
-        """Load what is missing and retire what is not wanted; ``forced`` tries again what has failed before.
+        """Load what is missing and retire what is not wanted; ``forced`` retries failed versions at once.
 
-        Raises: nothing for a service that cannot be listed or loaded; that is in the result and in its states.
-
-        Cancellation: at any checkpoint; what was served goes on.
+        Failures are in the result and in the service's states, never raised.
         """
         spec = service.wanted
         try:
@@ -235,7 +223,7 @@ class Reconciler:
             service.touch()
 
     def retire_all(self, service: ServiceRecord) -> bool:
-        """Stop giving leases for every version; tell whether there was any."""
+        """Stop leases of all versions; return True if there were any."""
         return self._retire_except(service, ())
 
     async def _list(self, service: ServiceRecord, spec: ServableSpec) -> Listing | None:
@@ -252,18 +240,18 @@ class Reconciler:
             service.problem, service.problems, service.warnings = "", (), listing.warnings
             return listing
         if service.problem != known:
-            log.error("model cannot be served", model=service.name, reason=service.problem)
+            log.error("model not served", model=service.name, reason=service.problem)
         return None
 
     async def _follow(
         self, service: ServiceRecord, spec: ServableSpec, listing: Listing, *, forced: bool
     ) -> ApplyResult:
-        given_up = await self._given_up(service, spec, listing, forced=forced)
+        given_up = await self._versions_not_due(service, spec, listing, forced=forced)
         attempted: set[int] = set()
         while True:
-            broken = given_up.difference(service.available_versions())
-            chosen, wanted = choose_versions(spec.version_policy, listing.versions, broken)
-            # What was loaded just now counts as served, though its files may have changed meanwhile.
+            failed = given_up.difference(service.available_versions())
+            chosen, wanted = choose_versions(spec.version_policy, listing.versions, failed)
+            # A version loaded in this pass counts as served, even if its files have changed since.
             settled = given_up | attempted
             missing = [v for v in chosen if not (v in settled or _is_served(service, spec, v, listing.mark))]
             if not missing:
@@ -275,10 +263,10 @@ class Reconciler:
         failures = tuple(service.versions[version].status for version in sorted(attempted & given_up))
         return ApplyResult(retired or bool(attempted - given_up), failures)
 
-    async def _given_up(
+    async def _versions_not_due(
         self, service: ServiceRecord, spec: ServableSpec, listing: Listing, *, forced: bool
     ) -> set[int]:
-        """Find the versions whose last load failed and that are not worth trying again now."""
+        """Return the versions whose last load failed and whose retry is not due."""
         failed = {} if forced else {version: record for version, record in service.versions.items() if record.failure}
         return {
             version
@@ -313,16 +301,16 @@ class Reconciler:
         for record in unwanted:
             instance = service.retirement_begins(record)
             if instance is not None:
-                self._retire(instance, _ending(service, record))
+                self._retire(instance, _retirement_callback(service, record))
         return bool(unwanted)
 
 
-def _ending(service: ServiceRecord, record: VersionRecord) -> Callable[[], None]:
+def _retirement_callback(service: ServiceRecord, record: VersionRecord) -> Callable[[], None]:
     return lambda: service.retirement_ends(record)
 
 
 def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, mark: str) -> bool:
-    """Tell whether a version is served with these settings and files, and note that they are the ones it has now."""
+    """Return True if a version is served with these settings and files, and update the instance's spec."""
     record = service.versions.get(version)
     if record is None or record.instance is None or spec.errors:
         return False

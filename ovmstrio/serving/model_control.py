@@ -1,10 +1,10 @@
-"""Services that are loaded and unloaded by name, because somebody asks for it, and not because they are configured.
+"""Explicit model control: loads and unloads services by name on request.
 
 ::
 
     configuration ──> catalogue ─┐
-    load(name) ─────> wanted ────┴─> Registry.apply     with all that it calls
-    files in a request ─> a folder of the server's ─> a model of that name
+    load(name) ─────> requested ─┴─> Registry.apply, with all callees
+    files in a request ─> a temporary folder ─> a model of that name
 """
 
 from __future__ import annotations
@@ -36,40 +36,37 @@ __all__ = ["ModelControl"]
 
 log = structlog.get_logger(__name__)
 
-_AT_ONCE_CHARACTERS: Final = 2_048
-"""Longer settings are read in a worker thread."""
-_EVERYTHING: Final = "*"
-_FILE: Final = "file:"
-_MOST_FILES: Final = 1_024
-_MOST_PARTS: Final = 8
-_MOST_NAME_BYTES: Final = 255
-_FOLDER: Final = "ovmstrio-loaded-"
+_ON_LOOP_CHARACTERS: Final = 2_048
+"""Longer settings are parsed in a worker thread."""
+_ALL: Final = "*"
+_FILE_PREFIX: Final = "file:"
+_MAX_FILES: Final = 1_024
+_MAX_PATH_PARTS: Final = 8
+_MAX_NAME_BYTES: Final = 255
+_FOLDER_PREFIX: Final = "ovmstrio-loaded-"
 
 
 LoadByName = list[Any]
 """A name, its settings as JSON or None, and its files by ``file:<version>/<name>``; plain data."""
 
 
-class _Before(NamedTuple):
-    """What was served by name before a change, and what that is known by."""
+class _PreviousState(NamedTuple):
+    """State before a change, for undo."""
 
     change: str
-    asked: dict[str, ServableSpec]
+    requested: dict[str, ServableSpec]
     overridden: set[str]
     folders: dict[str, Path]
     configs: dict[str, str | None]
 
 
 class ModelControl:
-    """Decides which of the services that are configured are served.
+    """Decides which configured services are served; a context manager that owns the folders of uploaded models.
 
     Args:
-        registry: what is served.
-        cache_dir: where models that come as files keep what was compiled.
-        first: the names that are loaded when the configuration is read for the first time; ``*`` for all.
-        keeps_before: whether the last change can be undone, for which the files of what was served before are kept.
-
-    Ownership: the folders of models that came as files, until the ``with`` block is left.
+        cache_dir: compiled-blob cache of uploaded models.
+        first: names to load at the first configuration; ``*`` for all.
+        keeps_before: keep the files of the previous state, so that the last change can be undone.
     """
 
     def __init__(
@@ -84,15 +81,15 @@ class ModelControl:
         self._cache_dir = cache_dir
         self._first: Sequence[str] = first
         self._catalogue: dict[str, ServableSpec] = {}
-        self._asked: dict[str, ServableSpec] = {}
+        self._requested: dict[str, ServableSpec] = {}
         self._overridden: set[str] = set()
         self._folders: dict[str, Path] = {}
-        self._made: set[Path] = set()
+        self._created_folders: set[Path] = set()
         self._marks: dict[str, str] = {}
         self._configs: dict[str, str | None] = {}
-        self._adopted: list[LoadByName] = []
+        self._adopted_loads: list[LoadByName] = []
         self._keeps_before = keeps_before
-        self._before: _Before | None = None
+        self._previous: _PreviousState | None = None
         self._discarded: list[Path] = []
         self._lock = trio.Lock()
 
@@ -102,63 +99,59 @@ class ModelControl:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for folder in self._made:
+        for folder in self._created_folders:
             _remove(folder)
 
     @property
     def names(self) -> list[str]:
-        """All that could be loaded, and what was loaded from files."""
-        return sorted({*self._catalogue, *self._asked})
+        """All configured and uploaded names."""
+        return sorted({*self._catalogue, *self._requested})
 
     async def apply(self, specs: Sequence[ServableSpec]) -> ApplyResult:
-        """Take over a configuration: what is loaded follows it, and what is gone from it is unloaded.
+        """Apply a configuration: update loaded services, unload the ones that are no longer configured.
 
-        Models that were loaded with settings or files of their own stay as they are.
+        Models loaded with settings or files of a request are unchanged.
 
         Raises:
             NotReady: the registry has stopped.
-            NotFound: something that is to be loaded first is not configured; nothing is loaded.
-
-        Cancellation: as ``Registry.apply``.
+            NotFound: a name of ``first`` is not configured; nothing is loaded.
         """
         async with self._lock:
             catalogue: dict[str, ServableSpec] = {}
             for spec in specs:
                 catalogue.setdefault(spec.name, spec)
             first, self._first = self._first, ()
-            names = catalogue if _EVERYTHING in first else first
+            names = catalogue if _ALL in first else first
             missing = [name for name in names if name not in catalogue]
             if missing:
                 raise NotFound(f"--load_model: nothing of that name is configured: {', '.join(missing)}")
             self._catalogue = catalogue
-            kept = {name: spec for name, spec in self._asked.items() if name in self._overridden}
-            numbers = {name: spec.load_number for name, spec in self._asked.items()}
-            followed = {name: catalogue[name] for name in (*self._asked, *names) if name in catalogue}
-            self._asked = {
+            kept = {name: spec for name, spec in self._requested.items() if name in self._overridden}
+            numbers = {name: spec.load_number for name, spec in self._requested.items()}
+            followed = {name: catalogue[name] for name in (*self._requested, *names) if name in catalogue}
+            self._requested = {
                 **{
                     name: spec.model_copy(update={"load_number": numbers.get(name, 0)})
                     for name, spec in followed.items()
                 },
                 **kept,
             }
-            return await self._registry.apply(await self._with_callees(self._asked.values()))
+            return await self._registry.apply(await self._with_callees(self._requested.values()))
 
     async def load(
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None, *, change: str = ""
     ) -> None:
-        """Load a service, and what it calls; one that is loaded follows its settings and files, if these changed.
+        """Load a service with its callees; reload it if its settings or files have changed.
 
         Args:
-            name: that is configured, or any with ``files``.
-            config: settings of a model, as JSON, in place of those that are configured.
-            files: the files of a model by ``file:<version>/<name>``; ``config`` must be given, too.
-            change: by what this is known to :meth:`undo`.
+            name: a configured name, or any with ``files``.
+            config: settings of a model as JSON, replacing configured ones.
+            files: files of a model by ``file:<version>/<name>``; requires ``config``.
+            change: id of this change for :meth:`undo`.
 
         Raises:
-            ModelFailure: it cannot be loaded; what was served under the name goes on.
+            ModelFailure: loading failed; the previously served version stays.
             NotReady: the registry has stopped.
-
-        Cancellation: at once; the load itself goes on, owned by the registry.
         """
         async with self._lock:
             await self._begin_change(change)
@@ -167,56 +160,50 @@ class ModelControl:
                 await self._load(name, spec, folder, is_override=config is not None)
                 self._configs[name] = config
             except (ConfigError, NotFound) as error:
-                said = f'failed to load "{cut(name, 80)}", failed to poll from model repository: {error.message}'
-                raise ModelFailure(said) from None
+                message = f'failed to load "{cut(name, 80)}", failed to poll from model repository: {error.message}'
+                raise ModelFailure(message) from None
 
     async def unload(self, name: str, *, with_callees: bool = False, change: str = "") -> None:
-        """Stop serving a name; with ``with_callees`` also what it calls and nobody else that is loaded does.
+        """Unload a service; with ``with_callees`` also callees that no other loaded service calls.
 
-        ``change`` is by what this is known to :meth:`undo`.
+        ``change`` is the id of this change for :meth:`undo`.
 
         Raises:
-            NotFound: nothing of that name could be loaded.
+            NotFound: the name is unknown.
             NotReady: the registry has stopped.
-
-        Cancellation: at once; the registry goes on with it.
         """
         async with self._lock:
             await self._begin_change(change)
             if name not in self.names:
                 raise NotFound(f'failed to unload "{cut(name, 80)}": nothing of that name is configured')
             called: set[str] = set()
-            if with_callees and name in self._asked:
-                called = {spec.name for spec in await self._with_callees([self._asked[name]])}
+            if with_callees and name in self._requested:
+                called = {spec.name for spec in await self._with_callees([self._requested[name]])}
             for each in {name, *called}:
-                self._asked.pop(each, None)
+                self._requested.pop(each, None)
                 self._overridden.discard(each)
-            await self._registry.apply(await self._with_callees(self._asked.values()))
+            await self._registry.apply(await self._with_callees(self._requested.values()))
             await self._remove_folder(name)
 
-    # A server of several processes
-
+    # Several worker processes
     async def undo(self, change: str) -> None:
-        """Serve by name what was served before the last change, if it is this one, and has not been undone.
-
-        Cancellation: at once; the registry goes on with it.
-        """
+        """Restore the state before the last change, if that has this id and was not undone already."""
         async with self._lock:
-            before = self._before
+            before = self._previous
             if before is not None and before.change == change:
-                self._before = None
+                self._previous = None
                 new = {folder for name, folder in self._folders.items() if before.folders.get(name) != folder}
-                self._asked, self._overridden = before.asked, before.overridden
+                self._requested, self._overridden = before.requested, before.overridden
                 self._folders, self._configs = before.folders, before.configs
                 self._discarded = []
-                await self._registry.apply(await self._with_callees(self._asked.values()))
+                await self._registry.apply(await self._with_callees(self._requested.values()))
                 for folder in new:
                     await self._remove(folder)
 
     async def loads(self) -> list[LoadByName]:
-        """Tell what is loaded by name, so that another process can :meth:`adopt` it; files are read for that."""
+        """Return all requested loads with their files, for :meth:`adopt` in another process."""
         async with self._lock:
-            return [await self._load_of(name) for name in self._asked]
+            return [await self._load_of(name) for name in self._requested]
 
     async def _load_of(self, name: str) -> LoadByName:
         folder = self._folders.get(name)
@@ -224,49 +211,44 @@ class ModelControl:
         return [name, self._configs.get(name), files]
 
     def adopt(self, loads: Sequence[LoadByName]) -> None:
-        """Have these loaded when the configuration is read for the first time, and nothing else."""
+        """Set the loads to make at the first configuration, replacing ``first``."""
         self._first = [name for name, config, _ in loads if config is None]
-        self._adopted = [load for load in loads if load[1] is not None]
+        self._adopted_loads = [load for load in loads if load[1] is not None]
 
     async def load_adopted(self) -> None:
-        """Load what another process had loaded with settings or files of its own; what fails is logged.
-
-        Cancellation: as :meth:`load`.
-        """
-        adopted, self._adopted = self._adopted, []
+        """Load the adopted models that have settings or files of a request; failures are logged."""
+        adopted, self._adopted_loads = self._adopted_loads, []
         for name, config, files in adopted:
             try:
                 await self.load(name, config, files)
             except ModelFailure as error:
-                log.error("what others have loaded is not", name=name, reason=error.message)  # noqa: TRY400 - told
+                log.error("peer model not loaded on this worker", name=name, reason=error.message)  # noqa: TRY400 - expected
 
     async def _begin_change(self, change: str) -> None:
-        """Have what is served now be what :meth:`undo` comes back to."""
+        """Save the current state for :meth:`undo`."""
         if self._keeps_before:
             for folder in self._discarded:
                 await self._remove(folder)
             self._discarded = []
-            asked, overridden = dict(self._asked), set(self._overridden)
-            self._before = _Before(change, asked, overridden, dict(self._folders), dict(self._configs))
-
-    # Inside
+            requested, overridden = dict(self._requested), set(self._overridden)
+            self._previous = _PreviousState(change, requested, overridden, dict(self._folders), dict(self._configs))
 
     async def _spec_of(
         self, name: str, config: str | None, files: Mapping[str, bytes]
     ) -> tuple[ServableSpec, Path | None]:
         fields: dict[str, Any] = {}
-        passed_over: list[str] = []
-        if config is not None and len(config) <= _AT_ONCE_CHARACTERS:
-            fields, passed_over = read_overrides(config)
+        ignored: list[str] = []
+        if config is not None and len(config) <= _ON_LOOP_CHARACTERS:
+            fields, ignored = read_overrides(config)
         elif config is not None:
-            fields, passed_over = await trio.to_thread.run_sync(read_overrides, config)
-        if passed_over:
-            log.info("settings without effect", name=name, settings=passed_over)
+            fields, ignored = await trio.to_thread.run_sync(read_overrides, config)
+        if ignored:
+            log.info("settings ignored", name=name, settings=ignored)
         if files:
             if config is None:
                 raise _problem("files need a config, which may be {}", path="parameters.config")
-            folder = await _written(files)
-            self._made.add(folder)
+            folder = await _write_files(files)
+            self._created_folders.add(folder)
             spec = ModelSpec(name=name, base_path=folder, cache_dir=self._cache_dir, origin="a request", **fields)
             return spec, folder
         known = self._catalogue.get(name)
@@ -279,15 +261,15 @@ class ModelControl:
         return known.model_copy(update=fields), None
 
     async def _load(self, name: str, spec: ServableSpec, folder: Path | None, *, is_override: bool) -> None:
-        before = self._asked.get(name)
-        spec = await self._seen(spec)
-        self._asked[name] = spec
-        result = await self._registry.apply(await self._with_callees(self._asked.values()))
+        before = self._requested.get(name)
+        spec = await self._with_load_number(spec)
+        self._requested[name] = spec
+        result = await self._registry.apply(await self._with_callees(self._requested.values()))
         failure = next((status.reason for status in result.failures if status.name == name), "")
         if not failure and not self._registry.available_versions(name):
             failure = "no version of it could be loaded"
         if failure:
-            await self._take_back(name, before, folder)
+            await self._restore(name, before, folder)
             raise ModelFailure(f'failed to load "{name}": {failure}')
         self._overridden.discard(name)
         if is_override:
@@ -296,37 +278,36 @@ class ModelControl:
         if folder is not None:
             self._folders[name] = folder
 
-    async def _seen(self, spec: ServableSpec) -> ServableSpec:
-        """Have files that changed since the last load of a name loaded again."""
+    async def _with_load_number(self, spec: ServableSpec) -> ServableSpec:
+        """Raise the load number of a spec whose files have changed since its last load."""
         mark = await trio.to_thread.run_sync(tree_mark, spec.base_path)
-        loaded = self._asked.get(spec.name)
+        loaded = self._requested.get(spec.name)
         number = 0 if loaded is None else loaded.load_number
         if self._marks.get(spec.name, mark) != mark:
             number += 1
         self._marks[spec.name] = mark
         return spec.model_copy(update={"load_number": number})
 
-    async def _take_back(self, name: str, before: ServableSpec | None, folder: Path | None) -> None:
-        """Serve under a name what was served before."""
+    async def _restore(self, name: str, before: ServableSpec | None, folder: Path | None) -> None:
         if before is None:
-            del self._asked[name]
+            del self._requested[name]
         else:
-            self._asked[name] = before
-        await self._registry.apply(await self._with_callees(self._asked.values()))
+            self._requested[name] = before
+        await self._registry.apply(await self._with_callees(self._requested.values()))
         await self._remove(folder)
 
     async def _with_callees(self, specs: Iterable[ServableSpec]) -> list[ServableSpec]:
-        """Give services together with all that they call, as far as it is configured."""
-        return await trio.to_thread.run_sync(self._closed, list(specs))
+        """Return services together with all their configured callees."""
+        return await trio.to_thread.run_sync(self._add_callees, list(specs))
 
-    def _closed(self, specs: list[ServableSpec]) -> list[ServableSpec]:
+    def _add_callees(self, specs: list[ServableSpec]) -> list[ServableSpec]:
         found = {spec.name: spec for spec in specs}
         rest = list(specs)
         while rest:
             spec = rest.pop()
             kind = self._registry.kinds[spec.kind]
             for call in kind.depends_on(spec):
-                callee = self._asked.get(call.name) or self._catalogue.get(call.name)
+                callee = self._requested.get(call.name) or self._catalogue.get(call.name)
                 if callee is not None and call.name not in found:
                     found[call.name] = callee
                     rest.append(callee)
@@ -342,7 +323,7 @@ class ModelControl:
     async def _remove(self, folder: Path | None) -> None:
         if folder is not None:
             await trio.to_thread.run_sync(_remove, folder)
-            self._made.discard(folder)
+            self._created_folders.discard(folder)
 
 
 def _problem(message: str, **details: Any) -> ConfigError:
@@ -353,35 +334,33 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _written(files: Mapping[str, bytes]) -> Path:
-    """Write the files of a model into a folder of their own; the caller removes it."""
-    if len(files) > _MOST_FILES:
-        raise _problem(f"expected at most {_MOST_FILES} files, got {len(files)}", path="parameters")
+async def _write_files(files: Mapping[str, bytes]) -> Path:
+    if len(files) > _MAX_FILES:
+        raise _problem(f"expected at most {_MAX_FILES} files, got {len(files)}", path="parameters")
     paths = {_path_of(key): content for key, content in files.items()}
     return await trio.to_thread.run_sync(_write, paths)
 
 
 def _path_of(key: str) -> PurePosixPath:
-    """Give where a file goes, which is below the model's folder."""
-    name = key.removeprefix(_FILE)
+    name = key.removeprefix(_FILE_PREFIX)
     parts = name.split("/")
-    wrong = any(part in {"", ".", ".."} or len(part.encode(errors="replace")) > _MOST_NAME_BYTES for part in parts)
-    if wrong or "\0" in name or "\\" in name or len(parts) > _MOST_PARTS:
-        expected = f"{_FILE}<version>/<name>, without '..' and with names of at most {_MOST_NAME_BYTES} bytes"
+    wrong = any(part in {"", ".", ".."} or len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in parts)
+    if wrong or "\0" in name or "\\" in name or len(parts) > _MAX_PATH_PARTS:
+        expected = f"{_FILE_PREFIX}<version>/<name>, without '..' and with names of at most {_MAX_NAME_BYTES} bytes"
         raise _problem("the path of a file cannot be used", path="parameters", expected=expected, found=cut(key, 80))
     return PurePosixPath(name)
 
 
 def _files_of(folder: Path) -> dict[str, bytes]:
     return {
-        f"{_FILE}{file.relative_to(folder)}": read_regular_bytes(file, max_bytes=None)
+        f"{_FILE_PREFIX}{file.relative_to(folder)}": read_regular_bytes(file, max_bytes=None)
         for file in folder.rglob("*")
         if file.is_file()
     }
 
 
 def _write(files: Mapping[PurePosixPath, bytes]) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     try:
         for name, content in files.items():
             path = folder / name

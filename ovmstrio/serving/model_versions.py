@@ -1,11 +1,11 @@
-"""Which versions a model has on disk, which of them a policy chooses, and which file of a version is the model.
+"""Model repository: version directories on disk, version policies, and the model file of a version.
 
 ::
 
     <base_path>/<version>/<files>       the usual form
     <base_path> = model.onnx            a single file, served as version 1
 
-Nothing here waits for anything but the file system; callers on the event loop run these in a worker thread.
+All functions block on the file system; the event loop must call them in a worker thread.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ __all__ = [
 log = structlog.get_logger(__name__)
 
 ONLY_VERSION: Final = 1
-"""The version of what has only one."""
+"""Version of services without versions."""
 
 _LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
-"""What C's ``stoll`` reads from the front of a name, so that ``1abc`` is version 1, as in OVMS."""
+"""The prefix that C's ``stoll`` reads, so that ``1abc`` is version 1, as in OVMS."""
 
 _MAX_VERSION: Final = 2**63 - 1
 
-_KINDS: Final = ((".xml", ".bin"), (".onnx", ""), (".pdmodel", ".pdiparams"), (".pb", ""), (".tflite", ""))
-"""Suffix of a model file and of the file of weights that must lie beside it; the first that matches wins."""
+_MODEL_SUFFIXES: Final = ((".xml", ".bin"), (".onnx", ""), (".pdmodel", ".pdiparams"), (".pb", ""), (".tflite", ""))
+"""Suffix of a model file and of its weights file; the first match wins."""
 
 _EXPECTED: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or .tflite"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The versions below a base path, ascending, and what was passed over that looks like a mistake.
+    """The versions below a base path, ascending, with warnings about ignored entries.
 
-    ``mark`` changes with the files of a servable that is to be loaded again then; models are not.
+    ``mark`` is a fingerprint for kinds that are reloaded when files change; models are not.
     """
 
     versions: dict[int, Path]
@@ -62,10 +62,7 @@ class Listing:
 
 
 def list_versions(base_path: Path) -> dict[int, Path]:
-    """List the versions below ``base_path`` with their directories, ascending; what is passed over is logged.
-
-    See :func:`scan`, which this calls.
-    """
+    """Return the directories of all versions below ``base_path``, ascending; warnings are logged.  See :func:`scan`."""
     listing = scan(base_path)
     for warning in listing.warnings:
         log.warning("model repository", base_path=str(base_path), problem=warning)
@@ -73,19 +70,17 @@ def list_versions(base_path: Path) -> dict[int, Path]:
 
 
 def scan(base_path: Path) -> Listing:
-    """List the versions below ``base_path``.
-
-    A base path that is itself a model file is version 1, and its "directory" is that file.
+    """List the versions below ``base_path``; a base path that is a model file is version 1 with itself as directory.
 
     Raises:
-        ConfigError: the path does not exist, cannot be read, is no model file, or contains ``..``.
+        ConfigError: the path does not exist, cannot be read, is not a model file, or contains ``..``.
     """
     if ".." in base_path.parts:
         raise _problem("the path leads through '..'", base_path, suggestion="write the path without '..'")
     try:
         if base_path.is_file():
             return Listing({1: find_model_file(base_path)})
-        # A system call for each entry would cost a scheduling slice of a busy interpreter; `scandir` needs none.
+        # `scandir` needs no system call per entry, each of which may cost a time slice under the interpreter lock.
         with os.scandir(base_path) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except FileNotFoundError:
@@ -100,10 +95,10 @@ def scan(base_path: Path) -> Listing:
 def choose_versions(
     policy: VersionPolicy, listed: Iterable[int], broken: Collection[int]
 ) -> tuple[list[int], frozenset[int]]:
-    """Apply a policy, and apply it again without the versions that it chose and that cannot be loaded.
+    """Apply a version policy, repeatedly without chosen versions that are broken.
 
     Returns:
-        The versions to serve, ascending, and those together with the broken ones that would be served if they worked.
+        The versions to serve, ascending, and these together with the broken versions that were chosen.
     """
     candidates = set(listed)
     wanted: set[int] = set()
@@ -117,7 +112,7 @@ def choose_versions(
 
 
 def check_regular_files(directory: Path) -> None:
-    """Check that a model's folder has no FIFOs, sockets and devices, as reading them may not end.
+    """Check that a model's folder has no FIFOs, sockets and devices, because reading them may block forever.
 
     Raises:
         ConfigError: the folder has one, or cannot be read.
@@ -132,12 +127,12 @@ def check_regular_files(directory: Path) -> None:
 
 
 def find_model_file(directory: Path) -> Path:
-    """Find what to hand to OpenVINO's reader for one version.
+    """Return the path for OpenVINO's reader: the model file, or the directory of a TensorFlow SavedModel.
 
-    That is the model's file, or the directory itself for a TensorFlow SavedModel.  ``directory`` may be a model file.
+    ``directory`` may be a model file.
 
     Raises:
-        ConfigError: there is no model, or its weights are missing.
+        ConfigError: there is no model file, or its weights are missing.
     """
     if directory.is_file():
         return _single_file(directory)
@@ -145,7 +140,7 @@ def find_model_file(directory: Path) -> Path:
         files = sorted(path for path in directory.iterdir() if path.is_file())
     except OSError as error:
         raise _problem(f"the version's directory cannot be read: {error.strerror}", directory) from error
-    for suffix, weights in _KINDS:
+    for suffix, weights in _MODEL_SUFFIXES:
         found = [path for path in files if path.suffix == suffix and _has_weights(path, weights)]
         if found:
             return _choose(directory, found)
@@ -155,11 +150,11 @@ def find_model_file(directory: Path) -> Path:
 def _listing(base_path: Path, names: list[str]) -> Listing:
     versions: dict[int, Path] = {}
     warnings: list[str] = []
-    # The plain spelling of a number goes before `001` and `1abc`, whichever sorts first.
+    # The plain spelling of a number takes precedence over `001` and `1abc`.
     for name in sorted(names, key=lambda name: not name.isdecimal() or name.startswith("0")):
         version = _version_of(name)
         if version is None:
-            warnings.append(f'directory "{name}" is no version: expected a positive integer')
+            warnings.append(f'directory "{name}" is not a version: expected a positive integer')
         elif version in versions:
             warnings.append(f'directory "{name}" is version {version}, as is "{versions[version].name}"; ignored')
         else:
@@ -171,7 +166,7 @@ def _listing(base_path: Path, names: list[str]) -> Listing:
 
 def _version_of(name: str) -> int | None:
     match = _LEADING_INTEGER.match(name)
-    # Python refuses to convert thousands of digits; no version has more than nineteen significant ones.
+    # Python refuses to convert thousands of digits; versions have at most nineteen significant ones.
     if match is None or len(match[1]) > len(str(_MAX_VERSION)) * 2:
         return None
     version = int(match[1])
@@ -188,16 +183,16 @@ def _choose(directory: Path, found: list[Path]) -> Path:
         return directory
     if len(found) > 1:
         others = [path.name for path in found[1:]]
-        log.warning("several model files", directory=str(directory), chosen=found[0].name, ignored=others)
+        log.warning("several model files found", directory=str(directory), chosen=found[0].name, ignored=others)
     return found[0]
 
 
 def _single_file(path: Path) -> Path:
     if path.suffix == ".pdiparams":
         path = path.with_suffix(".pdmodel")
-    weights = dict(_KINDS).get(path.suffix)
+    weights = dict(_MODEL_SUFFIXES).get(path.suffix)
     if weights is None:
-        raise _problem("the file is no model", path, expected=_EXPECTED, found=path.name)
+        raise _problem("the file is not a model", path, expected=_EXPECTED, found=path.name)
     if not path.is_file() or not _has_weights(path, weights):
         raise _no_model(path.parent, [found for found in (path, path.with_suffix(weights)) if found.is_file()])
     return path
@@ -207,13 +202,13 @@ def _no_model(directory: Path, files: list[Path]) -> ConfigError:
     found = ", ".join(path.name for path in files[:5]) or "no file"
     if len(files) > len(files[:5]):
         found += ", ..."
-    lonely = [
-        f"{path.name} needs {path.with_suffix(weights).name} beside it"
-        for suffix, weights in _KINDS
+    incomplete = [
+        f"{path.name} needs {path.with_suffix(weights).name} in the same directory"
+        for suffix, weights in _MODEL_SUFFIXES
         for path in files
         if path.suffix == suffix and not _has_weights(path, weights)
     ]
-    return _problem("no model found", directory, expected=_EXPECTED, found=found, suggestion="; ".join(lonely))
+    return _problem("no model found", directory, expected=_EXPECTED, found=found, suggestion="; ".join(incomplete))
 
 
 def _problem(message: str, path: Path, *, expected: str = "", found: str = "", suggestion: str = "") -> ConfigError:

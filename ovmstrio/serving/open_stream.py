@@ -1,4 +1,4 @@
-"""An open stream as front ends see it: a servable's own, with every request and reply counted."""
+"""Inference streams as front ends see them, with every request and reply counted."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ __all__ = ["OpenStream"]
 class OpenStream:
     """An open stream whose requests and replies are counted; front ends receive and send in two tasks.
 
-    A request counts as accepted once it is known that it has not become a problem among the replies: when the receiver
-    has seen all replies that were there after it was sent.
+    A request counts as accepted once all replies present after its sending were received and none was a problem.
     """
 
     __slots__ = (
@@ -64,13 +63,11 @@ class OpenStream:
         self._accepted = 0
 
     async def send(self, request: InferRequest) -> None:
-        """Take in one more request, whose buffers belong to the stream from now on.
+        """Send a request, whose buffers belong to the stream from now on.
 
         Raises:
-            trio.BrokenResourceError: the stream has ended by itself.
-            ServerError: its inputs lie in shared memory and cannot be had, or it asks for other outputs.
-
-        Cancellation: while the stream has no room; the request may have been taken in part.
+            trio.BrokenResourceError: the stream has ended.
+            ServerError: a shared-memory input is invalid, or the request selects other outputs.
         """
         self._outputs.check(request)
         self._prepare(request)
@@ -81,25 +78,23 @@ class OpenStream:
             self.settle()
 
     def note_sent(self, size: int) -> None:
-        """Note that a reply of so many bytes has gone to the client."""
+        """Add the size of a reply sent to the client."""
         self._event.sent += size
 
     def note_end(self, code: str) -> None:
-        """Note how the call will have ended where the error that ends it is none of the stream's."""
+        """Set the call's status code, for an error outside the stream."""
         self._event.code = code
 
     def end(self) -> None:
-        """Say that no request will follow; what is under way goes on to its end."""
+        """Mark the end of requests; those in progress are completed."""
         self._stream.end()
 
     async def receive(self) -> StreamReply:
-        """Wait for the next reply that has something of what was asked for; cheap when it is there already.
+        """Return the next reply that has a selected output; not a checkpoint if one is present.
 
         Raises:
-            trio.EndOfChannel: there will be none; leaving the block that opened the stream then tells why.
-            PayloadTooLarge: it is too large to be sent, which ends the stream.
-
-        Cancellation: while it waits; no reply is lost.  Not a checkpoint when a reply is there.
+            trio.EndOfChannel: there are no more replies; leaving the stream's block then raises the reason.
+            PayloadTooLarge: the reply is too large, which ends the stream.
         """
         while True:
             try:
@@ -112,18 +107,16 @@ class OpenStream:
                 return reply
 
     def __aiter__(self) -> Self:
-        """Receive replies until there are no more."""
         return self
 
     async def __anext__(self) -> StreamReply:
-        """Receive the next reply, as :meth:`receive`."""
         try:
             return await self.receive()
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
 
     def settle(self) -> None:
-        """Count as accepted what was sent and has caused no problem, all replies so far having been received."""
+        """Count sent requests without a problem as accepted, all present replies having been received."""
         while self._accepted < self._sent - self._problems:
             self._accepted += 1
             self._move(self._event, Step.ACCEPTED)

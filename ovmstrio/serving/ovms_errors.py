@@ -1,4 +1,4 @@
-"""What OVMS says to requests that nothing answers, and to bodies that cannot be taken; and the document of states."""
+"""OVMS-compatible refusals of unroutable requests, request body decompression, and the model status document."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
     "status_document",
 ]
 
-_AT_ONCE_BYTES: Final = 2048
-"""Of a body that becomes a thousand times as large at most."""
+_ON_LOOP_BYTES: Final = 2048
+"""Compressed size that is inflated on the event loop: the result is at most a thousand times as large."""
 
-_BITS: Final = {"gzip": GZIP_BITS, "x-gzip": GZIP_BITS, "deflate": DEFLATE_BITS}
+_WINDOW_BITS: Final = {"gzip": GZIP_BITS, "x-gzip": GZIP_BITS, "deflate": DEFLATE_BITS}
 
 
 def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[CallPlace | None]]:
-    """Make what takes a place of the model that a path names."""
+    """Return the admission function for routes with a model and a version in their path."""
 
     async def admit(_method: str, model: str, version: str = "") -> CallPlace | None:
         return await plane.admit(model, version, door) if plane.has_limits() else None
@@ -54,14 +54,7 @@ def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[CallPlace | 
 async def body_of_call(
     plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: Door = KSERVE_REST
 ) -> bytes:
-    """Give the body of a call to a servable.
-
-    Raises:
-        InvalidRequest: its encoding is unknown or broken; the call has been counted then.
-        PayloadTooLarge: what comes out is larger than ``limit``; likewise.
-
-    Cancellation: as :func:`inflated_body`.
-    """
+    """Return the decompressed body of a call; count the call if that fails.  Raises as :func:`inflated_body`."""
     try:
         return await inflated_body(request, limit)
     except ServerError as error:
@@ -70,19 +63,17 @@ async def body_of_call(
 
 
 async def inflated_body(request: HttpRequest, limit: int) -> bytes:
-    """Undo a body's ``Content-Encoding``, in a thread where much may come out; no checkpoint without an encoding.
+    """Undo a body's ``Content-Encoding``, in a thread if the body is large; no checkpoint without an encoding.
 
     Raises:
-        InvalidRequest: the encoding is unknown, or the body is not encoded so.
-        PayloadTooLarge: what comes out is larger than ``limit``.
-
-    Cancellation: while others are under way; not while it is done, which is bounded by ``limit``.
+        InvalidRequest: the encoding is unknown, or the body is invalid.
+        PayloadTooLarge: the result is larger than ``limit``.
     """
-    said, body = request.header("content-encoding"), request.body
-    if said is None:
+    header, body = request.header("content-encoding"), request.body
+    if header is None:
         return body
-    encoding = said.strip().lower()
-    if len(body) <= _AT_ONCE_BYTES:
+    encoding = header.strip().lower()
+    if len(body) <= _ON_LOOP_BYTES:
         return _inflated(body, encoding, limit)
     return await in_inflating_thread(partial(_inflated, body, encoding, limit))
 
@@ -90,11 +81,11 @@ async def inflated_body(request: HttpRequest, limit: int) -> bytes:
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding in {"", "identity"}:
         return body
-    bits = _BITS.get(encoding)
+    bits = _WINDOW_BITS.get(encoding)
     if bits is None:
         raise InvalidRequest(f"Content-Encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
     inflation = Inflation(body, bits, limit)
-    # The errors below lead to this frame, and may live longer than the request.
+    # The errors below keep this frame alive, possibly longer than the request.
     del body
     try:
         inflated = inflation.finish()
@@ -104,20 +95,20 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
         raise InvalidRequest(f"the body is not {encoding}: {error}") from None
     if inflation.has_more:
         del inflated, inflation
-        raise InvalidRequest(f"the body is not {encoding}: it goes on")
+        raise InvalidRequest(f"{encoding} body has trailing data")
     return inflated
 
 
 def status_document(versions: Sequence[VersionStatus]) -> dict[str, Any]:
-    """Describe versions; the reason of a failure is an addition to OVMS's form."""
+    """Return TensorFlow Serving's model status document; the failure ``reason`` is our extension."""
     return {"model_version_status": [_entry(status) for status in versions]}
 
 
 def _entry(status: VersionStatus) -> dict[str, Any]:
-    said = {"error_code": status.error_code, "error_message": status.error_code}
+    details = {"error_code": status.error_code, "error_message": status.error_code}
     if status.reason:
-        said["reason"] = status.reason
-    return {"version": str(status.version), "state": status.state.name, "status": said}
+        details["reason"] = status.reason
+    return {"version": str(status.version), "state": status.state.name, "status": details}
 
 
 INVALID_URL: Final = "Invalid request URL"
@@ -125,12 +116,12 @@ UNSUPPORTED_METHOD: Final = "Unsupported method"
 
 
 class OvmsRefusals:
-    """The refusals of a server that speaks as OVMS."""
+    """Responses to requests without a route, with OVMS's texts."""
 
     def no_path(self, method: str, path: str) -> HttpAnswer:
-        """Answer for a path that there is not."""
+        """Return the response to an unknown path."""
         return error_answer(InvalidRequest(f"{INVALID_URL} - {method} {path}"))
 
     def no_method(self, method: str, path: str) -> HttpAnswer:
-        """Answer for a method that there is not, or not for this path."""
+        """Return the response to an unsupported method."""
         return error_answer(MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} {path}"))

@@ -1,11 +1,10 @@
-"""What the server's time goes to, looked at for a while on request: threads of Python, and layers of models.
+"""On-request profiling: stack samples of Python threads, and layer times of models.
 
 ::
 
-    Profiler.take ─┬─ stacks of worker processes, sampled by each of them      dataplane/process_samples.py
-                   ├─ stacks of all threads, sampled in a thread of its own      work/stack_sampling.py
-                   └─ then layers of the models that were called meanwhile,      openvino/layer_clock.py
-                      each on a copy that is compiled for it and gone afterwards
+    Profiler.take ─┬─ stacks of worker processes, sampled by each of them
+                   ├─ stacks of all threads, sampled in a separate thread
+                   └─ then layer times of the models called meanwhile, each on a temporary compiled copy
 """
 
 from __future__ import annotations
@@ -44,37 +43,26 @@ __all__ = [
     "ServerProfile",
 ]
 
-# ----------------------------------------------------------------------
-# What the threads of worker processes do, looked at for a while in all of them at the same time
-# ----------------------------------------------------------------------
-
 
 class ProcessSamples:
-    """Samples of all worker processes that there are when they are taken.
+    """Stack samples of all worker processes.
 
     Attributes:
-        threads: what was seen, of each process by itself.
-        problems: why a process could not be looked at, by its number.
+        threads: samples by process.
+        problems: why a process was not sampled, by pid.
     """
 
     def __init__(self) -> None:
         self.threads: list[SampledThreads] = []
         self.problems: dict[int, str] = {}
-        self._seen: set[int] = set()
+        self._sampled_pids: set[int] = set()
 
     def problem_of(self, pid: int) -> str:
-        """Tell why a process was not looked at; empty if it was."""
-        return "" if pid in self._seen else self.problems.get(pid, "it was started meanwhile")
+        """Return why a process was not sampled; empty if it was."""
+        return "" if pid in self._sampled_pids else self.problems.get(pid, "started during the profile")
 
     async def take(self, seconds: float, rate: float) -> None:
-        """Look at all of them for so long.
-
-        Args:
-            seconds: how long.
-            rate: samples a second.
-
-        Cancellation: at once; the processes go on for as long as they were asked to.
-        """
+        """Sample all worker processes for ``seconds``, at ``rate`` samples per second."""
         async with trio.open_nursery() as nursery:
             for service, process in current_census().processes():
                 if process.pid is not None:
@@ -84,37 +72,33 @@ class ProcessSamples:
         try:
             sampled = await process.sample(seconds, rate)
         except WorkerEnded:
-            self.problems[pid] = "it ended meanwhile"
+            self.problems[pid] = "ended during the profile"
         except (OSError, ValueError) as error:
             self.problems[pid] = str(error)
         else:
-            self._seen.add(pid)
+            self._sampled_pids.add(pid)
             for each in sampled:
                 each.process, each.service = pid, service
             self.threads += sampled
 
 
-# ----------------------------------------------------------------------
-# What the server's time goes to, looked at for a while on request: threads of Python, and layers of models
-# ----------------------------------------------------------------------
-
 if TYPE_CHECKING:
-    OfOthers = Callable[[], Awaitable[Iterable["CalledVersion"]]]
+    ProfileOthers = Callable[[], Awaitable[Iterable["CalledVersion"]]]
 
 
 MOST_SECONDS: Final = 60.0
 MOST_RATE: Final = 1000.0
-_MOST_MODELS: Final = 8
+_MAX_MODELS: Final = 8
 _LAYER_SECONDS: Final = 1.0
-"""How long the layers of each model are timed, beside compiling it."""
+"""Duration of layer timing per model, without compilation."""
 
-_WORK: Final = WorkerThreads._work.__qualname__  # noqa: SLF001 - the name of the loop of its threads
+_WORK_LOOP_NAME: Final = WorkerThreads._work.__qualname__  # noqa: SLF001 - function name in its threads' stacks
 _DIGITS: Final = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """One version of a model: the times of its layers, or why there are none."""
+    """Layer times of one model version, or why there are none."""
 
     name: str
     version: str
@@ -125,7 +109,7 @@ class ProfiledModel:
 
 @dataclass(frozen=True, slots=True)
 class CalledVersion:
-    """One version of a service: how many calls of it were answered meanwhile, and how long they took in all."""
+    """A version called during the profile: number of finished calls and their total duration."""
 
     name: str
     version: str
@@ -135,7 +119,7 @@ class CalledVersion:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledProcess:
-    """A process that works for a service: what it took, and why its threads were not looked at; empty if they were."""
+    """A worker process of a service: its CPU time, and why it was not sampled (empty if it was)."""
 
     service: str
     pid: int
@@ -145,10 +129,10 @@ class ProfiledProcess:
 
 @dataclass(slots=True)
 class ServerProfile:
-    """What was seen in so many seconds.
+    """Profile of the server over ``seconds``.
 
-    ``cpu_seconds`` are those of the whole process, of which ``native_seconds`` are of threads that Python knows nothing
-    of, as OpenVINO's are; inferences on the event loop are the loop's.
+    ``cpu_seconds`` is the CPU time of the process; ``native_seconds`` is its part in threads unknown to Python, such as
+    OpenVINO's.  Inferences on the event loop count for the loop's thread.
     """
 
     seconds: float
@@ -161,90 +145,78 @@ class ServerProfile:
 
 
 class Profiler:
-    """Takes profiles of one server, one at a time.
-
-    Args:
-        plane: knows what is called.
-    """
+    """Takes profiles of one server, one at a time."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
         self._is_busy = False
 
     async def take(
-        self, seconds: float, rate: float, models: Sequence[str] | None, others: OfOthers | None = None
+        self, seconds: float, rate: float, models: Sequence[str] | None, others: ProfileOthers | None = None
     ) -> ServerProfile:
-        """Look for so long, and time the layers of models afterwards.
+        """Sample for ``seconds``, then time the layers of models.
 
         Args:
-            seconds: how long, above 0 and up to ``MOST_SECONDS``.
-            rate: samples a second, from 1 to ``MOST_RATE``.
-            models: whose layers are timed; None for those that were called, the ones that took most first.
-            others: is called to have other processes looked at meanwhile, and gives what was called there.
+            seconds: duration, up to ``MOST_SECONDS``.
+            rate: samples per second, from 1 to ``MOST_RATE``.
+            models: models whose layers are timed; None for the called ones with the largest total duration.
+            others: profiles the other worker processes meanwhile and returns what was called there.
 
         Raises:
-            InvalidRequest: an argument is out of its bounds, or there are too many models.
-            NotFound: there is no such model.
-            Overloaded: a profile is being taken already.
-
-        Ownership: the thread that samples, and copies of models.
-        Cancellation: at once; the thread ends within a sample, or when the layers of one model have been timed.
+            InvalidRequest: an argument is out of range, or there are too many models.
+            NotFound: a model is unknown.
+            Overloaded: another profile is running.
         """
         _check("seconds", seconds, 0.01, MOST_SECONDS)
         _check("rate", rate, 1, MOST_RATE)
-        if models is not None and len(models) > _MOST_MODELS:
-            raise InvalidRequest(f"models: expected at most {_MOST_MODELS}, got {len(models)}")
+        if models is not None and len(models) > _MAX_MODELS:
+            raise InvalidRequest(f"models: expected at most {_MAX_MODELS}, got {len(models)}")
         for name in models or ():
             self._plane.registry.peek(name)
         if self._is_busy:
-            raise Overloaded(
-                "a profile is being taken already, and there is one at a time", retry_after_seconds=seconds
-            )
+            raise Overloaded("another profile is running; try again later", retry_after_seconds=seconds)
         self._is_busy = True
         try:
-            before, processes = self._work_of_versions(), _processes()
+            before, processes = self._version_totals(), _process_cpu_seconds()
             elsewhere: list[CalledVersion] = []
             inside = ProcessSamples()
             async with trio.open_nursery() as nursery:
                 if others is not None:
                     nursery.start_soon(_extend, elsewhere, others)
                 nursery.start_soon(inside.take, seconds, rate)
-                profile = await _sampled(seconds, rate)
-                worked = _worked_since(processes)
+                profile = await _sample_threads(seconds, rate)
+                worked = _cpu_since(processes)
                 profile.called = self._called_since(before)
             profile.threads += inside.threads
             profile.processes = [replace(each, problem=inside.problem_of(each.pid)) for each in worked]
             found = _models_of([*profile.called, *elsewhere])
             if models is not None:
-                found = [self._asked_for(name, found) for name in models]
-            timed = [await self._timed(each, is_asked=models is not None) for each in found[:_MOST_MODELS]]
+                found = [self._requested_model(name, found) for name in models]
+            timed = [await self._time_layers(each, is_requested=models is not None) for each in found[:_MAX_MODELS]]
             profile.models = [each for each in timed if each.times is not None or each.problem]
             return profile
         finally:
             self._is_busy = False
 
-    def _work_of_versions(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Tell how many calls of each version were answered, and how long they took in all."""
+    def _version_totals(self) -> dict[tuple[str, str], tuple[int, float]]:
         return {
             key: (each.compute.count, each.compute.seconds)
             for key, each in self._plane.call_statistics.versions.items()
         }
 
     def _called_since(self, before: dict[tuple[str, str], tuple[int, float]]) -> list[CalledVersion]:
-        """List what was called."""
         found = []
-        for (name, version), (count, seconds) in self._work_of_versions().items():
+        for (name, version), (count, seconds) in self._version_totals().items():
             calls, took = before.get((name, version), (0, 0.0))
             if count > calls:
                 found.append(CalledVersion(name, version, count - calls, seconds - took))
         return found
 
-    def _asked_for(self, name: str, called: Sequence[ProfiledModel]) -> ProfiledModel:
-        """Give a model by its name, with the calls of all its versions."""
+    def _requested_model(self, name: str, called: Sequence[ProfiledModel]) -> ProfiledModel:
         return ProfiledModel(name, "", sum(each.calls for each in called if each.name == name))
 
-    async def _timed(self, model: ProfiledModel, *, is_asked: bool) -> ProfiledModel:
-        """Time the layers of one, if it has any; of others that is told only to who has asked for them."""
+    async def _time_layers(self, model: ProfiledModel, *, is_requested: bool) -> ProfiledModel:
+        """Time the layers of a model; a model without layers is a problem only if it was requested by name."""
         name, version, calls = model.name, model.version, model.calls
         try:
             with await self._plane.registry.lease(name, version) as lease:
@@ -253,16 +225,16 @@ class Profiler:
                     return ProfiledModel(name, version, calls, await servable.layer_times(_LAYER_SECONDS))
         except ServerError as error:
             return ProfiledModel(name, version, calls, problem=error.message)
-        problem = "it is no model that OpenVINO runs in this process" if is_asked else ""
+        problem = "not an OpenVINO model of this process" if is_requested else ""
         return ProfiledModel(name, version, calls, problem=problem)
 
 
-async def _extend(elsewhere: list[CalledVersion], others: OfOthers) -> None:
+async def _extend(elsewhere: list[CalledVersion], others: ProfileOthers) -> None:
     elsewhere += await others()
 
 
 def _models_of(called: Iterable[CalledVersion]) -> list[ProfiledModel]:
-    """List what was called anywhere, what took most first."""
+    """Sum calls over all workers, longest total duration first."""
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for each in called:
         seconds, calls = sums.get((each.name, each.version), (0.0, 0))
@@ -270,11 +242,7 @@ def _models_of(called: Iterable[CalledVersion]) -> list[ProfiledModel]:
     return [ProfiledModel(*key, calls) for key, (_, calls) in sorted(sums.items(), key=lambda pair: -pair[1][0])]
 
 
-async def _sampled(seconds: float, rate: float) -> ServerProfile:
-    """Sample all threads.
-
-    Cancellation: at once; the thread ends within a sample.
-    """
+async def _sample_threads(seconds: float, rate: float) -> ServerProfile:
     sampler = StackSampler(rate, partial(_role, get_ident()))
     begun, worked = time.perf_counter(), time.process_time()
     try:
@@ -286,24 +254,23 @@ async def _sampled(seconds: float, rate: float) -> ServerProfile:
     return ServerProfile(time.perf_counter() - begun, worked, native, threads)
 
 
-def _processes() -> dict[tuple[str, int], float]:
-    """Tell how long the processes of services have had processors."""
+def _process_cpu_seconds() -> dict[tuple[str, int], float]:
     pids = [(owner, process.pid) for owner, process in current_census().processes() if process.pid is not None]
     return {(owner, pid): took for owner, pid in pids if (took := processor_seconds(pid)) is not None}
 
 
-def _worked_since(before: dict[tuple[str, int], float]) -> list[ProfiledProcess]:
-    """List the processes that there are, what took most first; one that was started meanwhile took all that it has."""
-    took = [ProfiledProcess(*key, round(now - before.get(key, 0.0), 3)) for key, now in _processes().items()]
+def _cpu_since(before: dict[tuple[str, int], float]) -> list[ProfiledProcess]:
+    """Return the CPU time of each process since ``before``, largest first; for a new process, all of it."""
+    took = [ProfiledProcess(*key, round(now - before.get(key, 0.0), 3)) for key, now in _process_cpu_seconds().items()]
     return sorted(took, key=lambda each: -each.cpu_seconds)
 
 
 def _role(loop: int, number: int, name: str, functions: frozenset[str]) -> str:
     if number == loop:
         return "event loop"
-    if _WORK in functions:
+    if _WORK_LOOP_NAME in functions:
         return "worker threads"
-    # Threads of trio's are called after what they run, and for whom; those of a kind have numbers.
+    # Trio names threads "<function> from <task>"; pools append numbers.
     return name.partition(" from ")[0].rstrip(_DIGITS).rstrip(" -_") or "native threads that call Python"
 
 

@@ -1,7 +1,6 @@
-"""What the registry knows of one name, whatever its kind: its versions, their states, and which of them answers.
+"""Service records: the versions of one name, their states and the routing; all state changes happen here.
 
-The only place where a state changes.  ``serving`` is kept so that a look-up costs two dictionary accesses: it maps the
-version as requests spell it to the instance that answers.
+``serving`` maps the version as requests spell it to its instance, so that a look-up costs two dictionary accesses.
 """
 
 from __future__ import annotations
@@ -38,15 +37,11 @@ __all__ = [
     "error_code_of",
 ]
 
-# ----------------------------------------------------------------------
-# What the registry tells of what it serves: states, readiness and the outcome of a change
-# ----------------------------------------------------------------------
-
 OK: Final = "OK"
 
 
 class VersionState(IntEnum):
-    """Where a version is in its life; the numbers are TensorFlow Serving's."""
+    """State of a version; the numbers are TensorFlow Serving's."""
 
     START = 10
     LOADING = 20
@@ -57,13 +52,12 @@ class VersionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """One version at one moment.
+    """Snapshot of one version.
 
-    ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a model's load failed) or ``"FAILED_PRECONDITION"`` (a pipeline's
-    or a graph's); ``reason`` says in words why it failed.  A version that is AVAILABLE with an error code serves what
-    was loaded before the failure.  ``load_seconds`` is the time that the last load took, None before the first has
-    ended, and ``grown_bytes`` by how much it made the process grow, None where that cannot be told.  ``kind`` is
-    ``"model"``, ``"pipeline"`` or ``"graph"``.
+    ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a model failed to load) or ``"FAILED_PRECONDITION"`` (any other kind
+    did); ``reason`` is the failure's text.  An AVAILABLE version with an error code serves what was loaded before the
+    failure. ``load_seconds`` is the duration of the last load, None before the first one ends; ``grown_bytes`` is the
+    growth of the process by it, None if unknown.  ``kind`` is ``"model"``, ``"pipeline"``, ``"graph"`` ...
     """
 
     name: str
@@ -78,7 +72,7 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests will be served, and if not, why."""
+    """Readiness of the server, with the reason if it is not ready."""
 
     ready: bool
     reason: str = ""
@@ -86,35 +80,27 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """What one change of the registry came to.
+    """Result of a change of the registry.
 
-    ``changed`` tells whether anything was loaded or retired.  A failure of a whole model, such as a path that does
-    not exist, has version 0.
+    ``changed`` is true if anything was loaded or retired.  The failure of a whole service has version 0.
     """
 
     changed: bool = False
     failures: tuple[VersionStatus, ...] = ()
 
 
-# ----------------------------------------------------------------------
-# What the registry knows of one name, whatever its kind: its versions, their states, and which of them answers
-# ----------------------------------------------------------------------
-
 DEFAULT_VERSION: Final = 0
-"""The number by which requests ask for the highest version available."""
+"""Version number by which requests select the highest available version."""
 
 
 def error_code_of(kind: Kind[Any]) -> str:
-    """Give the code of what could not be loaded: OVMS has one for models, and another one for all else."""
+    """Return OVMS's error code for a failed load: models have another one than all other kinds."""
     return "UNKNOWN" if kind.has_versions else "FAILED_PRECONDITION"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A load that failed: with which settings, over which files, when to try again, and what pauses come then.
-
-    ``problems`` say why, with the places where that can be mended.
-    """
+    """A failed load: its settings, the fingerprint of its files, the next retry (trio time) and the problems."""
 
     spec: ServableSpec
     files: str
@@ -125,9 +111,9 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class VersionRecord:
-    """One version: its state, the instance that serves it, if any, and how many retired ones are still open.
+    """One version: its state, its serving instance and the number of retired instances that are still open.
 
-    ``loads`` counts those that succeeded; ``kind`` is that of what was loaded, or is being loaded.
+    ``loads`` counts successful loads; ``kind`` is that of the current or loading instance.
     """
 
     name: str
@@ -145,7 +131,7 @@ class VersionRecord:
 
     @property
     def status(self) -> VersionStatus:
-        """The record as others see it."""
+        """Snapshot for observers."""
         return VersionStatus(
             self.name,
             self.version,
@@ -159,17 +145,20 @@ class VersionRecord:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a load is under way that may make the version available."""
+        """Whether a load in progress may make the version available."""
         return self.state <= VersionState.LOADING and self.error_code == OK
 
 
 class ServiceRecord:
-    """One name with all versions ever seen; ``spec`` is None once the name is not configured any more.
+    """One name with all versions ever seen; ``spec`` is None once the name is no longer configured.
 
-    ``kind`` is that of what it stands for, or stood for when it was last configured.  What has no versions has the one
-    version 1, which answers whatever version is asked for.  ``settled`` turns true when the first pass over the
-    versions has ended; ``problem`` says why they could not even be listed, and ``problems`` say it with their places.
-    ``calls`` are what it depends on, ``circle`` says how it would call itself, and ``unmet`` what it calls in vain.
+    Attributes:
+        kind: current or last kind; a kind without versions has the one version 1, which answers for every version.
+        settled: whether the first pass over the versions has ended.
+        problem: why the versions could not be listed; ``problems`` has the same with their places.
+        calls: dependencies.
+        circle: a circular dependency that includes this service.
+        unmet: missing dependencies.
     """
 
     def __init__(self, name: str, kind: Kind[Any], publish: Callable[[VersionStatus], None]) -> None:
@@ -189,7 +178,7 @@ class ServiceRecord:
         self._publish = publish
 
     def configure(self, spec: ServableSpec, kind: Kind[Any]) -> None:
-        """Note what the name is to stand for from now on; an only version that has to be loaded can be waited for."""
+        """Set the configuration of the name; a service without versions becomes pending at once."""
         self.settled = self.settled and self.spec is not None
         self.spec, self.kind = spec, kind
         if not self.kind.has_versions:
@@ -198,21 +187,20 @@ class ServiceRecord:
                 self.load_begins(ONLY_VERSION)
 
     def leave_out(self) -> None:
-        """Note that the name is not to stand for anything any more."""
+        """Mark the name as no longer configured."""
         self.spec, self.settled = None, False
 
-    # What is asked
-
+    # Queries
     @property
     def wanted(self) -> ServableSpec | None:
-        """What is to be loaded: the settings, with the circle that they are part of among their problems."""
+        """The spec to load, with a circular dependency among its problems."""
         if self.spec is None or self.circle is None:
             return self.spec
         return self.spec.model_copy(update={"problems": (*self.spec.problems, self.circle)})
 
     @property
     def findings(self) -> tuple[Problem, ...]:
-        """Everything that is wrong with what is configured, as far as listing, ordering and loading it showed."""
+        """All problems found while listing, ordering and loading."""
         base_path = "" if self.spec is None else str(self.spec.base_path)
         warnings = (Problem(text, base_path, severity="warning") for text in self.warnings)
         failures = [record.failure.problems for record in self.versions.values() if record.failure is not None]
@@ -220,20 +208,20 @@ class ServiceRecord:
         return (*self.problems, *warnings, *self.unmet, *chain.from_iterable((*failures, *remarks)))
 
     def find(self, version: int) -> Instance | None:
-        """Find the instance that answers for a version."""
-        return self.serving.get(str(self._meant(version)))
+        """Return the instance that serves a version, or None."""
+        return self.serving.get(str(self._effective_version(version)))
 
     def record(self, version: int) -> VersionRecord | None:
-        """Find what is known of a version."""
-        return self.versions.get(self._meant(version))
+        """Return the record of a version, or None."""
+        return self.versions.get(self._effective_version(version))
 
     def loaded(self, version: int) -> str:
-        """Tell which load of which version answers for a version, in words that no other load has; empty for none."""
+        """Return an id of the load that serves a version, unique per load; empty if none does."""
         instance = self.find(version)
         return "" if instance is None else f"{instance.version}.{self.versions[int(instance.version)].loads}"
 
     def is_pending(self, version: int) -> bool:
-        """Tell whether waiting may make the version, or a default one, available."""
+        """Return True if waiting may make the version, or a default one, available."""
         record = self.record(version)
         if record is not None:
             return record.is_pending
@@ -241,11 +229,11 @@ class ServiceRecord:
         return pending or (version == DEFAULT_VERSION and any(known.is_pending for known in self.versions.values()))
 
     def refusal(self, version: int) -> ServerError:
-        """Say why a version that is not available cannot be called."""
+        """Return the error for a version that is not available."""
         record = self.record(version)
         if record is None:
             return self._missing(version)
-        kind, what = self.kind.name, self._named(version)
+        kind, what = self.kind.name, self._describe(version)
         if record.state >= VersionState.UNLOADING:
             return VersionRetired(f"{what} is retired", kind=kind)
         why = "" if self.kind.has_versions else record.reason
@@ -257,9 +245,9 @@ class ServiceRecord:
         return refusal(text, kind=kind, has_failed=has_failed, why=why)
 
     def missing(self, version: int) -> VersionMissing:
-        """Say that a version is not there, and of the default one why nothing can stand for it."""
+        """Return the error for an unknown version; for the default one, with the last load failure."""
         failed = [each for _, each in sorted(self.versions.items()) if each.failure is not None]
-        text = f"{self._named(version)} is not there"
+        text = f"{self._describe(version)} is not there"
         if version != DEFAULT_VERSION or not failed:
             return VersionMissing(text)
         last = failed[-1]
@@ -267,34 +255,32 @@ class ServiceRecord:
         return VersionMissing(text, tried=last.version, why=last.reason)
 
     def _missing(self, version: int) -> ServerError:
-        """Say that there is no record of a version, which may be because the first look has not ended."""
+        """Return the error for a version without a record; before the first pass ends, it counts as loading."""
         if not self.is_pending(version):
             return self.missing(version)
         refusal = VersionLoading if self.kind.has_versions else ServiceLoading
-        return refusal(f"{self._named(version)} is not loaded yet", kind=self.kind.name)
+        return refusal(f"{self._describe(version)} is not loaded yet", kind=self.kind.name)
 
-    def _named(self, version: int) -> str:
-        """Name a version for messages."""
+    def _describe(self, version: int) -> str:
         if not self.kind.has_versions:
             return f'{self.kind.name} "{self.name}"'
         which = f"version {version}" if version != DEFAULT_VERSION else "the default version"
         return f'{which} of {self.kind.name} "{self.name}"'
 
-    def _meant(self, version: int) -> int:
+    def _effective_version(self, version: int) -> int:
         return version if self.kind.has_versions else ONLY_VERSION
 
     def available_versions(self) -> list[int]:
-        """List the versions that can be called, ascending."""
+        """Return the available versions, ascending."""
         return sorted(version for version, record in self.versions.items() if record.instance is not None)
 
     def statuses(self) -> list[VersionStatus]:
-        """List every version ever seen, ascending."""
+        """Return the status of every version ever seen, ascending."""
         return [self.versions[version].status for version in sorted(self.versions)]
 
-    # What happens
-
+    # State changes
     def load_begins(self, version: int) -> VersionRecord:
-        """Note that a load has begun; a version that serves stays available."""
+        """Record the start of a load; a serving version stays available."""
         record = self.versions.setdefault(version, VersionRecord(self.name, version, self.kind))
         record.kind = self.kind
         if record.instance is None:
@@ -303,7 +289,7 @@ class ServiceRecord:
         return record
 
     def load_succeeds(self, record: VersionRecord, instance: Instance, seconds: float) -> Instance | None:
-        """Let the new instance answer from now on; what it replaces is returned, to be retired."""
+        """Route to the new instance; return the replaced one, which must be retired."""
         replaced, record.instance = record.instance, instance
         record.state, record.error_code, record.reason = VersionState.AVAILABLE, OK, ""
         record.failure, record.load_seconds = None, seconds
@@ -313,18 +299,18 @@ class ServiceRecord:
         return replaced
 
     def load_fails(self, record: VersionRecord, reason: str, failure: Failure, seconds: float) -> None:
-        """Note why a load failed; what was served goes on."""
+        """Record a failed load; the serving instance stays."""
         record.error_code, record.reason, record.failure = error_code_of(self.kind), reason, failure
         record.load_seconds = seconds
         self._announce(record)
 
     def forget_failure(self, record: VersionRecord) -> None:
-        """Note that the settings went back to those of the instance that serves."""
+        """Clear a failure because the settings are again those of the serving instance."""
         record.error_code, record.reason, record.failure = OK, "", None
         self._announce(record)
 
     def retirement_begins(self, record: VersionRecord) -> Instance | None:
-        """Stop giving leases for a version; its instance is returned, to be closed when it is idle."""
+        """Stop leases of a version; return its instance, which must be closed when idle."""
         retired, record.instance = record.instance, None
         record.closing += retired is not None
         record.state = VersionState.UNLOADING if record.closing else VersionState.END
@@ -334,14 +320,14 @@ class ServiceRecord:
         return retired
 
     def retirement_ends(self, record: VersionRecord) -> None:
-        """Note that a retired instance is closed; the version may have come back meanwhile."""
+        """Record that a retired instance is closed; the version may be available again by then."""
         record.closing -= 1
         if record.state is VersionState.UNLOADING and not record.closing:
             record.state = VersionState.END
             self._announce(record)
 
     def touch(self) -> None:
-        """Wake everyone who waits for a change of this model."""
+        """Wake the tasks that wait for a change of this service."""
         self.changed.set()
         self.changed = trio.Event()
 

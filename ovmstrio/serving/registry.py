@@ -1,7 +1,4 @@
-"""Name and version to servable: what is served, in which state, and how it changes while calls are in flight.
-
-What kinds of services there are is said by a table; some are names with one version, which answers whatever version is
-asked for.
+"""Registry: maps names and versions to servables, and changes them while calls are in flight.
 
 ::
 
@@ -44,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["Job", "JobQueue", "Registry", "parse_version", "readiness_at_start", "readiness_of", "why_not"]
 
 # ----------------------------------------------------------------------
-# Changes of the registry, done one after the other in the order in which they were asked for
+# Change queue
 # ----------------------------------------------------------------------
 
 
 class Job:
-    """One change and those who wait for it; ``begun`` turns true when others may not join it any more."""
+    """One queued change of the registry; ``begun`` is true once it runs and others may no longer join it."""
 
     def __init__(self, work: Callable[[], Awaitable[ApplyResult]]) -> None:
         self.begun = False
@@ -58,25 +55,20 @@ class Job:
         self._result: ApplyResult | None = None
 
     async def run(self) -> None:
-        """Do the work and wake who waits.
-
-        Cancellation: where the work has its checkpoints; who waits is told by :meth:`abandon`.
-        """
+        """Do the work and wake the waiting tasks."""
         self.begun = True
         self._result = await self._work()
         self._done.set()
 
     def abandon(self) -> None:
-        """Wake who waits for work that will not be done."""
+        """Wake the waiting tasks without a result."""
         self._done.set()
 
     async def wait(self) -> ApplyResult:
-        """Return the result once the work is done.
+        """Return the result once the work is done; the work survives cancellation.
 
         Raises:
             NotReady: the registry has stopped.
-
-        Cancellation: at once; the work goes on.
         """
         await self._done.wait()
         if self._result is None:
@@ -85,7 +77,7 @@ class Job:
 
 
 class JobQueue:
-    """The changes that are asked for and not done."""
+    """Runs changes one after the other, in the order of their requests."""
 
     def __init__(self) -> None:
         self._sender, self._receiver = trio.open_memory_channel[Job](math.inf)
@@ -93,7 +85,7 @@ class JobQueue:
         self._closed = False
 
     def put(self, work: Callable[[], Awaitable[ApplyResult]]) -> Job:
-        """Queue a change; once the queue has been closed, it is abandoned at once."""
+        """Queue a change; a closed queue abandons it at once."""
         job = Job(work)
         if self._closed:
             job.abandon()
@@ -103,10 +95,7 @@ class JobQueue:
         return job
 
     async def run(self) -> None:
-        """Do the changes, for ever.
-
-        Cancellation: at any checkpoint; changes that are not done are abandoned, and later ones refused at once.
-        """
+        """Run queued changes until cancelled; cancellation abandons all queued and later changes."""
         try:
             async for job in self._receiver:
                 await job.run()
@@ -118,26 +107,25 @@ class JobQueue:
 
 
 # ----------------------------------------------------------------------
-# Whether all that is configured can be called, and if not, why
+# Readiness
 # ----------------------------------------------------------------------
 
 
 def readiness_at_start(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness:
-    """Tell how far the first pass has come, with the kinds in their order; nothing is ready before it has ended."""
+    """Return the progress of the first configuration pass; the server is not ready before it ends."""
     waiting = sorted(record.name for record in services if not record.settled)
     if not waiting:
         return Readiness(ready=False, reason="the configuration has not been applied yet")
     names = ", ".join(waiting[:5]) + (", ..." if len(waiting) > len(waiting[:5]) else "")
     return Readiness(
-        ready=False, reason=f"loading {len(waiting)} of {len(services)} {_kinds(services, kinds)}: {names}"
+        ready=False, reason=f"loading {len(waiting)} of {len(services)} {_kind_names(services, kinds)}: {names}"
     )
 
 
 def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
-    """Tell whether everything that is configured can be called.
+    """Return whether every configured service is available.
 
-    One that was added to a serving registry and is being loaded for the first time does not count yet: the
-    server must not be taken out of rotation for it.
+    A service added to a running server does not count during its first load, so that the server stays in rotation.
     """
     configured = [record for record in services if record.spec is not None]
     if not configured and not when_empty:
@@ -146,22 +134,22 @@ def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_
     if failed and not when_failed:
         reasons = (f'{record.kind.name} "{record.name}": {why_not(record)}' for record in failed)
         return Readiness(ready=False, reason="; ".join(reasons))
-    obstacles = [text for record in configured for text in _obstacles(record)]
+    obstacles = [text for record in configured for text in _unready_reasons(record)]
     return Readiness(ready=not obstacles, reason="; ".join(obstacles))
 
 
-def _obstacles(record: ServiceRecord) -> list[str]:
-    told = (record.kind.obstacle(instance.servable) for instance in {*record.serving.values()})
-    return [text for text in told if text]
+def _unready_reasons(record: ServiceRecord) -> list[str]:
+    reasons = (record.kind.obstacle(instance.servable) for instance in {*record.serving.values()})
+    return [reason for reason in reasons if reason]
 
 
-def _kinds(services: Collection[ServiceRecord], kinds: Iterable[str]) -> str:
+def _kind_names(services: Collection[ServiceRecord], kinds: Iterable[str]) -> str:
     *first, last = [f"{name}s" for name in dict.fromkeys(kinds) if any(record.kind.name == name for record in services)]
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def why_not(record: ServiceRecord) -> str:
-    """Tell why no version of a service can be called."""
+    """Return why no version of a service is available."""
     reasons = [
         f"version {each.version}: {each.reason}" for each in record.versions.values() if each.failure is not None
     ]
@@ -169,7 +157,7 @@ def why_not(record: ServiceRecord) -> str:
 
 
 # ----------------------------------------------------------------------
-# Name and version to servable: what is served, in which state, and how it changes while calls are in flight
+# The registry
 # ----------------------------------------------------------------------
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
@@ -180,17 +168,17 @@ class Registry:
     """Everything that can be called by name.
 
     Args:
-        kinds: what can be served, by name; they are listed in this order.
-        lend: makes what those that load are lent, of the registry's ``lease`` and the nursery of what services run.
-        poll_seconds: how often the configuration and the version directories are looked at; 0 never.
-        concurrent_loads: how many versions may be loading at once.
-        load_wait_seconds: how long a lease waits for a version that is being loaded.
-        shutdown_seconds: how long calls in flight may hold up the end of :meth:`run`.
-        ready_when_failed: be ready even if something has no version that works (as OVMS is).
-        ready_when_empty: be ready with nothing configured.
+        kinds: service kinds by name, in listing order.
+        lend: creates the load context from the registry's ``lease`` and the nursery for background tasks of services.
+        poll_seconds: interval of checks for changed files; 0 disables them.
+        concurrent_loads: how many versions may load at once.
+        load_wait_seconds: how long a lease waits for a version that is loading.
+        shutdown_seconds: how long :meth:`run` waits for calls in flight at the end.
+        ready_when_failed: ready even if a service has no working version (as OVMS).
+        ready_when_empty: ready even if nothing is configured.
 
     Attributes:
-        has_limits: whether anything that is configured may have only so many calls at once.
+        has_limits: whether any configured service has a concurrency limit.
     """
 
     def __init__(
@@ -206,7 +194,7 @@ class Registry:
         ready_when_empty: bool = False,
     ) -> None:
         self.kinds = kinds
-        self._lend = lend
+        self._make_context = lend
         self._context: LoadContext | None = None
         self._poll_seconds = poll_seconds
         self.load_wait_seconds = load_wait_seconds
@@ -227,20 +215,19 @@ class Registry:
         self._announced = self.readiness
         self._on_status: list[Callable[[VersionStatus], None]] = []
         self._on_readiness: list[Callable[[Readiness], None]] = []
-        self._on_poll: list[Callable[[], Awaitable[object]]] = []
+        self._poll_callbacks: list[Callable[[], Awaitable[object]]] = []
 
-    # Life
-
+    # Life cycle
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own loads, the watcher, retirements, and what services run besides their calls, until cancelled; run once.
+        """Run loads, the file watcher, retirements and background tasks of services until cancelled; callable once.
 
-        Cancellation: loads are cancelled; then, shielded and with a bound, calls in flight may end and everything
-        that is open is closed, and only then what services run is cancelled.
+        Cancellation cancels loads, waits a bounded time for calls in flight, closes all services, and cancels their
+        background tasks last.
         """
         with readiness_reconsidered(self._announce_readiness):
             async with trio.open_nursery() as outer:
                 services = await outer.start(_run_services)
-                self._context = self._lend(self.lease, services)
+                self._context = self._make_context(self.lease, services)
                 try:
                     async with trio.open_nursery() as nursery:
                         self._nursery = nursery
@@ -254,109 +241,98 @@ class Registry:
 
     @property
     def context(self) -> LoadContext:
-        """What those that load are lent.
+        """The load context.
 
         Raises:
-            NotReady: the registry does not run yet.
+            NotReady: the registry is not running.
         """
         if self._context is None:
             raise NotReady("the server is not running")
         return self._context
 
     async def apply(self, specs: Sequence[ServableSpec]) -> ApplyResult:
-        """Load, swap and retire until exactly these are served; of two with one name the first counts.
+        """Load, swap and retire until exactly these services are served; of two with one name the first counts.
 
-        Names are known, and calls to them wait, as soon as this has begun.  What fails is in the result, and what
-        served before goes on serving.
+        Calls to the new names wait from the start of this.  Failures are in the result; a failed service's old version
+        stays. The change survives cancellation.
 
         Raises:
             NotReady: the registry has stopped.
-
-        Cancellation: at once; the change itself goes on, owned by :meth:`run`.
         """
         return await self._jobs.put(partial(self._apply, tuple(specs))).wait()
 
     async def rescan(self) -> ApplyResult:
-        """List the version directories of every model again, and try again what has failed; as :meth:`apply`.
+        """List all version directories again and retry failed loads; like :meth:`apply`.
 
-        Calls that are made while one is waiting for its turn share its result.
+        Concurrent calls share one queued rescan.
 
         Raises:
             NotReady: the registry has stopped.
-
-        Cancellation: at once; the change itself goes on, owned by :meth:`run`.
         """
         if self._queued_rescan is None or self._queued_rescan.begun:
             self._queued_rescan = self._jobs.put(partial(self._reconcile_all, forced=True))
         return await self._queued_rescan.wait()
 
     def begin_drain(self) -> None:
-        """Have services refuse what waits in them, for the server ends."""
+        """Make services refuse their queued calls, because the server is shutting down."""
         for record in self._services.values():
             for instance in {*record.serving.values()}:
                 record.kind.begin_drain(instance.servable)
 
     @property
     def has_loaded(self) -> bool:
-        """Whether the first :meth:`apply` has ended, whatever came of it."""
+        """Whether the first :meth:`apply` has ended, successful or not."""
         return self._loaded.is_set()
 
     async def wait_loaded(self) -> None:
-        """Return once the first :meth:`apply` has ended, whatever came of it.
-
-        Cancellation: at once; nothing is held.
-        """
+        """Return once the first :meth:`apply` has ended, successful or not."""
         await self._loaded.wait()
 
     # Calls
 
     async def lease(self, name: str, version: str = "") -> Lease:
-        """Take a lease of a version, or of the default one, for use in a ``with`` statement.
+        """Lease a version, or the default one, for use in a ``with`` statement.
 
-        Pipelines and graphs have only one.  An available version is leased without a checkpoint; one that is being
-        loaded is waited for.
+        An available version is leased without a checkpoint; a loading one is waited for.
 
         Raises:
             NotFound: the name or version is unknown.
-            VersionRetired: it is not served any more.
-            VersionLoading: it is not loaded yet, and was not after ``load_wait_seconds``.
+            VersionRetired: the version is retired.
+            VersionLoading: the version was not loaded within ``load_wait_seconds``.
             InvalidRequest: the version is not a number.
             NotReady: the registry has stopped.
-
-        Cancellation: while a load is waited for; nothing is held then.
         """
         return self.lease_now(name, version) or await self._lease_later(name, parse_version(version))
 
     def lease_now(self, name: str, version: str = "") -> Lease | None:
-        """Take a lease of a version, or of the default one, if it is available; None is no more than :meth:`lease`."""
+        """Lease a version, or the default one, if it is available; otherwise return None."""
         service = self._services.get(name)
         instance = None if service is None else service.serving.get(version)
         return None if instance is None else Lease(instance)
 
     def peek(self, name: str, version: str = "") -> Servable:
-        """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.
+        """Return the servable of a version, or of the default one, without a lease, for immediate use of its metadata.
 
         Raises:
-            NotFound: the name or version is unknown, or (``VersionRetired``) not served any more.
-            VersionLoading: it is not loaded yet.
+            NotFound: the name or version is unknown, or (``VersionRetired``) retired.
+            VersionLoading: the version is not loaded yet.
             InvalidRequest: the version is not a number.
         """
         return self._find(name, parse_version(version)).servable
 
     def takes_of(self, name: str, version: str = "") -> frozenset[Takes]:
-        """Give the calls that a version, or the default one, takes; raises as :meth:`peek`."""
+        """Return the call types of a version, or of the default one; raises as :meth:`peek`."""
         return self._find(name, parse_version(version)).takes
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a version, or with none named the default one, can be called.
+        """Return True if a version, or the default one for an empty string, is available.
 
         Raises:
-            NotFound: the name or version is unknown, or no version is available to be the default one; "0" names a
-                version that never exists.
+            NotFound: the name or version is unknown, or no version is available as default; "0" is always unknown.
             InvalidRequest: the version is not a number.
         """
         number = parse_version(version)
-        service = self._known(name)
+        service = self._record_of(name)
         record = service.record(number)
         if record is not None:
             return record.instance is not None
@@ -365,19 +341,18 @@ class Registry:
         raise service.missing(number)
 
     def available_versions(self, name: str) -> list[int]:
-        """List the versions of a name that can be called, ascending; none for an unknown name."""
+        """Return the available versions of a name, ascending; empty for an unknown name."""
         service = self._services.get(name)
         return [] if service is None else service.available_versions()
 
-    # What is told
-
+    # Introspection
     def version_statuses(self, name: str, version: int = DEFAULT_VERSION) -> list[VersionStatus]:
-        """Tell the state of one version ever seen, or of all, ascending, if none is named; a graph has only one.
+        """Return the state of one version, or of all ever seen, ascending, for version 0.
 
         Raises:
             NotFound: the name or version is unknown.
         """
-        service = self._known(name)
+        service = self._record_of(name)
         if version == DEFAULT_VERSION:
             return service.statuses()
         record = service.record(version)
@@ -386,33 +361,33 @@ class Registry:
         return [record.status]
 
     def kind_of(self, name: str) -> str:
-        """Give the kind of what has a name, or had it last; empty for an unknown name."""
+        """Return the current or last kind of a name; empty for an unknown name."""
         service = self._services.get(name)
         return "" if service is None else service.kind.name
 
     def limit_of(self, name: str) -> Limit:
-        """Give how many calls a service may have, as it is configured now; none for an unknown name."""
+        """Return the configured concurrency limit of a service; no limit for an unknown name."""
         service = self._services.get(name)
         spec = None if service is None else service.spec
         return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
 
     def concurrency_limit(self, name: str) -> ConcurrencyLimit | None:
-        """Give what counts the calls of a service that limits them itself, if it is loaded and does."""
+        """Return the call counter of a loaded service that limits itself, otherwise None."""
         service = self._services.get(name)
         instance = None if service is None else service.find(DEFAULT_VERSION)
         return None if instance is None else instance.concurrency_limit
 
     def knows(self, name: str) -> bool:
-        """Tell whether anything of that name is or was configured."""
+        """Return True if a name is or was configured."""
         return name in self._services
 
     def names_of(self, kind: str) -> frozenset[str]:
-        """Give the names that are configured for servables of a kind, loaded or not."""
+        """Return the configured names of a kind, loaded or not."""
         models = self._services.items()
         return frozenset(name for name, service in models if service.spec is not None and service.kind.name == kind)
 
     def in_flight(self) -> dict[str, int]:
-        """Count the calls under way by name, where there are any."""
+        """Return the number of calls in flight by name, without zeros."""
         counted = {}
         for name, service in self._services.items():
             number = sum(each.in_flight for each in {*service.serving.values()})
@@ -421,31 +396,31 @@ class Registry:
         return counted
 
     def look_inside(self, name: str, version: str = "") -> Inside:
-        """Tell what a version, or the default one, has inside; raises as :meth:`peek`."""
+        """Return the inspection of a version, or of the default one; raises as :meth:`peek`."""
         instance = self._find(name, parse_version(version))
         kind = self.kinds[instance.spec.kind]
         return kind.look_inside(instance.spec, instance.servable)
 
     def findings(self) -> list[Problem]:
-        """Tell everything that is wrong with what is configured, with the places where it can be mended."""
+        """Return all problems of the configuration with their places."""
         return [problem for record in self._services.values() if record.spec for problem in record.findings]
 
     def is_configured(self, name: str) -> bool:
-        """Tell whether a name is to stand for something now."""
+        """Return True if a name is configured now."""
         service = self._services.get(name)
         return service is not None and service.spec is not None
 
     def why_not(self, name: str) -> str:
-        """Tell why nothing of a name that is configured can be called; what it tells of one that can has no meaning."""
-        return why_not(self._known(name))
+        """Return why a configured name is unavailable; meaningless for an available one."""
+        return why_not(self._record_of(name))
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
-        """Tell the state of every version ever seen, by name."""
+        """Return the state of every version ever seen, by name."""
         return {name: service.statuses() for name, service in self._services.items()}
 
     @property
     def readiness(self) -> Readiness:
-        """Whether every model that is configured can be called, and if not, why."""
+        """Whether every configured service is available, with the reason if not."""
         if self._stopped:
             return Readiness(ready=False, reason="the server is shutting down")
         if not self._loaded.is_set():
@@ -453,27 +428,22 @@ class Registry:
         return readiness_of(self._services.values(), **self._readiness_options)
 
     def subscribe(self, callback: Callable[[VersionStatus], None]) -> None:
-        """Have every change of a version's state told; the callback must neither block nor raise."""
+        """Call back at every change of a version's state; the callback must neither block nor raise."""
         self._on_status.append(callback)
 
     def subscribe_readiness(self, callback: Callable[[Readiness], None]) -> None:
-        """Have every change of :attr:`readiness` told; the callback must neither block nor raise."""
+        """Call back at every change of :attr:`readiness`; the callback must neither block nor raise."""
         self._on_readiness.append(callback)
 
     def on_poll(self, callback: Callable[[], Awaitable[object]]) -> None:
-        """Have a coroutine run at each poll, before directories are listed; its errors end the server."""
-        self._on_poll.append(callback)
+        """Run a coroutine at each poll, before directories are listed; its errors end the server."""
+        self._poll_callbacks.append(callback)
 
     async def wait_change(self) -> None:
-        """Return at the next change of a version's state or of the readiness.
-
-        Cancellation: at once; nothing is held.
-        """
+        """Return at the next change of a version's state or of the readiness."""
         await self._changed.wait()
 
-    # Inside
-
-    def _known(self, name: str) -> ServiceRecord:
+    def _record_of(self, name: str) -> ServiceRecord:
         service = self._services.get(name)
         if service is None:
             raise ServiceMissing(f'nothing is served under the name "{name[:80]}"')
@@ -482,7 +452,7 @@ class Registry:
     def _find(self, name: str, version: int) -> Instance:
         if self._stopped:
             raise NotReady("the server is shutting down")
-        service = self._known(name)
+        service = self._record_of(name)
         instance = service.find(version)
         if instance is None:
             raise service.refusal(version)
@@ -514,19 +484,21 @@ class Registry:
         return result
 
     async def _reconcile_all(self, *, forced: bool) -> ApplyResult:
-        """Bring everything in line: what is called before those that call it, and what is not served any more last."""
+        """Bring everything in line: callees before callers, unconfigured services last."""
         await find_calls(self._services)
         configured = [record for record in self._services.values() if record.spec is not None]
         results = await self._reconcile(configured, forced=forced)
         left_out = [record for record in self._services.values() if record.spec is None]
-        gone = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
+        had_versions = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
         for record in left_out:
             record.settled = True
             record.touch()
-        callers = [each for each in configured if any(gone.get(call.name) for call in each.calls if call.reloads)]
+        callers = [
+            each for each in configured if any(had_versions.get(call.name) for call in each.calls if call.reloads)
+        ]
         results += await self._reconcile(callers, forced=False)
         self._announce_readiness()
-        return _sum_up([*results, ApplyResult(changed=any(gone.values()))])
+        return _merge_results([*results, ApplyResult(changed=any(had_versions.values()))])
 
     async def _reconcile(self, records: Collection[ServiceRecord], *, forced: bool) -> list[ApplyResult]:
         results: list[ApplyResult] = []
@@ -539,13 +511,13 @@ class Registry:
 
     async def _watch(self) -> None:
         await self.wait_loaded()
-        await FileWatcher(self._look, self._poll_seconds).run(pauses_first=True)
+        await FileWatcher(self._poll, self._poll_seconds).run(pauses_first=True)
 
-    async def _look(self) -> bool:
-        for callback in self._on_poll:
+    async def _poll(self) -> bool:
+        for callback in self._poll_callbacks:
             await callback()
         await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
-        # What could not be loaded is tried again after pauses of its own.
+        # Failed loads have their own retry times.
         return True
 
     def _retire(self, instance: Instance, closed: Callable[[], None] | None) -> None:
@@ -580,7 +552,7 @@ class Registry:
 
 
 def parse_version(version: str) -> int:
-    """Read the number of a version; 0 is the default one, as nothing is.
+    """Parse a version number; 0 and an empty string mean the default version.
 
     Raises:
         InvalidRequest: it is not a number.
@@ -594,7 +566,7 @@ def parse_version(version: str) -> int:
 
 
 async def _run_services(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    # Whoever was cancelled before this started gets no nursery, and could not end what is shielded.
+    # A caller cancelled before the start gets no nursery, and could not end the shielded block.
     await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
@@ -602,7 +574,7 @@ async def _run_services(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
             await trio.sleep_forever()
 
 
-def _sum_up(results: Iterable[ApplyResult]) -> ApplyResult:
+def _merge_results(results: Iterable[ApplyResult]) -> ApplyResult:
     results = tuple(results)
     failures = {(status.name, status.version): status for result in results for status in result.failures}
     return ApplyResult(any(result.changed for result in results), tuple(failures[key] for key in sorted(failures)))

@@ -1,4 +1,4 @@
-"""The outputs that a call asks for by name: only those are answered, in that order, whatever is served."""
+"""Requested outputs: output selection and the classification extension, for every kind of service."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamedOutputs", "asks_plainly", "check_classes", "check_outputs", "keep_classes", "keep_outputs"]
 
-# ----------------------------------------------------------------------
-# The classification extension: the largest elements of an output in place of all of them, as texts
-# ----------------------------------------------------------------------
-
 _COUNT: Final = "classification"
 
 
 def check_classes(wanted: Sequence[RequestedOutput]) -> None:
-    """See that what a call says of classes can be done, before it is made.
+    """Check the requested numbers of classes before inference.
 
     Raises:
-        InvalidRequest: their number is none.
+        InvalidRequest: a value is not a non-negative integer.
     """
     for output in wanted:
         count = output.parameters.get(_COUNT, 0)
@@ -42,10 +38,10 @@ def check_classes(wanted: Sequence[RequestedOutput]) -> None:
 
 
 def keep_classes(response: InferResponse, wanted: Sequence[RequestedOutput], labels: Sequence[str]) -> None:
-    """Replace outputs of which only so many classes are wanted; those of more than one dimension, row by row.
+    """Replace outputs by their top classes as ``value:index[:label]`` texts, row by row.
 
     Raises:
-        InvalidRequest: an output has no numbers.
+        InvalidRequest: an output is not numeric.
     """
     counts = {output.name: int(count) for output in wanted if (count := output.parameters.get(_COUNT))}
     for position, tensor in enumerate(response.outputs) if counts else ():
@@ -61,7 +57,7 @@ def _classes(tensor: Tensor | RawTensor, count: int, labels: Sequence[str]) -> T
     count = min(count, rows.shape[1])
     texts = np.empty((len(rows), count), object)
     for number, row in enumerate(rows):
-        # NaN is the largest in numpy's order, and no class at all.
+        # numpy sorts NaN last, as the largest; here it must be the smallest.
         ranked = np.argsort(np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row, kind="stable")
         for place, index in enumerate(ranked[::-1][:count].tolist()):
             texts[number, place] = _text(row[index], index, labels).encode()
@@ -73,24 +69,17 @@ def _text(value: Any, index: int, labels: Sequence[str]) -> str:
     return f"{number}:{index}:{labels[index]}" if index < len(labels) else f"{number}:{index}"
 
 
-# ----------------------------------------------------------------------
-# The outputs that a call asks for by name: only those are answered, in that order, whatever is served
-# ----------------------------------------------------------------------
-
-_OF_THE_WAY: Final = frozenset({"binary_data", "binary_data_size"})
-"""Parameters that say how a tensor comes or goes over REST, and nothing of what it is."""
+_ENCODING_PARAMETERS: Final = frozenset({"binary_data", "binary_data_size"})
+"""REST encoding parameters, which do not change the result."""
 
 
 def asks_plainly(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
-    """Tell whether nothing is said of any tensor of a call, and all outputs that it names are known.
-
-    Of such a call there is nothing to look at before it is made.
-    """
+    """Return True if no tensor has parameters and all requested outputs are known, so that no checks are needed."""
     for given in request.inputs:
-        if given.parameters and not _OF_THE_WAY.issuperset(given.parameters):
+        if given.parameters and not _ENCODING_PARAMETERS.issuperset(given.parameters):
             return False
     for wanted in request.outputs:
-        if wanted.parameters and not _OF_THE_WAY.issuperset(wanted.parameters):
+        if wanted.parameters and not _ENCODING_PARAMETERS.issuperset(wanted.parameters):
             return False
         for spec in known:
             if spec.name == wanted.name:
@@ -101,51 +90,47 @@ def asks_plainly(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
 
 
 def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]) -> None:
-    """Refuse names that a servable has not, before it is called: the call may change the state of a sequence.
+    """Check requested outputs before inference, which may change the state of a sequence.
 
-    ``known`` is empty where it is not known what will be answered.
+    ``known`` is empty if the outputs are unknown.
 
     Raises:
-        InvalidRequest: a name is unknown, and all that are known are listed; or a number of classes is none.
+        InvalidRequest: a name is unknown, or a number of classes is invalid.
     """
     check_classes(wanted)
     if known:
-        _refuse_strangers(wanted, [*(spec.name for spec in known), SEQUENCE_ID])
+        _check_names(wanted, [*(spec.name for spec in known), SEQUENCE_ID])
 
 
 def keep_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> None:
-    """Leave in an answer what was asked for, in that order; a sequence's id stays, for its client goes on with it.
+    """Reduce a response to the requested outputs, in that order; a sequence id is always kept.
 
     Raises:
-        InvalidRequest: something that was asked for is not in the answer.
+        InvalidRequest: a requested output is missing.
     """
     if len(wanted) == len(response.outputs) == 1 and wanted[0].name == response.outputs[0].name:
         return
     given = {tensor.name: tensor for tensor in response.outputs}
-    _refuse_strangers(wanted, given)
+    _check_names(wanted, given)
     names = dict.fromkeys(output.name for output in wanted)
     if SEQUENCE_ID in given:
         names[SEQUENCE_ID] = None
     response.outputs = [given[name] for name in names]
 
 
-def _refuse_strangers(wanted: Sequence[RequestedOutput], known: Iterable[str]) -> None:
+def _check_names(wanted: Sequence[RequestedOutput], known: Iterable[str]) -> None:
     known = [*known]
-    strangers = [output.name for output in wanted if output.name not in known]
-    if strangers:
+    unknown = [output.name for output in wanted if output.name not in known]
+    if unknown:
         names = ", ".join(name for name in known if name != SEQUENCE_ID)
         raise InvalidRequest(
             f"requested outputs: expected some of {names or 'none'}, "
-            f"got {', '.join(name[:80] for name in strangers[:10])}"
+            f"got {', '.join(name[:80] for name in unknown[:10])}"
         )
 
 
 class StreamedOutputs:
-    """The outputs that a stream is asked for by its first request; replies belong to no one request.
-
-    Args:
-        first: the first request.
-        known: what the servable tells of itself.
+    """The outputs that the first request of a stream selects for all replies.
 
     Raises:
         InvalidRequest: as :func:`check_outputs`.
@@ -159,10 +144,10 @@ class StreamedOutputs:
         self._labels = known.labels
 
     def check(self, request: InferRequest) -> None:
-        """See that a later request asks for nothing else; it may leave that out.
+        """Check that a later request selects the same outputs, or none.
 
         Raises:
-            InvalidRequest: it does.
+            InvalidRequest: it selects others.
         """
         if request.outputs and request.outputs != self._wanted:
             names = ", ".join(sorted(self._names)) or "all, as none were named"
@@ -171,10 +156,10 @@ class StreamedOutputs:
             )
 
     def keep(self, reply: InferResponse) -> bool:
-        """Leave in a reply what was asked for; False if that is nothing.
+        """Reduce a reply to the selected outputs; return False if none is left.
 
         Raises:
-            InvalidRequest: classes are asked for of an output that has no numbers.
+            InvalidRequest: classes are requested of an output that is not numeric.
         """
         if not self._wanted:
             return True

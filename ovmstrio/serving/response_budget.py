@@ -1,4 +1,4 @@
-"""Room for answers before they are computed: how large those of a service will be, and who has to wait."""
+"""Response budget: estimates response sizes and reserves the send budget before inference."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["AnswerRoom", "Room"]
 
 _UNKNOWN_SECONDS: Final = 1.0
-"""How long calls wait because of answers whose sizes nobody knows: they may be waiting for each other."""
+"""Longest wait for budget when the size is unknown: such calls may be waiting for each other."""
 _DECAY: Final = 6
-"""Smaller answers lower what is expected by this power of a half each."""
+"""A smaller response lowers the estimate by ``estimate >> 6``."""
 
 
 class AnswerRoom:
-    """Knows how large the answers of services are.
+    """Estimates response sizes from previous responses.
 
     Attributes:
-        sizes: bytes that an answer is expected to have, by service and, of those that take no tensors, by method.
+        sizes: expected bytes by service, or by service and method for calls without tensors.
     """
 
     __slots__ = ("sizes",)
@@ -34,19 +34,15 @@ class AnswerRoom:
         self.sizes: dict[str, int] = {}
 
     def take(self, share: PendingShare, key: str) -> int:
-        """Count an answer that is to come as :meth:`wait` does; 0 if nothing is counted, as one may have to wait."""
+        """Reserve the expected response size without waiting; return 0 if that is impossible or the size is unknown."""
         size = self.sizes.get(key, 0)
         return size if size and share.take(size) else 0
 
     async def wait(self, share: PendingShare, key: str, service: Service | None = None) -> int:
-        """Count an answer that is to come in the share of its client, once there is room; tell its expected size.
+        """Reserve the expected response size in a client's share, waiting for budget; return the reserved bytes.
 
-        Args:
-            share: the client's.
-            key: whose answers are alike.
-            service: what gives tensors of the sizes that its metadata tells; None if it gives something else.
-
-        Cancellation: while there is no room; nothing is counted then.
+        The size of a first response comes from fixed output shapes of ``service``, otherwise it is
+        ``share.unknown_bytes``.
         """
         size = self.sizes.get(key)
         if size is None:
@@ -62,11 +58,9 @@ class AnswerRoom:
         return size
 
     async def enter(self, key: str, *, is_stream: bool) -> Room | None:
-        """Wait for room for the answer of a call that takes no tensors; None if none has to be given back.
+        """Reserve the response of a call without tensors; None if there is nothing to release.
 
-        Nothing is counted for a stream, which may last and have nothing to say.
-
-        Cancellation: while there is no room; nothing is counted then.
+        Nothing is reserved for a stream, which may be idle for long; it only waits for free budget.
         """
         share = current_share.get()
         if share is None:
@@ -78,13 +72,13 @@ class AnswerRoom:
         return Room(self, share, key, size)
 
     def learn(self, key: str, size: int) -> None:
-        """Note how large an answer was."""
+        """Update the estimate with a response size."""
         known = self.sizes.get(key, 0)
         self.sizes[key] = max(size, known - (known >> _DECAY))
 
 
 class Room(NamedTuple):
-    """What is counted for the answer of one call."""
+    """The reserved budget of one call's response."""
 
     room: AnswerRoom
     share: PendingShare
@@ -92,14 +86,14 @@ class Room(NamedTuple):
     size: int
 
     def leave(self, sent: int) -> None:
-        """Count it no more; ``sent`` is how large the answer was, 0 if that is not known."""
+        """Release the reservation; ``sent`` is the response size, 0 if unknown."""
         self.share.give_back(self.size)
         if sent and sent != self.size:
             self.room.learn(self.key, sent)
 
 
 def _static_size(service: Service) -> int:
-    """Tell the bytes of a service's outputs, 0 if they differ from answer to answer."""
+    """Return the bytes of a service's outputs; 0 if a shape is dynamic."""
     outputs = service.metadata.outputs
     if not all(dim.is_fixed for output in outputs for dim in output.shape):
         return 0

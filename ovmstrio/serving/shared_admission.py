@@ -1,7 +1,7 @@
-"""Admission to a server of several processes: places and queues are counted over all of them.
+"""Admission across worker processes: limits and queue lengths are counted over all of them.
 
-Each process has a queue of its own.  One that gives a place back rings those in which calls wait, and leaves the place
-to them for a moment where one of theirs came before its own.
+Each worker has its own queue.  A worker that releases a place notifies the workers with queued calls, and leaves the
+place to them for a moment if one of their calls has waited longer than its own.
 """
 
 from __future__ import annotations
@@ -24,53 +24,44 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedAdmission"]
 
-_MOMENT_SECONDS: Final = 0.01
+_OFFER_SECONDS: Final = 0.01
 
 
 class SharedAdmission(Admission):
-    """The places of one server and of its services, as one of several processes gives them.
-
-    Args:
-        ledger: where all of them count.
-        server: the limit of all calls together.
-        limit_of: gives that of a service, as it is configured now.
-    """
+    """Admission of one of several worker processes; ``ledger`` is the shared counter table."""
 
     def __init__(
         self, ledger: Ledger, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT
     ) -> None:
         super().__init__(server, limit_of)
-        self._ledger = ledger
-        self._accounts: dict[str, Account] = {}
-        self._left_to_others = trio.Event()
+        self._counters = ledger
+        self._rows: dict[str, Account] = {}
+        self._has_offered = trio.Event()
 
     async def follow_others(self) -> None:
-        """Let calls go on when other processes have given places back.
-
-        Cancellation: at once.
-        """
+        """Admit queued calls when other workers release places; runs until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._come_back)
+            nursery.start_soon(self._reclaim_offered)
             while True:
-                await self._ledger.rung()
-                self._let_in()
+                await self._counters.rung()
+                self._admit_waiting()
 
-    async def _come_back(self) -> None:
-        """Take what was left to others and not taken by them."""
+    async def _reclaim_offered(self) -> None:
+        """Take places that were left to other workers but not used by them."""
         while True:
-            await self._left_to_others.wait()
-            self._left_to_others = trio.Event()
-            await trio.sleep(_MOMENT_SECONDS)
-            self._let_in()
+            await self._has_offered.wait()
+            self._has_offered = trio.Event()
+            await trio.sleep(_OFFER_SECONDS)
+            self._admit_waiting()
 
     @contextmanager
-    def _counted(self, *gates: Turnstile) -> Iterator[None]:
-        """Have within the block what all processes have counted, and tell them what has changed; nothing waits."""
-        accounts = [(gate, self._account(gate)) for gate in gates]
+    def _synchronized(self, *gates: Turnstile) -> Iterator[None]:
+        """Hold the table's lock, read the other workers' counts on entry, and write this worker's on exit."""
+        accounts = [(gate, self._row_of(gate)) for gate in gates]
         if all(account is None for _, account in accounts):
             yield
             return
-        with self._ledger.locked():
+        with self._counters.locked():
             for gate, account in accounts:
                 gate.elsewhere = NOTHING_ELSEWHERE if account is None else account.elsewhere()
             try:
@@ -79,49 +70,49 @@ class SharedAdmission(Admission):
                 for gate, account in accounts:
                     if account is not None:
                         queued = self._queued if gate is self._server else gate.queued
-                        account.write(gate.under_way, queued, self._since(gate))
+                        account.write(gate.under_way, queued, self._waiting_since(gate))
 
-    def _account(self, gate: Turnstile) -> Account | None:
+    def _row_of(self, gate: Turnstile) -> Account | None:
         key = f"service {gate.name}" if gate.name else "server"
-        known = self._accounts.get(key)
+        known = self._rows.get(key)
         if known is None and gate.limit.max_concurrency:
-            known = self._accounts[key] = self._ledger.account(key)
+            known = self._rows[key] = self._counters.account(key)
         return known
 
-    def _since(self, gate: Turnstile) -> float:
-        """Tell since when the first of those waits here that wait for a place of a service, or of the server."""
+    def _waiting_since(self, gate: Turnstile) -> float:
+        """Return the time since which the first local call waits for a place of a service, or of the server."""
         queues = [each.direct for each in self._busy.values()] if gate is self._server else [gate.direct, gate.nested]
         return min((next(iter(queue)).since for queue in queues if queue), default=math.inf)
 
     def _grant_or_queue(self, gate: Turnstile, *, is_nested: bool) -> Waiter | None:
-        with self._counted(gate, self._server):
+        with self._synchronized(gate, self._server):
             return super()._grant_or_queue(gate, is_nested=is_nested)
 
     def _withdraw(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
-        with self._counted(gate, self._server):
+        with self._synchronized(gate, self._server):
             self._remove(gate, waiter, is_nested=is_nested)
         self._offer(gate)
 
     def leave(self, gate: Turnstile, *, is_nested: bool, seconds: float | None = None) -> None:
-        """Take a place back that was held for so long, and let in who waits for it, here or elsewhere."""
-        with self._counted(gate, self._server):
-            self._take_back(gate, is_nested=is_nested, seconds=seconds)
+        """Release a place held for ``seconds``, and admit the next waiter of any worker."""
+        with self._synchronized(gate, self._server):
+            self._release(gate, is_nested=is_nested, seconds=seconds)
         self._offer(gate)
 
     def _offer(self, gate: Turnstile) -> None:
-        """Have those go on that wait for a place, those first that came first."""
+        """Offer free places to the longest waiting calls, here or in other workers."""
         theirs = (gate.elsewhere, self._server.elsewhere)
         rows = tuple({row for each in theirs for row in each.rows})
         if rows:
-            self._ledger.ring(rows)
+            self._counters.ring(rows)
         if not self._busy:
             return
-        if rows and min(each.since for each in theirs) < min(self._since(each) for each in self._busy.values()):
-            self._left_to_others.set()
+        if rows and min(each.since for each in theirs) < min(self._waiting_since(each) for each in self._busy.values()):
+            self._has_offered.set()
         else:
-            self._let_in()
+            self._admit_waiting()
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         if self._busy:
-            with self._counted(*self._busy.values(), self._server):
-                super()._let_in()
+            with self._synchronized(*self._busy.values(), self._server):
+                super()._admit_waiting()

@@ -1,9 +1,8 @@
-"""Regions of POSIX shared memory that clients have made and registered by name.
+"""System shared memory: regions that clients register, and tensors in them.
 
-A region is mapped for reading: inputs are views of it.  Outputs are written through its descriptor, which cannot fault.
-Reading can: whoever shrinks the file under a call that reads it ends the process with SIGBUS, which the kernel gives no
-way to prevent for files of others.  The size is looked at before each use, so that only a file that shrinks within a
-call is left; regions are for clients that the server trusts.
+A region is mapped read-only: inputs are views of it.  Outputs are written through the file descriptor, which cannot
+fault.  A client that shrinks the file during a read ends the process with SIGBUS, which cannot be prevented for files
+of others.  The size is checked before each use; enable shared memory for trusted clients only.
 
 ::
 
@@ -54,27 +53,23 @@ __all__ = [
     "write_outputs",
 ]
 
-# ----------------------------------------------------------------------
-# Regions of POSIX shared memory that clients have made and registered by name
-# ----------------------------------------------------------------------
-
-_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where the system keeps what `shm_open` makes, not a scratch folder
+_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - the folder of `shm_open`, not a temporary folder
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MOST_REGIONS: Final = 1_024
-_MOST_CHARACTERS: Final = 255
-"""The length of a file's name, and what is enough for a region's."""
-_OFF: Final = "shared memory is not served; --allow_shared_memory turns it on"
+_MAX_REGIONS: Final = 1_024
+_MAX_NAME_CHARACTERS: Final = 255
+"""File-name limit of the kernel; also used for region names."""
+_DISABLED: Final = "shared memory is not served; --allow_shared_memory turns it on"
 
 
 class ClientRegion:
-    """One region: ``byte_size`` bytes from ``offset`` on in the shared memory object ``key``.
+    """One region: ``byte_size`` bytes from ``offset`` in the shared memory object ``key``.
 
-    Mapping and descriptor go with the last view of the region and the last call that writes to it.
+    Mapping and descriptor live until the last view and the last write of the region end.
 
     Raises:
-        InvalidRequest: the key names no shared memory object, or the region does not lie within it.
-        NotFound: there is no such object.
-        PermissionDenied: it is not the server's to read and write.
+        InvalidRequest: the key is not a shared memory object, or the region exceeds it.
+        NotFound: the object does not exist.
+        PermissionDenied: the server may not read and write it.
     """
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, folder: Path = _FOLDER) -> None:
@@ -86,9 +81,9 @@ class ClientRegion:
         self._finalizer = weakref.finalize(self, os.close, self._file)
         self._check_size()
         begin = offset - offset % mmap.ALLOCATIONGRANULARITY
-        self._skipped = offset - begin
+        self._map_offset = offset - begin
         try:
-            length = self._skipped + byte_size
+            length = self._map_offset + byte_size
             self._mapping = mmap.mmap(self._file, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin)
         except (OSError, ValueError) as error:
             raise InvalidRequest(f"{self}: it cannot be mapped: {error}") from None
@@ -97,21 +92,16 @@ class ClientRegion:
         return f'shared memory region "{cut(self.name, 80)}"'
 
     def view(self, offset: int, byte_size: int, whose: str = "") -> memoryview:
-        """Give bytes of the region as they are, to be read and not written; ``whose`` begins a refusal.
-
-        Raises:
-            InvalidRequest: they are not all within the region.
-            FailedPrecondition: the object has gone or has become smaller.
-        """
+        """Return a read-only view of bytes; ``whose`` is the prefix of error messages.  Raises as :meth:`check`."""
         self.check(offset, byte_size, whose)
-        begin = self._skipped + offset
+        begin = self._map_offset + offset
         return memoryview(self._mapping)[begin : begin + byte_size]
 
     def write(self, offset: int, data: Sequence[Buffer]) -> None:
-        """Write bytes that :meth:`check` has found to have room; blocking, for as long as copying takes.
+        """Write bytes at an offset that :meth:`check` accepted; blocking.
 
         Raises:
-            FailedPrecondition: the object has gone or has become smaller, or there is no memory left for it.
+            FailedPrecondition: the object was removed, has shrunk, or has no memory left.
         """
         self._check_alive()
         at = self.offset + offset
@@ -126,11 +116,11 @@ class ClientRegion:
                 at += written
 
     def check(self, offset: int, byte_size: int, whose: str = "") -> None:
-        """See that bytes are within the region, and that its object is still what it was; ``whose`` begins a refusal.
+        """Check that bytes are within the region and that its object still exists; ``whose`` begins the error message.
 
         Raises:
-            InvalidRequest: they are not all within the region.
-            FailedPrecondition: the object has gone or has become smaller.
+            InvalidRequest: the bytes are not within the region.
+            FailedPrecondition: the object was removed or has shrunk.
         """
         if offset < 0 or byte_size < 0 or offset + byte_size > self.byte_size:
             raise InvalidRequest(
@@ -161,9 +151,8 @@ class ClientRegion:
 
 
 def _file_name(name: str, key: str) -> str:
-    """Give the file's name behind a key, which may begin with a slash and has no other."""
     file = key.removeprefix("/")
-    if not file or "/" in file or "\0" in file or file in {".", ".."} or len(os.fsencode(file)) > _MOST_CHARACTERS:
+    if not file or "/" in file or "\0" in file or file in {".", ".."} or len(os.fsencode(file)) > _MAX_NAME_CHARACTERS:
         raise InvalidRequest(
             f'shared memory region "{cut(name, 80)}": expected a key such as "/my_region", with no other slash, '
             f"got {cut(key, 80)!r}"
@@ -183,11 +172,11 @@ def _open(name: str, path: Path) -> int:
 
 
 class ClientRegions:
-    """The regions of one server, by name.
+    """The shared-memory regions of one server, by name.
 
     Args:
-        is_allowed: whether there may be any.
-        folder: where the system has shared memory objects as files.
+        is_allowed: whether clients may register regions.
+        folder: the folder of shared memory objects.
     """
 
     def __init__(self, *, is_allowed: bool = False, folder: Path = _FOLDER) -> None:
@@ -196,45 +185,39 @@ class ClientRegions:
         self._regions: dict[str, ClientRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Make a region known.
+        """Register a region; raises also as :class:`ClientRegion`.
 
         Raises:
-            NotSupported: shared memory is not served.
-            InvalidRequest: the name is empty or too long, or as :class:`ClientRegion`.
+            NotSupported: shared memory is disabled.
+            InvalidRequest: the name is empty or too long.
             AlreadyExists: a region has that name.
-            Overloaded: as many are registered as may be.
-            NotFound: as :class:`ClientRegion`.
-            PermissionDenied: likewise.
+            Overloaded: too many regions are registered.
         """
         self._check_allowed()
-        if not name or len(name) > _MOST_CHARACTERS:
-            raise InvalidRequest(f"the name of a region: expected 1 to {_MOST_CHARACTERS} characters, got {len(name)}")
+        if not name or len(name) > _MAX_NAME_CHARACTERS:
+            raise InvalidRequest(f"region name: expected 1 to {_MAX_NAME_CHARACTERS} characters, got {len(name)}")
         if name in self._regions:
             raise AlreadyExists(f'shared memory region "{name}" is registered already; unregister it first')
-        if len(self._regions) >= _MOST_REGIONS:
-            raise Overloaded(f"expected at most {_MOST_REGIONS} shared memory regions; unregister some")
+        if len(self._regions) >= _MAX_REGIONS:
+            raise Overloaded(f"expected at most {_MAX_REGIONS} shared memory regions; unregister some")
         self._regions[name] = ClientRegion(name, key, offset, byte_size, self._folder)
 
     def listed(self, name: str = "") -> list[ClientRegion]:
-        """Give one region, or all of them, by name.
-
-        Raises:
-            NotFound: no region has that name.
-        """
+        """Return one region, or all of them sorted by name.  Raises as :meth:`find`."""
         return [self.find(name)] if name else [self._regions[each] for each in sorted(self._regions)]
 
     def unregister(self, name: str = "") -> None:
-        """Forget one region, or all; calls that use it go on, and a name that no region has is no error."""
+        """Unregister one region, or all; calls in flight go on, an unknown name is ignored."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def find(self, name: str) -> ClientRegion:
-        """Give a region.
+        """Return a region.
 
         Raises:
-            NotSupported: shared memory is not served.
+            NotSupported: shared memory is disabled.
             NotFound: no region has that name.
         """
         self._check_allowed()
@@ -248,18 +231,18 @@ class ClientRegions:
 
     def _check_allowed(self) -> None:
         if not self.is_allowed:
-            raise NotSupported(_OFF)
+            raise NotSupported(_DISABLED)
 
 
 # ----------------------------------------------------------------------
-# Calls whose tensors lie in regions of clients: inputs become views of them, outputs are written there
+# Tensors in regions
 # ----------------------------------------------------------------------
 
 _REGION: Final = "shared_memory_region"
 _OFFSET: Final = "shared_memory_offset"
 _SIZE: Final = "shared_memory_byte_size"
-_WRITTEN_AT_ONCE: Final = 2 * 2**20
-"""Bytes that are copied within a millisecond or two."""
+_ON_LOOP_BYTES: Final = 2 * 2**20
+"""Output size that is copied within a millisecond or two; larger ones are written in a thread."""
 
 
 class _Place(NamedTuple):
@@ -269,11 +252,11 @@ class _Place(NamedTuple):
 
 
 OutputPlaces = dict[str, _Place]
-"""Where the outputs of a call go that do not go to its client, by name."""
+"""Destinations of outputs in regions, by output name."""
 
 
 def names_regions(request: InferRequest) -> bool:
-    """Tell whether any tensor of a call lies in a region."""
+    """Return True if any tensor of a request is in a region."""
     for given in request.inputs:
         if _REGION in given.parameters:
             return True
@@ -281,10 +264,9 @@ def names_regions(request: InferRequest) -> bool:
 
 
 def place_tensors(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
-    """Give a request its inputs that lie in regions of its client, and tell where its outputs are to go.
+    """Map the request's inputs that are in regions, and return the destinations of its outputs.
 
-    Raises:
-        ServerError: as :func:`view_inputs` and :func:`output_places`.
+    Raises as :func:`view_inputs` and :func:`output_places`.
     """
     if not names_regions(request):
         return {}
@@ -293,42 +275,35 @@ def place_tensors(request: InferRequest, regions: ClientRegions) -> OutputPlaces
 
 
 def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
-    """Let those inputs of a request that name a region be views of it, which nothing is copied into or out of.
+    """Replace the raw contents of inputs in regions by zero-copy views.
 
     Raises:
-        NotSupported: shared memory is not served.
+        NotSupported: shared memory is disabled.
         NotFound: a region is not registered.
-        InvalidRequest: an input has contents as well, or does not lie within its region.
-        FailedPrecondition: a region has gone or has become smaller.
+        InvalidRequest: an input also has contents, or exceeds its region.
+        FailedPrecondition: a region's object was removed or has shrunk.
     """
     placed = [number for number, given in enumerate(request.inputs) if _REGION in given.parameters]
     if not placed:
         return
     raws = [*request.raw_inputs] or [None] * len(request.inputs)
-    wrong = Gathered()
+    errors = Gathered()
     for number in placed:
         given = request.inputs[number]
         has_bytes = number < len(raws) and raws[number] is not None
-        with wrong:
+        with errors:
             if has_bytes or (given.contents is not None and len(given.contents.values)):
                 raise InvalidRequest(f"input {given.name}: it has contents besides {_REGION}")
             place = _place_of(f"input {given.name}", given.parameters, regions)
             given.contents = None
             if number < len(raws):
                 raws[number] = place.region.view(place.offset, place.byte_size, f"input {given.name}: ")
-    wrong.tell()
+    errors.tell()
     request.raw_inputs = raws
 
 
 def output_places(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
-    """Find where the outputs of a call are to go, before it is made.
-
-    Raises:
-        NotSupported: shared memory is not served.
-        NotFound: a region is not registered.
-        InvalidRequest: the place does not lie within its region.
-        FailedPrecondition: a region has gone or has become smaller.
-    """
+    """Return the destinations of outputs in regions, checked before inference; raises as :func:`view_inputs`."""
     places: OutputPlaces = {}
     for wanted in request.outputs:
         if _REGION in wanted.parameters:
@@ -339,13 +314,11 @@ def output_places(request: InferRequest, regions: ClientRegions) -> OutputPlaces
 
 
 async def write_outputs(response: InferResponse, places: OutputPlaces) -> None:
-    """Write outputs to their places; the answer tells where they are.
+    """Write outputs to their destinations and replace them in the response by references; large ones in a thread.
 
     Raises:
-        InvalidRequest: there is less room than an output has bytes; nothing has been written then.
-        FailedPrecondition: a region has gone or has become smaller.
-
-    Cancellation: not while it writes; before that where an output is large, which is written in a thread.
+        InvalidRequest: a destination is smaller than its output; nothing has been written.
+        FailedPrecondition: a region's object was removed or has shrunk.
     """
     if not places:
         return
@@ -360,7 +333,7 @@ async def write_outputs(response: InferResponse, places: OutputPlaces) -> None:
         if place is None:
             continue
         data, size = _bytes_of(tensor), tensor.nbytes
-        if size <= _WRITTEN_AT_ONCE:
+        if size <= _ON_LOOP_BYTES:
             place.region.write(place.offset, (data,))
         else:
             await trio.to_thread.run_sync(place.region.write, place.offset, (data,))

@@ -1,4 +1,4 @@
-"""Where the registry's servables are configured: files that are read again when they have changed, or when told to.
+"""Configuration source: applies a configuration file to the registry, at start, on reload and on change.
 
 ::
 
@@ -29,23 +29,21 @@ __all__ = ["ConfigSource", "ParseConfig", "reload_versions"]
 log = structlog.get_logger(__name__)
 
 ParseConfig = Callable[[bytes, Path], ServerSpec]
-"""Makes a validated configuration of a file's content; the path is for messages and for relative paths in it."""
+"""Parses and validates a configuration; the path is for messages and relative paths."""
 
 ApplySpecs = Callable[[Sequence[ServableSpec]], Awaitable["ApplyResult"]]
-"""Brings what is served in line with what is configured."""
+"""Applies a configuration to the registry."""
 
 _READ_ATTEMPTS: Final = 3
 _READ_PAUSE_SECONDS: Final = 0.01
-"""A file that does not parse may be half written: it is read again after a pause, as OVMS does."""
+"""A file that does not parse may be half written: it is read again after this pause, as OVMS does."""
 
 
 async def reload_versions(registry: Registry) -> bool:
-    """Look for new and vanished versions of what is configured; True if anything changed.
+    """Rescan the version directories of configured services; return True if anything changed.
 
     Raises:
         VersionsFailure: a version failed to load; everything else is served.
-
-    Cancellation: at once; the registry goes on with it.
     """
     result = await registry.rescan()
     _check(registry, result, VersionsFailure)
@@ -57,9 +55,8 @@ class ConfigSource:
 
     Args:
         path: the file.
-        registry: what is kept in line.
-        parse: reads the file's content.
-        apply: takes over what is configured; the registry itself unless given.
+        parse: parses the file's content.
+        apply: applies a configuration; by default ``registry.apply``.
     """
 
     def __init__(self, path: Path, registry: Registry, parse: ParseConfig, apply: ApplySpecs | None = None) -> None:
@@ -69,103 +66,87 @@ class ConfigSource:
         self._apply_specs = apply or registry.apply
         self._lock = trio.Lock()
         self._mark = ""
-        self._further: dict[Path, bytes | None] = {}
-        self._failed = False
-        self._missing = False
-        self._applied: Sequence[ServableSpec] | None = None
-        self._good: Sequence[ServableSpec] | None = None
-        self._before: Sequence[ServableSpec] | None = None
+        self._further_files: dict[Path, bytes | None] = {}
+        self._has_failed = False
+        self._is_missing = False
+        self._applied_specs: Sequence[ServableSpec] | None = None
+        self._last_good: Sequence[ServableSpec] | None = None
+        self._previous: Sequence[ServableSpec] | None = None
 
     async def reload(self, *, force: bool = False) -> bool:
-        """Apply the file if it has changed or failed before, else only look for versions; True if anything changed.
+        """Apply the file if it has changed or failed before, else rescan versions; return True if anything changed.
 
         Raises:
             ConfigError: the file cannot be opened.
-            FailedPrecondition: its content cannot be used; everything stays as it was.
-            ModelFailure: something in it failed to load; everything else is served.
-
-        Cancellation: at any checkpoint; the registry goes on with a change that it has begun.
+            FailedPrecondition: the content is invalid; everything stays unchanged.
+            ModelFailure: a service failed to load; everything else is served.
         """
         async with self._lock:
-            self._before = self._good
+            self._previous = self._last_good
             content = await self._content()
-            if force or self._failed or await self._has_changed(content):
+            if force or self._has_failed or await self._has_changed(content):
                 await self._apply(content)
                 return True
             return await reload_versions(self._registry)
 
     async def poll(self) -> None:
-        """Apply the file if it has changed; what is wrong with it is logged, and everything stays as it was.
-
-        Raises: nothing.
-
-        Cancellation: as :meth:`reload`.
-        """
+        """Apply the file if it has changed; errors are logged, never raised."""
         async with self._lock:
             try:
                 content = await self._content()
                 if await self._has_changed(content):
                     await self._apply(content)
-                self._missing = False
+                self._is_missing = False
             except ServerError as error:
-                self._note(error)
+                self.note(error)
 
     async def _apply(self, content: bytes) -> None:
-        self._failed = True
+        self._has_failed = True
         try:
-            spec = await self._read_whole(content)
+            spec = await self._parse_with_retry(content)
         except ConfigError as error:
             raise FailedPrecondition(error.message) from error
-        self._further = spec.further_files
-        self._applied = spec.services
+        self._further_files = spec.further_files
+        self._applied_specs = spec.services
         result = await self._apply_specs(spec.services)
         kinds = self._registry.kinds.values()
         counts = {f"{kind.name.replace(' ', '_')}s": len(spec.of(kind.spec)) for kind in kinds}
         log.info("config applied", path=str(self._path), **counts, failures=len(result.failures))
         _check(self._registry, result, ModelFailure)
         _check_problems(spec.problems)
-        self._failed, self._good = False, spec.services
+        self._has_failed, self._last_good = False, spec.services
 
     async def is_stale(self) -> bool:
-        """Tell whether the file has changed since it was read last, which may be missing now.
-
-        Cancellation: at once.
-        """
+        """Return True if the file has changed since it was last read, or has disappeared."""
         async with self._lock:
             try:
                 content = await self._content()
             except ConfigError:
-                return not self._missing
-            self._missing = False
+                return not self._is_missing
+            self._is_missing = False
             return await self._has_changed(content)
 
     def note(self, error: ServerError) -> None:
-        """Log what is wrong with the file; that it is missing, once."""
-        self._note(error)
+        """Log an error of the file; a missing file is logged once."""
+        missing = isinstance(error, ConfigError)
+        if not (missing and self._is_missing):
+            log.error("config reload failed", path=str(self._path), reason=error.message)
+        self._is_missing = missing
 
     async def restore(self) -> None:
-        """Serve what could be loaded before the last :meth:`reload`; the file is tried again when that is asked for.
+        """Restore the configuration before the last :meth:`reload`; the next reload retries the file.
 
         Raises:
-            ModelFailure: something of that cannot be loaded any more.
-
-        Cancellation: as :meth:`reload`.
+            ModelFailure: a service of the old configuration cannot be loaded any more.
         """
         async with self._lock:
-            good = self._before
-            if good is None or good is self._applied:
+            good = self._previous
+            if good is None or good is self._applied_specs:
                 return
-            self._failed, self._applied, self._good = True, good, good
+            self._has_failed, self._applied_specs, self._last_good = True, good, good
             _check(self._registry, await self._apply_specs(good), ModelFailure)
 
-    def _note(self, error: ServerError) -> None:
-        missing = isinstance(error, ConfigError)
-        # A file that is missing is missing at every poll; one line says so.
-        if not (missing and self._missing):
-            log.error("config reload failed", path=str(self._path), reason=error.message)
-        self._missing = missing
-
-    async def _read_whole(self, content: bytes) -> ServerSpec:
+    async def _parse_with_retry(self, content: bytes) -> ServerSpec:
         for _ in range(_READ_ATTEMPTS - 1):
             self._mark = content_mark(content)
             try:
@@ -179,7 +160,7 @@ class ConfigSource:
     async def _has_changed(self, content: bytes) -> bool:
         if content_mark(content) != self._mark:
             return True
-        for path, known in self._further.items():
+        for path, known in self._further_files.items():
             if await _read(path) != known:
                 return True
         return False

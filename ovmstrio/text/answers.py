@@ -1,4 +1,4 @@
-"""What an engine has made for one request, joined while nobody takes it: slow readers hold no more than that."""
+"""Output buffer of one request: joins engine output until the reader takes it, which bounds its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Made", "TextAnswer"]
 
 @dataclass(slots=True)
 class Made:
-    """What has come of text ``index`` since somebody looked: parts with how many tokens were made for each."""
+    """Unread output of text ``index``; ``parts`` are texts with their numbers of tokens."""
 
     index: int
     parts: list[tuple[str, int]] = field(default_factory=list)
@@ -30,24 +30,24 @@ class Made:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The joined parts."""
         return "".join(text for text, _ in self.parts)
 
 
 class TextAnswer:
-    """The texts of one request, filled by the reader of the engine's frames and emptied by one task.
+    """The texts of one request, filled by the engine's message reader and read by one task.
 
     Args:
-        number: the engine's number for the request.
-        texts: how many there are.
-        deadline: on trio's clock; nothing is waited for beyond it.
+        number: request id.
+        texts: number of texts.
+        deadline: trio time.
 
     Attributes:
-        is_over: whether nothing more will come.
-        tokens: how many have come.
-        began: when it was asked for, on trio's clock.
-        finish: why the text ended that ended last.
-        last_came: when something has come last, by the text, on trio's clock.
+        is_over: whether no more output will come.
+        tokens: number of tokens received.
+        began: trio time of the request.
+        finish: finish reason of the text that ended last.
+        last_came: trio time of the last output, by text.
     """
 
     def __init__(self, number: int, texts: int, deadline: float = math.inf) -> None:
@@ -57,17 +57,17 @@ class TextAnswer:
         self.finish: Finish | None = None
         self.began = trio.current_time()
         self.last_came: dict[int, float] = {}
-        self._left = texts
+        self._open_texts = texts
         self._deadline = deadline
-        self._made: dict[int, Made] = {}
+        self._unread: dict[int, Made] = {}
         self._error: ServerError | None = None
-        self._news: trio.Event | None = None
+        self._changed: trio.Event | None = None
 
     def put(self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | None) -> None:
-        """Take a row of a frame; never waits."""
-        made = self._made.get(index)
+        """Append a row of a step's output; never blocks."""
+        made = self._unread.get(index)
         if made is None:
-            made = self._made[index] = Made(index)
+            made = self._unread[index] = Made(index)
         made.parts.append((text, tokens))
         made.tokens += tokens
         self.tokens += tokens
@@ -75,50 +75,48 @@ class TextAnswer:
             made.logprobs += [TokenLogprob(*each) for each in logprobs]
         if finish is not None:
             made.finish = self.finish = FINISHES[finish]
-            self._left -= 1
-            self.is_over = not self._left
+            self._open_texts -= 1
+            self.is_over = not self._open_texts
         self._wake()
 
     def fail(self, error: ServerError) -> None:
-        """Note that nothing more will come, because of an error; what has come before is still there."""
+        """End the request with an error; earlier output stays readable."""
         if not self.is_over:
             self.is_over = True
             self._error = error
             self._wake()
 
     def _wake(self) -> None:
-        if self._news is not None:
-            self._news.set()
+        if self._changed is not None:
+            self._changed.set()
 
     async def take(self) -> Made | None:
-        """Give what has come of one text, waiting for it; None after the end of all.
+        """Return the unread output of one text, waiting for it; None after the end of all texts.
 
         Raises:
             ServerError: the request failed.
-            DeadlineExceeded: nothing has come until the deadline.
-
-        Cancellation: while there is nothing.
+            DeadlineExceeded: the deadline has passed.
         """
-        if not self._made and not self.is_over:
+        if not self._unread and not self.is_over:
             await self._wait()
         else:
             await trio.lowlevel.checkpoint()
-        if self._made:
-            return self._made.pop(next(iter(self._made)))
+        if self._unread:
+            return self._unread.pop(next(iter(self._unread)))
         if self._error is not None:
             raise self._error
         return None
 
     async def _wait(self) -> None:
         if self._deadline == math.inf:
-            await self._hear()
+            await self._wait_output()
             return
         with trio.CancelScope(deadline=self._deadline) as scope:
-            await self._hear()
+            await self._wait_output()
         if scope.cancelled_caught:
-            raise DeadlineExceeded("the deadline of the request passed before the text was complete")
+            raise DeadlineExceeded("the deadline passed before the text was complete")
 
-    async def _hear(self) -> None:
-        while not self._made and not self.is_over:
-            self._news = trio.Event()
-            await self._news.wait()
+    async def _wait_output(self) -> None:
+        while not self._unread and not self.is_over:
+            self._changed = trio.Event()
+            await self._changed.wait()

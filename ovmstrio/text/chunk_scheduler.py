@@ -1,4 +1,4 @@
-"""Requests that a process answers part by part, such as window by window; all that are open take turns."""
+"""Chunk scheduler: requests that a process answers chunk by chunk (speech); a bounded number runs round-robin."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 __all__ = ["TurnModel", "TurnQueue", "TurnTaker", "check_folder", "open_model"]
 
 # ----------------------------------------------------------------------
-# Requests that a process answers part by part, such as window by window; all that are open take turns
+# Requests and their queue
 # ----------------------------------------------------------------------
 
 _PartT = TypeVar("_PartT")
 
-_SECONDS_TO_TELL: Final = 5.0
-"""How long a message to a process may wait for it to read others."""
+_SEND_TIMEOUT_SECONDS: Final = 5.0
+"""Longest wait for a process to read a message."""
 
-_TURNS: Final = 4
-"""How many requests take turns; what is to be done for others stays where it is."""
+_MAX_RUNNING: Final = 4
+"""Number of requests that run concurrently."""
 
 
 class TurnTaker(Generic[_PartT]):
-    """A request that is being answered.
+    """A running request; an asynchronous iterator of its chunks.
 
     Args:
-        number: the process's number for it.
-        turns: of which it has one while parts are made.
-        most_parts: how many parts may wait for whoever takes them, before no more are made.
+        number: request id.
+        turns: semaphore of which the request holds one unit while chunks are made.
+        most_parts: number of unread chunks at which the request pauses.
 
     Attributes:
-        is_over: whether nothing more will come.
+        is_over: whether no more chunks will come.
     """
 
     def __init__(self, number: int, turns: trio.Semaphore, most_parts: float = math.inf) -> None:
@@ -65,66 +65,57 @@ class TurnTaker(Generic[_PartT]):
         self._most_parts = most_parts
         self._parts: deque[_PartT] = deque()
         self._error: ServerError | None = None
-        self._changes = trio.lowlevel.ParkingLot()
+        self._wakeup_lot = trio.lowlevel.ParkingLot()
 
     @abstractmethod
-    def take(self, told: dict[str, Any]) -> None:
-        """Take what the process has told of a part."""
+    def take(self, payload: dict[str, Any]) -> None:
+        """Convert the process's answer and :meth:`put` its chunks."""
 
     def put(self, part: _PartT) -> None:
-        """Have a part wait for whoever takes it."""
+        """Append a chunk for the reader."""
         self._parts.append(part)
-        self._changes.unpark_all()
+        self._wakeup_lot.unpark_all()
 
     def end(self, error: ServerError | None = None) -> None:
-        """Note that nothing more will come, because of an error if there is one."""
+        """End the request, with an error if there is one."""
         if not self.is_over:
             self.is_over, self._error = True, error
             self.leave_turn()
-            self._changes.unpark_all()
+            self._wakeup_lot.unpark_all()
 
     def leave_turn(self) -> None:
-        """Let another one be answered."""
+        """Release the unit of the semaphore."""
         if self._has_turn:
             self._has_turn = False
             self._turns.release()
 
     async def make_room(self) -> None:
-        """Wait until there is room for a part, and for a turn if another one has had it meanwhile.
-
-        Cancellation: at any time; there is no turn then.
-        """
+        """Wait until the reader has taken chunks, and reacquire the semaphore if it was released for that."""
         if len(self._parts) < self._most_parts:
             return
         self.leave_turn()
         while len(self._parts) >= self._most_parts:
-            await self._changes.park()
+            await self._wakeup_lot.park()
         await self._turns.acquire()
         if self.is_over:
             self._turns.release()
         else:
             self._has_turn = True
 
-    # No generator, which whoever leaves a loop early would have to close.
+    # Not a generator: callers that break out of a loop would have to close it.
     def __aiter__(self) -> Self:
-        """Give parts until the end."""
         return self
 
     async def __anext__(self) -> _PartT:
-        """Wait for the next part.
-
-        Raises:
-            ServerError: there will be none.
-        """
         await trio.lowlevel.checkpoint()
         while not self._parts:
             if self._error is not None:
                 raise self._error
             if self.is_over:
                 raise StopAsyncIteration
-            await self._changes.park()
+            await self._wakeup_lot.park()
         part = self._parts.popleft()
-        self._changes.unpark_all()
+        self._wakeup_lot.unpark_all()
         return part
 
 
@@ -132,18 +123,18 @@ _TakerT = TypeVar("_TakerT", bound=TurnTaker[Any])
 
 
 class TurnQueue(Generic[_TakerT]):
-    """All requests of one model, through whichever processes it lives.
+    """All requests of one model; survives restarts of its process.
 
     Args:
-        make: makes a request of its number and the turns.
-        most_waiting: how many may wait for a turn.
-        tasks: hosts a task for each; as long as it is open, requests can be answered.
-        noun: what several of them are called, for who is refused.
-        numbers: for requests; no two have the same.
+        make: creates a request from its id and the semaphore.
+        most_waiting: queue length.
+        tasks: nursery for one task per request.
+        noun: plural of the requests in the error for a full queue.
+        numbers: request ids.
 
     Attributes:
-        open: how many requests there are.
-        last_asked: when somebody has asked last, or has got an answer, on trio's clock.
+        open: number of running and queued requests.
+        last_asked: trio time of the last start or end of a request.
     """
 
     def __init__(
@@ -155,53 +146,45 @@ class TurnQueue(Generic[_TakerT]):
         numbers: Iterator[int],
     ) -> None:
         self._make = make
-        self._most = _TURNS + most_waiting
+        self._most = _MAX_RUNNING + most_waiting
         self._tasks = tasks
         self._noun = noun
         self._numbers = numbers
-        self._turns = trio.Semaphore(_TURNS, max_value=_TURNS)
-        self._emptied = trio.Event()
+        self._turns = trio.Semaphore(_MAX_RUNNING, max_value=_MAX_RUNNING)
+        self._idle_event = trio.Event()
         self.running: dict[int, _TakerT] = {}
         self.open = 0
         self.last_asked = -math.inf
 
     async def idle(self) -> None:
-        """Wait until there is no request.
-
-        Cancellation: at once.
-        """
+        """Wait until there is no request."""
         while self.open:
-            self._emptied = trio.Event()
-            await self._emptied.wait()
+            self._idle_event = trio.Event()
+            await self._idle_event.wait()
 
     def hear(self, frame: Any) -> None:
-        """Take what a process has told by itself.
+        """Handle a message that the process sends unasked.
 
         Raises:
-            ValueError: always; a process that tells something has another queue.
+            ValueError: always; programs with such messages override this.
         """
-        raise ValueError(f"nobody asked for {frame!r:.80}")
+        raise ValueError(f"unexpected message: {frame!r:.80}")
 
     def lose(self, why: str) -> None:
-        """Tell all requests that their process has ended."""
+        """Fail all requests because their process has ended."""
         for each in self.running.values():
             each.end(ModelFailure(why))
 
     @asynccontextmanager
     async def ask(self, engine: Engine, *opening: Any) -> AsyncIterator[_TakerT]:
-        """Have a request answered, once it is its turn.
+        """Run a request once it is its turn; leaving the block cancels it.
 
-        Args:
-            engine: where the model lives.
-            opening: what the process is told of the request.
+        ``opening`` are the arguments of the process's ``open`` call.
 
         Raises:
-            InvalidField: the process has refused it.
-            Overloaded: too many wait.
+            InvalidField: the process refused the request.
+            Overloaded: the queue is full.
             ServerError: the model failed, or its process ended.
-
-        Ownership: the request, which the process drops when the block is left.
-        Cancellation: anywhere.
         """
         if self.open >= self._most:
             raise Overloaded(f"{self.open} {self._noun} or wait, as many as may; try again later")
@@ -213,13 +196,13 @@ class TurnQueue(Generic[_TakerT]):
                 async with self._opened(await engine.ready(), taker, opening):
                     yield taker
             finally:
-                # One that waits for its turn to come again gets none, or leaves it at once.
+                # Wakes a request that waits to reacquire the semaphore, which it then releases at once.
                 taker.end()
         finally:
             self.open -= 1
             self.last_asked = trio.current_time()
             if not self.open:
-                self._emptied.set()
+                self._idle_event.set()
 
     @asynccontextmanager
     async def _opened(self, process: AskedEngine, taker: _TakerT, opening: tuple[Any, ...]) -> AsyncIterator[None]:
@@ -228,20 +211,17 @@ class TurnQueue(Generic[_TakerT]):
         scope = trio.CancelScope()
         try:
             await _call(process, ["open", number, *opening])
-            # A nursery of its own would put what the caller's block raises into a group.
-            self._tasks.start_soon(_answer_all, process, taker, scope)
+            # A separate nursery would wrap exceptions of the caller's block in a group.
+            self._tasks.start_soon(_request_chunks, process, taker, scope)
             yield
         finally:
             scope.cancel()
             del self.running[number]
-            await _close(process, number)
+            await _close_request(process, number)
 
 
-async def _answer_all(process: AskedEngine, taker: TurnTaker[Any], scope: trio.CancelScope) -> None:
-    """Have one part after the other made, until a scope is cancelled.
-
-    Cancellation: at once; a part that has been begun is abandoned.
-    """
+async def _request_chunks(process: AskedEngine, taker: TurnTaker[Any], scope: trio.CancelScope) -> None:
+    """Request one chunk after the other until ``scope`` is cancelled."""
     with scope:
         try:
             while not taker.is_over:
@@ -251,23 +231,23 @@ async def _answer_all(process: AskedEngine, taker: TurnTaker[Any], scope: trio.C
             taker.end(error)
 
 
-async def _close(process: AskedEngine, number: int) -> None:
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS_TO_TELL), suppress(WorkerEnded):
+async def _close_request(process: AskedEngine, number: int) -> None:
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS), suppress(WorkerEnded):
         await process.tell(["close", number])
 
 
 async def _call(process: AskedEngine, value: list[Any]) -> Any:
     try:
-        kind, *told = await process.call(value)
+        kind, *answer = await process.call(value)
     except WorkerEnded as ended:
-        raise ModelFailure(f"the process of the model {ended.why}") from ended
+        raise ModelFailure(f"the engine process {ended.why}") from ended
     if kind == REFUSED:
-        raise decode_failure(told[0])
-    return told[0] if kind == PART else None
+        raise decode_failure(answer[0])
+    return answer[0] if kind == PART else None
 
 
 # ----------------------------------------------------------------------
-# What models of speech have in common: a process that answers in parts, and the turns of who asks it
+# Speech services
 # ----------------------------------------------------------------------
 
 _PLATFORM: Final = "openvino_genai"
@@ -277,13 +257,7 @@ _ModelT = TypeVar("_ModelT", bound="TurnModel[Any]")
 
 
 class TurnModel(ResidentService, Generic[_QueueT]):
-    """One model.
-
-    Args:
-        spec: how it is configured.
-        process: where it lives.
-        queue: what asks it.
-    """
+    """Base of speech services."""
 
     task: ClassVar[Task]
 
@@ -296,52 +270,47 @@ class TurnModel(ResidentService, Generic[_QueueT]):
 
     @property
     def metadata(self) -> ServableMetadata:
-        """What it tells of itself: no tensors."""
+        """Metadata without tensors."""
         return self._metadata
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """What it does."""
+        """The task of the service."""
         return frozenset({self.task})
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot answer now; empty if it can."""
+        """Why the model is unready; empty if it is ready."""
         return self.process.obstacle
 
     @property
     def pid(self) -> int | None:
-        """The number of its process, None while there is none."""
+        """Process id; None while there is no process."""
         return self.process.pid
 
     @property
     def open_requests(self) -> int:
-        """How many requests are being answered, or wait."""
+        """Number of running and queued requests."""
         return self.queue.open
 
 
 async def check_folder(spec: TextModelSpec, missing: Callable[[Path], str], expected: str) -> None:
-    """See that a model has its files, before a process is started for it.
+    """Check that a model has its files, before a process is started.
 
-    Args:
-        spec: of the model.
-        missing: says what is not in a folder; blocking.
-        expected: what there should be.
+    ``missing`` returns the missing files of a folder as text; ``expected`` is for the error.
 
     Raises:
-        ConfigError: it has not.
-
-    Cancellation: not while a thread looks.
+        ConfigError: a file is missing.
     """
     absent = await run_load(partial(_absent, spec.path, missing))
     if absent:
-        message = "there is no model of speech that could be loaded"
+        message = "no speech model found"
         raise ConfigError([spec.placed(Problem(message, path="path", expected=expected, found=absent))])
 
 
 def _absent(folder: Path, missing: Callable[[Path], str]) -> str:
     if not folder.is_dir():
-        return f"{folder}, which {'is no folder' if folder.exists() else 'does not exist'}"
+        return f"{folder}, which {'is not a folder' if folder.exists() else 'does not exist'}"
     without = missing(folder)
     return f"{folder} without {without}" if without else ""
 
@@ -356,26 +325,23 @@ async def open_model(
     *,
     engines: EngineSharing | None = None,
 ) -> AsyncIterator[_ModelT]:
-    """Have a model loaded while the block lasts.
+    """Load a model for the duration of the block.
 
     Args:
-        spec: how it is configured.
-        program: the module that its process runs.
-        options: what that is told first, besides folder, device and properties.
-        make_queue: makes what asks it, with numbers for requests.
-        make_model: makes the service.
-        engines: those of other processes of the server.
+        spec: configuration.
+        program: module that the process runs.
+        options: options of the program besides folder, device and properties.
+        make_queue: creates the queue from a nursery and request ids.
+        make_model: creates the service.
+        engines: engines of other workers.
 
     Raises:
-        ModelFailure: it cannot be loaded.
-
-    Ownership: the process.
+        ModelFailure: the model cannot be loaded.
     """
-    told = {"folder": str(spec.path.absolute()), "device": spec.device, "properties": dict(spec.plugin_config)}
+    base = {"folder": str(spec.path.absolute()), "device": spec.device, "properties": dict(spec.plugin_config)}
     async with trio.open_nursery() as nursery:
         queue = make_queue(nursery, numbers_of(engines))
-        told = {**told, **options}
-        process = engine_of(engines, spec, told, queue.hear, queue.lose, program=program, asking=PARTS)
+        process = engine_of(engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, asking=PARTS)
         await nursery.start(process.run)
         if spec.idle_unload_seconds and isinstance(process, EngineProcess):
             nursery.start_soon(sleep_when_idle, process, queue, spec)

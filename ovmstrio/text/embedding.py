@@ -1,8 +1,8 @@
-"""Models that make vectors and scores of texts, which OpenVINO runs as it runs any model.
+"""Embedding and rerank services, which run on OpenVINO in the server process.
 
 ::
 
-    texts ─> TextTokens (tokenizer, an OpenVINO model) ─> rows of tokens ─> RowEncoder (batches of all clients) ─> rows
+    texts ─> TextTokens (tokenizer, an OpenVINO model) ─> token rows ─> RowEncoder (shared batches) ─> output rows
 """
 
 from __future__ import annotations
@@ -58,23 +58,12 @@ __all__ = [
     "load_rerank_model",
 ]
 
-# ----------------------------------------------------------------------
-# What embedders and rerankers have in common: a tokenizer, a model whose batches all clients share, and a life
-# ----------------------------------------------------------------------
-
 MOST_DOCUMENTS: Final = 500
-"""How many texts one request may have, as in OVMS."""
+"""Maximum texts per request, as in OVMS."""
 
 
 class TextEncoder:
-    """A service that has a model of texts; its batches run as long as ``rows`` serves.
-
-    Args:
-        name: what it is served as.
-        task: what it does.
-        texts: makes rows of texts.
-        rows: makes numbers of rows.
-    """
+    """Base of embedding and rerank services."""
 
     def __init__(self, name: str, task: Task, texts: RowTexts, rows: RowEncoder) -> None:
         self.tasks: frozenset[Task] = frozenset({task})
@@ -90,45 +79,29 @@ class TextEncoder:
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> Sequence[TokenRow]:
-        """Do as :class:`ovmstrio.core.generation.Tokenizer`.
-
-        Raises:
-            InvalidRequest, ServerError: as there.
-
-        Cancellation: at any checkpoint.
-        """
+        """See :class:`ovmstrio.core.generation.Tokenizer`."""
         return await self._texts.tokenize(
             texts, add_special_tokens=add_special_tokens, max_length=max_length, padding=padding
         )
 
     async def aclose(self) -> None:
-        """Unload the model.  Called once, when no call is in flight.
-
-        Cancellation: as :meth:`RowEncoder.aclose`.
-        """
+        """Unload the model; to be called once, when no call is in flight."""
         await self._rows.aclose()
 
 
-# ----------------------------------------------------------------------
-# Vectors of texts
-# ----------------------------------------------------------------------
-
-
 class EmbeddingModel(TextEncoder):
-    """An :class:`ovmstrio.core.generation.Embedder`, and the tokenizer of its model; arguments as there."""
+    """An :class:`ovmstrio.core.generation.Embedder`."""
 
     def __init__(self, name: str, texts: RowTexts, rows: RowEncoder) -> None:
         super().__init__(name, Task.EMBEDDINGS, texts, rows)
 
     async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
-        """Give a vector for each input, in their order; ``tokens`` are those of all rows, marks included.
+        """Return one vector per input, and the number of tokens including special tokens.
 
         Raises:
-            InvalidRequest: there are no inputs or too many, or one is too long, empty, or has unknown tokens.
-            Overloaded: too many requests wait.
+            InvalidRequest: there are no or too many inputs, or one is too long, empty, or has unknown token ids.
+            Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
-
-        Cancellation: at any checkpoint.
         """
         if not 1 <= len(inputs) <= MOST_DOCUMENTS:
             raise InvalidField(f"input must have 1 to {MOST_DOCUMENTS} texts", field="input", got=str(len(inputs)))
@@ -136,23 +109,17 @@ class EmbeddingModel(TextEncoder):
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
 
 
-# ----------------------------------------------------------------------
-# How well documents answer a query: a model reads each of them together with the query
-# ----------------------------------------------------------------------
-
-_TOKENS_AT_ONCE: Final = 2**15
-"""Tokens of which rows are made within a millisecond or two."""
+_ON_LOOP_TOKENS: Final = 2**15
+"""Number of tokens that are converted to rows within a millisecond or two."""
 
 
 class RerankModel(TextEncoder):
-    """A :class:`ovmstrio.core.generation.Reranker`, and the tokenizer of its model.
+    """An :class:`ovmstrio.core.generation.Reranker`: the model reads each document chunk together with the query.
 
     Args:
-        name: what it is served as.
-        texts: has the tokenizer.
-        rows: makes one score of each row.
-        template: what stands around a query and a document.
-        most_chunks: how many parts the documents of a request may have together.
+        rows: returns one score per row.
+        template: special tokens of a query-document pair.
+        most_chunks: maximum chunks of a request's documents together.
     """
 
     def __init__(self, name: str, texts: RowTexts, rows: RowEncoder, template: Template, most_chunks: int) -> None:
@@ -161,27 +128,24 @@ class RerankModel(TextEncoder):
         self._most_chunks = most_chunks
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
-        """Give a score from 0 to 1 for each document, in their order, and how many tokens were read.
+        """Return a score from 0 to 1 per document, and the number of tokens read.
 
         Raises:
-            InvalidRequest: there are no documents or too many, the query leaves no room for them, or they have too
-                many parts.
-            Overloaded: too many requests wait.
+            InvalidRequest: there are no or too many documents or chunks, or the query is too long.
+            Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
-
-        Cancellation: at any checkpoint.
         """
         if not 1 <= len(documents) <= MOST_DOCUMENTS:
             raise InvalidField(f"documents must be 1 to {MOST_DOCUMENTS}", field="documents", got=str(len(documents)))
         self._check_characters(query, documents)
-        asked = await self._query(query)
-        room = self._room_beside(asked)
+        query_ids = await self._query(query)
+        room = self._document_room(query_ids)
         rows: list[Row] = []
         counts: list[int] = []
         for part in parts_of(documents):
             read = await self._read([documents[number] for number in part], room, self._most_chunks - len(rows))
-            make = partial(self._rows_of, asked, read, room)
-            is_large = sum(map(len, read)) > _TOKENS_AT_ONCE
+            make = partial(self._rows_of, query_ids, read, room)
+            is_large = sum(map(len, read)) > _ON_LOOP_TOKENS
             made = await trio.to_thread.run_sync(make) if is_large else make()
             counts += map(len, made)
             rows += chain.from_iterable(made)
@@ -189,11 +153,7 @@ class RerankModel(TextEncoder):
         return [max(next(scores) for _ in range(count)) for count in counts], sum(len(row.ids) for row in rows)
 
     def _check_characters(self, query: str, documents: Sequence[str]) -> None:
-        """Refuse texts that are too long by their characters alone.
-
-        Raises:
-            InvalidField: the query cannot fit the model, or the documents have too many parts.
-        """
+        """Refuse texts that are too long by their number of characters."""
         longest = self._texts.max_length
         if longest is None:
             size = sum(map(weight_of, (query, *documents)))
@@ -201,35 +161,31 @@ class RerankModel(TextEncoder):
                 message = f"documents: expected at most {MAX_TOKENIZED_CHARACTERS} bytes with the query"
                 raise InvalidField(message, field="documents", got=str(size))
             return
-        most = self._most_of_query(longest)
+        most = self._max_query_tokens(longest)
         if len(query) > max_characters(most):
             raise self._query_too_long(most, f"at least {len(query) * most // max_characters(most)}")
         if sum(map(len, documents)) > max_characters(longest * self._most_chunks):
-            raise self._too_many(longest)
+            raise self._too_many_chunks(longest)
 
     async def _query(self, query: str) -> Ids:
         longest = self._texts.max_length
         encode = self._texts.tokens.encode_within
         (ids,) = await (
-            encode([query], self._most_of_query(longest)) if longest else self._texts.tokens.encode([query])
+            encode([query], self._max_query_tokens(longest)) if longest else self._texts.tokens.encode([query])
         )
         return ids
 
     async def _read(self, documents: Sequence[str], room: int | None, chunks: int) -> list[Ids]:
-        """Return the tokens of documents, which have at most ``chunks`` parts.
-
-        Raises:
-            InvalidField: they have more; of a long document no more is tokenized than is needed to know that.
-        """
+        """Tokenize documents, only as far as needed to detect more than ``chunks`` chunks."""
         if room is None:
             read = await self._texts.tokens.encode(documents)
         else:
             read = await self._texts.tokens.encode_within(documents, chunks * room)
         if sum(_count(each, room) for each in read) > chunks:
-            raise self._too_many(room)
+            raise self._too_many_chunks(room)
         return read
 
-    def _too_many(self, room: int | None) -> InvalidField:
+    def _too_many_chunks(self, room: int | None) -> InvalidField:
         return InvalidField(
             f"the documents have more than {self._most_chunks} parts of {room} tokens together, which is as "
             "many as may; send fewer or shorter ones",
@@ -242,18 +198,18 @@ class RerankModel(TextEncoder):
     def _row(self, query: Ids, document: Ids) -> Row:
         return Row(surround(self._template, query, document), types_of(self._template, query, document))
 
-    def _room_beside(self, query: Ids) -> int | None:
-        """Tell how many tokens of a document fit beside a query."""
+    def _document_room(self, query: Ids) -> int | None:
+        """Return how many document tokens fit into a row with the query."""
         longest = self._texts.max_length
         if longest is None:
             return None
-        most = self._most_of_query(longest)
+        most = self._max_query_tokens(longest)
         if len(query) > most:
             at_least = "at least " if has_enough_tokens(len(query), most) else ""
             raise self._query_too_long(most, f"{at_least}{len(query)}")
         return longest - self._template.added - len(query)
 
-    def _most_of_query(self, longest: int) -> int:
+    def _max_query_tokens(self, longest: int) -> int:
         return (longest - self._template.added) // 2
 
     def _query_too_long(self, most: int, got: str) -> InvalidField:
@@ -267,22 +223,18 @@ def _count(document: Ids, room: int | None) -> int:
 
 
 def _chunks(document: Ids, room: int | None) -> Iterator[Ids]:
-    """Cut a document into parts; an empty one has an empty part."""
+    """Split a document into chunks; an empty one has one empty chunk."""
     step = room or max(1, len(document))
     for start in range(0, max(1, len(document)), step):
         yield document[start : start + step]
 
 
-# ----------------------------------------------------------------------
-# Load models of embeddings and of ranks from the folders that Optimum writes
-# ----------------------------------------------------------------------
-
 _VERSION: Final = "1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What is loaded for any model of texts."""
+class _LoadedParts:
+    """Loaded parts of an embedding or rerank model."""
 
     folder: TextFolder
     compiled: Compiled
@@ -290,13 +242,11 @@ class _Parts:
 
 
 async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> EmbeddingModel:
-    """Load a model of embeddings; the caller owns it and closes it.
+    """Load an embedding model, which the caller must close.
 
     Raises:
-        ConfigError: files are missing, or are not what they must be.
-        NotReady: the model could not be tried.
-
-    Cancellation: at once; the load goes on in its thread and its result is dropped.
+        ConfigError: files are missing or invalid.
+        NotReady: the crash probe could not run.
     """
     started = perf_counter()
     parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize))
@@ -308,19 +258,17 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
 
 
 async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> RerankModel:
-    """Load a model that scores documents by a query; the caller owns it and closes it.
+    """Load a rerank model, which the caller must close.
 
     Raises:
-        ConfigError: files are missing, or are not what they must be.
-        NotReady: the model could not be tried.
-
-    Cancellation: at once; the load goes on in its thread and its result is dropped.
+        ConfigError: files are missing or invalid.
+        NotReady: the crash probe could not run.
     """
     started = perf_counter()
     parts = await _load(spec, compile_scorer)
     pair = parts.tokenizer.special_tokens.pair
     if pair is None:
-        message = "the tokenizer does not say how a query and a document are put together"
+        message = "the tokenizer has no template for pairs of query and document"
         raise ConfigError([Problem(message, file=str(parts.folder.tokenizer))])
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
@@ -330,7 +278,7 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
     return service
 
 
-async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled]) -> _Parts:
+async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled]) -> _LoadedParts:
     folder = await run_load(partial(read_text_folder, spec.path))
     model = ModelSpec(
         name=spec.name,
@@ -343,16 +291,18 @@ async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compile
     source = ModelFile(folder.model, model)
     await try_model(trial_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
-    return _Parts(folder, await run_load(partial(compile_rows, source)), tokenizer)
+    return _LoadedParts(folder, await run_load(partial(compile_rows, source)), tokenizer)
 
 
-def _texts(spec: TextModelSpec, parts: _Parts) -> RowTexts:
+def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowTexts:
     tokenizer = parts.tokenizer
     tokens = TextTokens(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
     return RowTexts(tokens, parts.folder, truncate=spec.truncate)
 
 
-async def _serve_rows(spec: TextModelSpec, parts: _Parts, hooks: ServableHooks, context: LoadContext) -> RowEncoder:
+async def _serve_rows(
+    spec: TextModelSpec, parts: _LoadedParts, hooks: ServableHooks, context: LoadContext
+) -> RowEncoder:
     network = Network(parts.compiled, hooks)
     rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks)
     await context.tasks.start(rows.serve)
@@ -360,7 +310,7 @@ async def _serve_rows(spec: TextModelSpec, parts: _Parts, hooks: ServableHooks, 
 
 
 def _properties(config: Mapping[str, Any]) -> dict[str, str]:
-    """Write properties as OpenVINO reads them."""
+    """Return properties as OpenVINO's texts."""
     return {
         name: ("YES" if value else "NO") if isinstance(value, bool) else str(value) for name, value in config.items()
     }

@@ -1,7 +1,7 @@
-"""Rows of tokens become rows of numbers, in batches that the requests of all clients share.
+"""Rows for embedding and rerank models: tokenization, truncation, and dynamic batching of token rows.
 
-Rows of about one length share an inference, so that little of it is padding.  A request of many rows takes part in as
-many batches as it needs, a few at a time, and leaves room for those that come later.
+Rows of similar length share an inference, to limit padding.  A request with many rows joins several batches, a few at a
+time, so that later requests are not blocked.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# The tokenizer of a model: texts become tokens on OpenVINO's threads, never on the event loop
+# Tokenizer
 # ----------------------------------------------------------------------
 
 Ids = npt.NDArray[np.int64]
-"""Numbers of tokens, of one text."""
+"""Token ids of one text."""
 
-_NOTHING: Final = np.empty(0, np.int64)
+_NO_TOKENS: Final = np.empty(0, np.int64)
 
 
 class TextTokens:
-    """Tokenizes, with what belongs around texts.
+    """Tokenizer of a model; runs on OpenVINO's threads, not on the event loop.
 
     Args:
-        network: the ragged tokenizer, compiled.
-        special_tokens: what stands around texts.
-        pad_id: what texts are filled up with.
+        network: the compiled ragged tokenizer.
+        special_tokens: templates of special tokens.
+        pad_id: padding token.
     """
 
     def __init__(self, network: Network, special_tokens: SpecialTokens, pad_id: int) -> None:
@@ -75,39 +75,31 @@ class TextTokens:
         self._network = network
 
     async def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the tokens of each text, without those around it.
+        """Return the tokens of each text, without special tokens.
 
         Raises:
             ModelFailure: OpenVINO failed.
-
-        Cancellation: at any checkpoint; what is not tokenized by then is not.
         """
-        made: list[Ids] = [_NOTHING] * len(texts)
+        result: list[Ids] = [_NO_TOKENS] * len(texts)
         for part in parts_of(texts):
             # The tokenizer takes no empty texts.
             numbers = [number for number in part if texts[number]]
-            encoded = await self._encode_at_once([texts[number] for number in numbers]) if numbers else []
+            encoded = await self._encode_batch([texts[number] for number in numbers]) if numbers else []
             for number, tokens in zip(numbers, encoded, strict=True):
-                made[number] = tokens
-        return made
+                result[number] = tokens
+        return result
 
     async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[Ids]:
-        """Return the tokens of each text, or of its beginning if that has clearly more than ``most`` tokens.
+        """Return the tokens of each text, or of a prefix if the text clearly has more than ``most`` tokens.
 
-        A text has at most ``most`` tokens if its row has. In a longer row the first ``most`` tokens are those of the
-        text. So the work is bounded by ``most``, and not by the length of a text.
-
-        Args:
-            texts: each by itself.
-            most: how many tokens of each are needed.
-            cuts_left: whether the last tokens of a text are needed instead, and its end is tokenized.
+        The first ``most`` tokens of the result are those of the text, and the result has at most ``most`` tokens only
+        if the text does.  So the work is bounded by ``most`` and not by the length of a text.  With ``cuts_left``, the
+        same holds for suffixes and last tokens.
 
         Raises:
             ModelFailure: OpenVINO failed.
-
-        Cancellation: as for :meth:`encode`.
         """
-        made: list[Ids] = [_NOTHING] * len(texts)
+        made: list[Ids] = [_NO_TOKENS] * len(texts)
         lengths = [prefix_lengths(len(text), most) for text in texts]
         left = list(range(len(texts)))
         while left:
@@ -125,19 +117,19 @@ class TextTokens:
             ]
         return made
 
-    async def _encode_at_once(self, texts: Sequence[str]) -> list[Ids]:
+    async def _encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         is_large = sum(map(len, texts)) > AT_ONCE
-        join = partial(_joined, texts)
+        join = partial(_concatenate, texts)
         inputs = await trio.to_thread.run_sync(join) if is_large else join()
         first, last, tokens = await self._network.infer(inputs)
         if not tokens.size:
-            # Of texts that are all empty once they are normalized the tokenizer returns one row.
-            return [_NOTHING] * len(texts)
+            # The tokenizer returns one row if all texts are empty after normalization.
+            return [_NO_TOKENS] * len(texts)
         wide = tokens[0].astype(np.int64)
         return [wide[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
     def padded(self, rows: Sequence[Ids], length: int, side: Padding) -> list[Ids]:
-        """Pad what is shorter than ``length``."""
+        """Pad rows shorter than ``length``."""
         made = []
         for row in rows:
             missing = max(0, length - len(row))
@@ -146,9 +138,9 @@ class TextTokens:
         return made
 
 
-def _joined(texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return where texts begin and end in their bytes, and the bytes."""
-    # Half of a surrogate pair, which JSON can carry, is no letter.
+def _concatenate(texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Return the begins and ends of texts in their concatenated bytes, and the bytes."""
+    # JSON can contain lone surrogates, which are not encodable.
     written = [encode_text(text) for text in texts]
     ends = np.fromiter(accumulate(map(len, written)), np.int32, len(written))
     begins = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
@@ -156,7 +148,7 @@ def _joined(texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np
 
 
 def parts_of(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Divide texts among inferences, by their positions."""
+    """Divide texts among tokenizer calls, by position."""
     part: list[int] = []
     size = 0
     for number, text in enumerate(texts):
@@ -170,52 +162,53 @@ def parts_of(texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def surround(template: Template, *texts: Ids) -> Ids:
-    """Put the tokens of a template around those of texts."""
+    """Return the tokens of texts with a template's special tokens."""
     parts: list[Any] = [template.marks[0]]
-    for text, behind in zip(texts, template.marks[1:], strict=True):
-        parts += [text, behind]
+    for text, suffix in zip(texts, template.marks[1:], strict=True):
+        parts += [text, suffix]
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
 def types_of(template: Template, *texts: Ids) -> Ids:
-    """Return the types of the tokens that :func:`surround` returns."""
+    """Return the token types for :func:`surround`."""
     parts: list[Ids] = [np.array(template.mark_types[0], np.int64)]
-    for text, kind, behind in zip(texts, template.types, template.mark_types[1:], strict=True):
-        parts += [np.full(len(text), kind, np.int64), np.array(behind, np.int64)]
+    for text, kind, suffix in zip(texts, template.types, template.mark_types[1:], strict=True):
+        parts += [np.full(len(text), kind, np.int64), np.array(suffix, np.int64)]
     return np.concatenate(parts)
 
 
 def cut(tokens: Ids, room: int, *, left: bool) -> Ids:
-    """Take as many tokens as there is room for, off the begin or off the end."""
+    """Truncate tokens to ``room``, at the left or right end."""
     if len(tokens) <= room:
         return tokens
     return tokens[len(tokens) - room :] if left else tokens[:room]
 
 
 # ----------------------------------------------------------------------
-# Rows of tokens become rows of numbers, in batches that the requests of all clients share
+# Row batching
 # ----------------------------------------------------------------------
 
-_TOKENS_AT_ONCE: Final = 1024
-"""From some 500 tokens on a processor gains nothing more by joining rows, and others wait longer."""
-_LEAST_WIDTH: Final = 16
+_BATCH_TOKENS: Final = 1024
+"""From about 500 tokens on, joining rows gains nothing on a CPU, and other requests wait longer."""
+_MIN_WIDTH: Final = 16
 
 
 class Row(NamedTuple):
-    """The tokens of one input of the model, and their types, None where all are of type 0."""
+    """Token ids of one model input, and their types (None: all 0)."""
 
     ids: Ids
     types: Ids | None = None
 
 
 class RowEncoder:
-    """Runs one model on rows, while :meth:`serve` does.
+    """Runs one model on rows in batches, while :meth:`serve` runs.
 
     Args:
-        network: takes ``input_ids`` and what else transformers have, INT64 [rows, tokens]; gives an output a row.
-        pad_id: the token that stands behind shorter rows.
-        max_queue: how many requests may be answered or wait at once, beyond those that run.
-        hooks: are told of batches.
+        network: takes ``input_ids`` and the other usual transformer inputs, INT64 [rows, tokens]; returns one output
+            per row.
+        pad_id: padding token.
+        max_queue: how many requests may wait, in addition to the running ones.
+        hooks: batch metrics.
     """
 
     def __init__(
@@ -228,53 +221,49 @@ class RowEncoder:
         self._network: Network | None = network
         self._inputs = [spec.name for spec in network.signature.inputs]
         self._pad_id = pad_id
-        # The next batch of a request waits while one runs; more would only keep others from sharing what follows.
-        self._at_once = network.side_by_side + 1
-        self._room = max_queue + network.side_by_side
-        self._requests = 0
-        # What has come runs as soon as the device is free; meanwhile more comes to share it.
-        options = BatchOptions(_TOKENS_AT_ONCE, 0.0, max_waiting=max(1, self._room * self._at_once), eager=True)
+        # One part more than can run; further ones would only keep other requests from sharing the next batches.
+        self._concurrent_parts = network.side_by_side + 1
+        self._max_requests = max_queue + network.side_by_side
+        self._open_requests = 0
+        # Requests run as soon as the device is free; more requests join while it is busy.
+        options = BatchOptions(
+            _BATCH_TOKENS, 0.0, max_waiting=max(1, self._max_requests * self._concurrent_parts), eager=True
+        )
         self._batcher: Batcher[Sequence[Row], Array] = Batcher(
             self._run, options, concurrency=network.side_by_side, retry_singly=True, hooks=hooks
         )
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the batches until the encoder is closed.
-
-        Cancellation: see :meth:`Batcher.serve`.
-        """
+        """Run batches until the encoder is closed; see :meth:`Batcher.serve`."""
         await self._batcher.serve(task_status=task_status)
 
     async def aclose(self) -> None:
-        """Unload the model.  Called once, when no call is in flight.
-
-        Cancellation: while batches run whose callers have gone.
-        """
+        """Unload the model; to be called once, when no call is in flight."""
         await self._batcher.aclose()
         self._network = None
 
     async def encode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
-        """Give the model's output for each row, of which there is one at least and none is empty: f32 [rows, numbers].
+        """Return the output of each row, float32 [rows, features]; needs one row at least, and none empty.
 
         Raises:
-            Overloaded: too many requests wait.
+            Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
-            NotReady: the server stops.
-
-        Cancellation: at any checkpoint; what waits is taken away, what runs for nobody else is stopped.
+            NotReady: the server is shutting down.
         """
-        if self._requests >= self._room:
-            raise Overloaded(f"{self._requests} requests are being answered or wait, as many as may; try again later")
-        self._requests += 1
+        if self._open_requests >= self._max_requests:
+            raise Overloaded(
+                f"{self._open_requests} requests are being answered or wait, as many as may; try again later"
+            )
+        self._open_requests += 1
         try:
             return await self._encode_parts(rows, list(_parts(rows)))
         finally:
-            self._requests -= 1
+            self._open_requests -= 1
 
     async def _encode_parts(self, rows: Sequence[Row], parts: Sequence[_Part]) -> npt.NDArray[np.float32]:
         if len(parts) == 1:
             made = await self._submit(rows, parts[0])
-            return _in_order(parts, [made])
+            return _reorder(parts, [made])
         results: list[Array] = [np.empty(0)] * len(parts)
         left = iter(range(len(parts)))
         failures: list[Exception] = []
@@ -283,16 +272,16 @@ class RowEncoder:
             for number in left:
                 try:
                     results[number] = await self._submit(rows, parts[number])
-                except Exception as error:  # noqa: BLE001 - raised below, alone and not in a group
+                except Exception as error:  # noqa: BLE001 - raised outside the nursery, to avoid an exception group
                     failures.append(error)
                     nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            for _ in range(min(self._at_once, len(parts))):
+            for _ in range(min(self._concurrent_parts, len(parts))):
                 nursery.start_soon(work)
         if failures:
             raise failures[0]
-        return _in_order(parts, results)
+        return _reorder(parts, results)
 
     async def _submit(self, rows: Sequence[Row], part: _Part) -> Array:
         own = [rows[number] for number in part.numbers]
@@ -309,7 +298,7 @@ class RowEncoder:
         return list(np.split(output, ends[:-1]))
 
     def _input(self, name: str, rows: Sequence[Row], shape: tuple[int, int]) -> Array:
-        """Make one input of the model, by the name that all transformers have for it."""
+        """Return one input of the model, by its usual transformer name."""
         if name == "position_ids":
             return np.ascontiguousarray(np.broadcast_to(np.arange(shape[1], dtype=np.int64), shape))
         made = np.full(shape, self._pad_id if name == "input_ids" else 0, np.int64)
@@ -324,19 +313,19 @@ class RowEncoder:
 
 
 class _Part(NamedTuple):
-    """Rows of one request that are run together, by their positions, and the width that their like are counted with."""
+    """Row positions of one request that run together, and their width class."""
 
     numbers: Sequence[int]
     width: int
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[_Part]:
-    """Divide rows into batches of about equal lengths, short ones first."""
+    """Divide rows into batches of similar lengths, short ones first."""
     numbers: list[int] = []
     width = 0
     for number in sorted(range(len(rows)), key=lambda each: len(rows[each].ids)):
-        own = _width(len(rows[number].ids))
-        if numbers and (own != width or width * (len(numbers) + 1) > _TOKENS_AT_ONCE):
+        own = _width_class(len(rows[number].ids))
+        if numbers and (own != width or width * (len(numbers) + 1) > _BATCH_TOKENS):
             yield _Part(numbers, width)
             numbers = []
         width = own
@@ -345,13 +334,11 @@ def _parts(rows: Sequence[Row]) -> Iterator[_Part]:
         yield _Part(numbers, width)
 
 
-def _width(length: int) -> int:
-    """Give the next power of two."""
-    return max(_LEAST_WIDTH, 1 << max(0, length - 1).bit_length())
+def _width_class(length: int) -> int:
+    return max(_MIN_WIDTH, 1 << max(0, length - 1).bit_length())
 
 
-def _in_order(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.float32]:
-    """Put the rows of parts where those of the request are."""
+def _reorder(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.float32]:
     made = np.empty((sum(len(part.numbers) for part in parts), *results[0].shape[1:]), np.float32)
     for part, result in zip(parts, results, strict=True):
         made[list(part.numbers)] = result
@@ -359,17 +346,17 @@ def _in_order(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.
 
 
 # ----------------------------------------------------------------------
-# Texts and tokens of requests as rows that a model takes: with what belongs around them, and not too long
+# Rows of request inputs
 # ----------------------------------------------------------------------
 
 
 class RowTexts:
-    """Makes rows of what clients send.
+    """Converts request inputs to rows.
 
     Args:
-        tokens: the model's tokenizer.
-        folder: what is known of the model.
-        truncate: whether what is too long is cut, rather than refused.
+        tokens: the tokenizer.
+        folder: limits of the model.
+        truncate: truncate long inputs instead of refusing them.
     """
 
     def __init__(self, tokens: TextTokens, folder: TextFolder, *, truncate: bool) -> None:
@@ -380,30 +367,28 @@ class RowTexts:
         self._truncate = truncate
 
     async def rows_of(self, inputs: Sequence[str | TokenIds]) -> list[Row]:
-        """Make a row of each input; numbers of tokens are taken as they are.
+        """Return a row for each input; token ids are used unchanged.
 
         Raises:
-            InvalidRequest: inputs are too long, empty, or have tokens that the model does not know.
+            InvalidRequest: an input is too long, empty, or has unknown token ids.
             ModelFailure: the tokenizer failed.
-
-        Cancellation: at any checkpoint.
         """
         texts = [each for each in inputs if isinstance(each, str)]
         self._check_characters(inputs)
         written = iter(await self._encoded(texts))
         rows: list[Row] = []
-        wrong = Gathered()
+        errors = Gathered()
         for number, each in enumerate(inputs):
             field = "input" if len(inputs) == 1 else f"input[{number}]"
-            ids = self._text(next(written)) if isinstance(each, str) else self._given(each)
-            with wrong:
+            ids = self._with_special_tokens(next(written)) if isinstance(each, str) else self._truncate_ids(each)
+            with errors:
                 self._check(ids, field)
             rows.append(Row(ids))
-        wrong.tell()
+        errors.tell()
         return rows
 
     async def _encoded(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the tokens of texts, of long ones at least as many as the model takes."""
+        """Tokenize texts, long ones only as far as needed."""
         if self.max_length is None:
             return await self.tokens.encode(texts)
         if self._truncate:
@@ -412,23 +397,18 @@ class RowTexts:
         return await self.tokens.encode_within(texts, self.max_length, cuts_left=self._cuts_left and self._truncate)
 
     def _check_characters(self, inputs: Sequence[str | TokenIds]) -> None:
-        """Refuse texts that are too long by their characters alone.
-
-        Raises:
-            ContextExceeded: a text cannot fit the model.
-            InvalidField: the model has no limit, and the texts together have more characters than one request may.
-        """
+        """Refuse texts that are too long by their number of characters."""
         if self.max_length is None:
             size = sum(weight_of(each) for each in inputs if isinstance(each, str))
             if size > MAX_TOKENIZED_CHARACTERS:
                 message = f"input: expected at most {MAX_TOKENIZED_CHARACTERS} bytes in one request"
                 raise InvalidField(message, field="input", got=str(size))
         elif not self._truncate:
-            most, wrong = max_characters(self.max_length), Gathered()
+            most, errors = max_characters(self.max_length), Gathered()
             for number, each in enumerate(inputs):
                 if len(each) > (most if isinstance(each, str) else self.max_length):
-                    wrong.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
-            wrong.tell()
+                    errors.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
+            errors.tell()
 
     def _too_long(self, each: str | TokenIds, field: str) -> ContextExceeded:
         what, length = "", len(each)
@@ -436,27 +416,21 @@ class RowTexts:
             what, length = "of at least ", length * self.max_length // max_characters(self.max_length)
         return ContextExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
 
-    def _text(self, text: Ids) -> Ids:
+    def _with_special_tokens(self, text: Ids) -> Ids:
         single = self.tokens.special_tokens.single
         if self._truncate and self.max_length is not None:
             text = cut(text, max(0, self.max_length - single.added), left=self._cuts_left)
         return surround(single, text)
 
-    def _given(self, ids: TokenIds) -> Ids:
+    def _truncate_ids(self, ids: TokenIds) -> Ids:
         given = np.array(ids, np.int64)
         if self._truncate and self.max_length is not None:
             given = cut(given, self.max_length, left=self._cuts_left)
         return given
 
     def _check(self, ids: Ids, field: str) -> None:
-        """Refuse a row that the model cannot take.
-
-        Raises:
-            ContextExceeded: it is too long.
-            InvalidField: it is empty, or has tokens that the model does not know.
-        """
         if self.max_length is not None and len(ids) > self.max_length:
-            # Of a text that is much longer only the beginning was tokenized.
+            # Only the beginning of a much longer text was tokenized.
             at_least = "of at least " if has_enough_tokens(len(ids), self.max_length) else ""
             message = f"Input length {at_least}{len(ids)} longer than allowed {self.max_length}"
             raise ContextExceeded(message, field=field)
@@ -479,13 +453,11 @@ class RowTexts:
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> list[Ids]:
-        """Do as :class:`ovmstrio.core.generation.Tokenizer`.
+        """See :class:`ovmstrio.core.generation.Tokenizer`.
 
         Raises:
-            InvalidRequest: not even the marks around a text fit into ``max_length``, or the padded rows are too large.
+            InvalidRequest: ``max_length`` is less than the special tokens, or the padded rows are too large.
             ModelFailure: the tokenizer failed.
-
-        Cancellation: at any checkpoint.
         """
         single = self.tokens.special_tokens.single
         added = single.added if add_special_tokens else 0
@@ -510,30 +482,30 @@ class RowTexts:
 
 
 # ----------------------------------------------------------------------
-# What a folder of Optimum's says of its model: how long texts may be, and which tokens there are
+# Model folder
 # ----------------------------------------------------------------------
 
 MODEL: Final = "openvino_model.xml"
 TOKENIZER: Final = "openvino_tokenizer.xml"
 _CONFIG: Final = "config.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
-_WAY_OUT: Final = (
+_EXPORT_HINT: Final = (
     "export the model with optimum-intel, which writes it, or convert the tokenizer with openvino_tokenizers"
 )
-_LONGEST: Final = 2**20
-"""Above any model's length stands a number for none."""
-_COUNTED_FROM_PADDING: Final = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet"})
-"""Architectures that have positions for padding, two of them, which no text may use."""
+_NO_LIMIT_ABOVE: Final = 2**20
+"""Larger limits in the files mean "no limit"."""
+_RESERVES_PADDING_POSITIONS: Final = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet"})
+"""Architectures that reserve two positions for padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFolder:
-    """The files of a model, and what they say.
+    """Files and limits of a model.
 
     Attributes:
-        max_length: how many tokens a text may have, those around it included; None where nobody says.
-        vocabulary_size: below which number all tokens are; None where nobody says.
-        cuts_left: whether what is too long loses its begin, rather than its end.
+        max_length: maximum tokens of a text, with special tokens; None if unknown.
+        vocabulary_size: None if unknown.
+        cuts_left: truncate at the start instead of the end.
     """
 
     model: Path
@@ -544,13 +516,13 @@ class TextFolder:
 
 
 def read_text_folder(folder: Path) -> TextFolder:
-    """Read it; blocking.
+    """Read a model folder written by Optimum; blocking.
 
     Raises:
-        ConfigError: a file is missing, or is no JSON; all that is wrong is told.
+        ConfigError: files are missing or invalid; all problems are listed.
     """
     problems = [
-        Problem(f"{name} is missing", file=str(folder), suggestion=_WAY_OUT)
+        Problem(f"{name} is missing", file=str(folder), suggestion=_EXPORT_HINT)
         for name in (MODEL, TOKENIZER)
         if not (folder / name).is_file()
     ]
@@ -562,13 +534,13 @@ def read_text_folder(folder: Path) -> TextFolder:
         folder / MODEL,
         folder / TOKENIZER,
         _max_length(config, tokenizer),
-        _size(config.get("vocab_size")),
+        _positive_int(config.get("vocab_size")),
         tokenizer.get("truncation_side") == "left",
     )
 
 
 def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
-    """Read a file of JSON that need not be there."""
+    """Read an optional JSON file."""
     try:
         read = json.loads(read_regular_text(path))
     except FileNotFoundError:
@@ -583,13 +555,13 @@ def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
 
 
 def _max_length(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
-    positions = _size(config.get("max_position_embeddings"))
-    if positions is not None and config.get("model_type") in _COUNTED_FROM_PADDING:
+    positions = _positive_int(config.get("max_position_embeddings"))
+    if positions is not None and config.get("model_type") in _RESERVES_PADDING_POSITIONS:
         positions = max(1, positions - 2)
-    known = [each for each in (positions, _size(tokenizer.get("model_max_length"))) if each is not None]
+    known = [each for each in (positions, _positive_int(tokenizer.get("model_max_length"))) if each is not None]
     return min(known, default=None)
 
 
-def _size(value: Any) -> int | None:
-    is_size = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST
+def _positive_int(value: Any) -> int | None:
+    is_size = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _NO_LIMIT_ABOVE
     return int(value) if is_size else None

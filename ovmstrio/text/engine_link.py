@@ -1,4 +1,4 @@
-"""What a server asks of an engine, and the frames of its steps, handed out to the requests that they are for."""
+"""Engine link: multiplexes the requests of one engine, and routes its step outputs to them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineLink", "GenerationSpan", "OpenAnswer"]
 
-# ----------------------------------------------------------------------
-# The span of a text that is made: how long it waited, when its first token came, how many there were
-# ----------------------------------------------------------------------
-
 
 class GenerationSpan:
-    """A part of a call that is recorded.
-
-    Its phases are parts of it: ``queue`` until there is room in the batch, ``prefill`` until the first token, and
-    ``decode``.  Steps are events of it, where the caller asks for them.
+    """Span of one generation with phases ``queue``, ``prefill`` and ``decode``, and optional step events.
 
     Args:
-        caller: what it is a part of, which is told the figures that the conventions want of a request.
+        caller: parent span, which also gets the ``gen_ai`` attributes.
     """
 
     __slots__ = ("_caller", "_is_decoding", "_phase", "_shows_steps", "_span")
@@ -53,14 +46,14 @@ class GenerationSpan:
         self._phase = self._span.begin("queue", {"ovmstrio.queue.of": "engine"})
 
     def prompted(self, tokens: int, cached: int) -> None:
-        """Note that the prompt was taken in, and how many tokens it has."""
+        """Record the end of the queue phase, and the prompt's tokens."""
         for span in (self._span, self._caller):
             span.set("gen_ai.usage.input_tokens", tokens)
             span.set("gen_ai.usage.cache_read.input_tokens", cached)
         self._enter("prefill")
 
     def came(self, index: int, tokens: int) -> None:
-        """Note that a step has brought tokens of one of the texts."""
+        """Record new tokens of a text."""
         if not tokens:
             return
         if self._shows_steps:
@@ -70,7 +63,7 @@ class GenerationSpan:
             self._enter("decode")
 
     def end(self, tokens: int, finish: str | None) -> None:
-        """End it; ``finish`` is why the text ends, None if it was not finished."""
+        """End the span; ``finish`` is the finish reason, None for a cancelled request."""
         self._phase.end()
         for span in (self._span, self._caller):
             span.set("gen_ai.usage.output_tokens", tokens)
@@ -85,20 +78,16 @@ class GenerationSpan:
         self._phase = self._span.begin(phase)
 
 
-# ----------------------------------------------------------------------
-# What a server asks of an engine, and the frames of its steps, handed out to the requests that they are for
-# ----------------------------------------------------------------------
-
 if TYPE_CHECKING:
     AskedEngine = WorkerProcess | RemoteEngine
 
 
-_SECONDS_TO_TELL: Final = 5.0
-"""How long a message to an engine may wait for the engine to read others."""
+_SEND_TIMEOUT_SECONDS: Final = 5.0
+"""Longest wait for the engine to read a message."""
 
 
 class OpenAnswer:
-    """An answer that is being made, and what is known of its prompt; see :data:`ACCEPTED`."""
+    """An accepted request with the figures of its prompt; see :data:`ACCEPTED`."""
 
     __slots__ = ("answer", "cached_tokens", "prompt_end", "prompt_tokens")
 
@@ -110,14 +99,14 @@ class OpenAnswer:
 
 
 class EngineLink:
-    """All requests of one engine, through whichever processes it lives.
+    """All requests of one engine; survives restarts of its process.
 
     Args:
-        metrics: are told of what happens.
-        numbers: for requests; no two have the same.
+        metrics: metrics of the model.
+        numbers: request ids.
 
     Attributes:
-        last_asked: when somebody has asked last, or an answer has ended, on trio's clock.
+        last_asked: trio time of the last start or end of a request.
     """
 
     def __init__(self, metrics: TextMetrics, numbers: Iterator[int]) -> None:
@@ -125,28 +114,25 @@ class EngineLink:
         self._numbers = numbers
         self._answers: dict[int, TextAnswer] = {}
         self._spans: dict[int, GenerationSpan] = {}
-        self._emptied = trio.Event()
+        self._idle_event = trio.Event()
         self.last_asked = -math.inf
 
     @property
     def open(self) -> int:
-        """How many requests there are."""
+        """Number of open requests."""
         return len(self._answers)
 
     async def idle(self) -> None:
-        """Wait until there is no request.
-
-        Cancellation: at once.
-        """
+        """Wait until there is no request."""
         while self._answers:
-            self._emptied = trio.Event()
-            await self._emptied.wait()
+            self._idle_event = trio.Event()
+            await self._idle_event.wait()
 
     def hear(self, frame: Any) -> None:
-        """Hand out what a step has brought.
+        """Route the output of a step.
 
         Raises:
-            ValueError, LookupError, TypeError: it is no frame.
+            ValueError, LookupError, TypeError: the message is malformed.
         """
         rows, failures, figures = frame
         if figures is not None:
@@ -166,7 +152,7 @@ class EngineLink:
 
     @property
     def facts(self) -> dict[str, float]:
-        """What is known of the batch."""
+        """State of the batch, for introspection."""
         return self._metrics.facts()
 
     def _count(self, answer: TextAnswer, index: int, tokens: int, now: float) -> None:
@@ -178,8 +164,7 @@ class EngineLink:
             self._metrics.first_token.observe(now - answer.began)
         answer.last_came[index] = now
 
-    def _traced(self, number: int) -> GenerationSpan | None:
-        """Begin the span of a request, if its call is recorded."""
+    def _begin_span(self, number: int) -> GenerationSpan | None:
         caller = current_span.get()
         if caller is None or not caller.is_recorded:
             return None
@@ -187,38 +172,34 @@ class EngineLink:
         return span
 
     def lose(self, why: str) -> None:
-        """Tell all requests that their process has ended, and count that."""
+        """Fail all requests because the engine process has ended, and count the restart."""
         self._metrics.lost()
         self.fail_all(why)
 
     def fail_all(self, why: str) -> None:
-        """Tell all requests that their process has ended."""
+        """Fail all requests."""
         for answer in self._answers.values():
             answer.fail(ModelFailure(why))
 
     @asynccontextmanager
     async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[OpenAnswer]:
-        """Have a request answered, once there is room for it.
+        """Submit a request; the block begins once the engine has accepted it, and leaving it early cancels the request.
 
         Raises:
             InvalidRequest, Overloaded, DeadlineExceeded, ModelFailure: as :meth:`TextGenerator.generate`.
-
-        Ownership: the request, which is cancelled in the engine when the block is left before its end.
-
-        Cancellation: at any checkpoint.
         """
         number = next(self._numbers)
         answer = self._answers[number] = TextAnswer(number, asked.n, asked.deadline)
-        span = self._traced(number)
+        span = self._begin_span(number)
         try:
             with trio.CancelScope(deadline=asked.deadline) as scope:
-                told = await self._call(process, "add", number, partial(encode_request, asked), asked.prompt_size)
+                answered = await self._call(process, "add", number, partial(encode_request, asked), asked.prompt_size)
             if scope.cancelled_caught:
-                raise DeadlineExceeded("the deadline of the request passed while it waited for room in the batch")
-            if told[0] != ACCEPTED:
+                raise DeadlineExceeded("the deadline passed while the request waited for room in the batch")
+            if answered[0] != ACCEPTED:
                 answer.is_over = True
-                raise decode_failure(told[1])
-            opened = OpenAnswer(answer, *told[1:])
+                raise decode_failure(answered[1])
+            opened = OpenAnswer(answer, *answered[1:])
             self._metrics.prompt_tokens.inc(opened.prompt_tokens)
             self._metrics.cached_tokens.inc(opened.cached_tokens)
             self._metrics.queue.observe(trio.current_time() - answer.began)
@@ -234,12 +215,12 @@ class EngineLink:
             self._metrics.finished(why, trio.current_time() - answer.began, answer.tokens)
             self.last_asked = trio.current_time()
             if not self._answers:
-                self._emptied.set()
+                self._idle_event.set()
             if not answer.is_over:
                 await self._cancel(process, number)
 
     async def _cancel(self, process: AskedEngine, number: int) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS_TO_TELL), suppress(WorkerEnded):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS), suppress(WorkerEnded):
             await process.tell(["cancel", number])
 
     async def tokenize(self, process: AskedEngine, texts: Sequence[str], **options: Any) -> list[TokenRow]:
@@ -248,32 +229,30 @@ class EngineLink:
         Raises:
             InvalidRequest: a text cannot be tokenized.
             ModelFailure: the process has ended.
-
-        Cancellation: at once; the engine tokenizes no further text.
         """
         self.last_asked = trio.current_time()
         number, size = next(self._numbers), sum(map(len, texts))
         try:
-            kind, *told = await self._call(process, "tokenize", number, partial(encode_texts, texts), size, options)
+            kind, *result = await self._call(process, "tokenize", number, partial(encode_texts, texts), size, options)
         except trio.Cancelled:
             await self._cancel(process, number)
             raise
         if kind != TOKENS:
-            raise decode_failure(told[0])
-        tokens, counts = told
+            raise decode_failure(result[0])
+        tokens, counts = result
         ends = np.cumsum(counts).tolist()
         return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     async def _call(
         self, process: AskedEngine, kind: str, number: int, encode: Callable[[], Any], size: int, *more: Any
     ) -> Any:
-        """Send a request to the engine, which a thread encodes if it has many characters."""
+        """Send a request to the engine, encoding large ones in a thread."""
         try:
             encoded = encode() if size <= AT_ONCE else await trio.to_thread.run_sync(encode)
             return await process.call([kind, number, encoded, *more])
         except WorkerEnded as ended:
-            raise ModelFailure(f"the process of the model {ended.why}") from ended
+            raise ModelFailure(f"the engine process {ended.why}") from ended
         except RecursionError:
             raise InvalidRequest("the request is nested too deeply") from None
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"the request holds what is no plain data: {error}") from error
+            raise InvalidRequest(f"the request cannot be encoded: {error}") from error

@@ -1,10 +1,10 @@
-"""The process that an engine lives in: started, started again when it has ended, put to sleep, and woken by a request.
+"""Engine process: started, restarted after a crash, ended when idle, and started again by a request.
 
 ::
 
-    asleep ──(a request)──> loading ──> ready ──(nobody asks)──> asleep
+    asleep ──(a request)──> loading ──> ready ──(idle)──> asleep
                                ^          │
-                               └─ pause ──┴── it ended: its requests fail at once, and new ones, until it is ready
+                               └─ backoff ┴── exited: open and new requests fail until it is ready again
 """
 
 from __future__ import annotations
@@ -28,37 +28,33 @@ if TYPE_CHECKING:
 
 __all__ = ["PROGRAM", "EngineProcess", "KnowsRequests", "sleep_when_idle"]
 
-# ----------------------------------------------------------------------
-# The process that an engine lives in: started, started again when it has ended, put to sleep, and woken by a request
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 PROGRAM: Final = "ovmstrio.inference.engine"
-"""Of models that make text."""
-_CALLS: Final = 1_000_000
-"""Requests are counted by the engine, which knows how many it has room for."""
+"""Program of language models."""
+_MAX_CALLS: Final = 1_000_000
+"""No limit on calls: the engine has its own queue."""
 
-_FIRST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 30.0
-_STABLE: Final = 60.0
+_FIRST_BACKOFF_SECONDS: Final = 0.5
+_MAX_BACKOFF_SECONDS: Final = 30.0
+_STABLE_SECONDS: Final = 60.0
 _GRACE_SECONDS: Final = 1.0
 
 
 class EngineProcess:
-    """One model's process, or none while it sleeps.
+    """The process of one model, or none while it is asleep.
 
     Args:
-        options: what the program is told first.
-        name: of the model, for logs and messages.
-        heard: is called with each frame that the program sends by itself.
-        lost: is called when a process has ended that was ready, with the reason.
-        program: the module that the process runs.
+        options: first message to the program.
+        name: model name for logs and errors.
+        heard: called with each message that the program sends unasked.
+        lost: called with the reason when a process ends unexpectedly.
+        program: module that the process runs.
 
     Attributes:
-        facts: what the program has told of the model when it was loaded last; empty before that.
-        obstacle: why there is no process that could be asked; empty if there is one, or one is to come for sure.
-        restarts: how many processes have been started after others.
+        facts: facts of the model from the last load.
+        obstacle: why no process is available; empty if one is ready or asleep.
+        restarts: number of restarts.
     """
 
     def __init__(
@@ -74,84 +70,78 @@ class EngineProcess:
         self.restarts = 0
         self._options = options
         self._name = name
-        self._heard = heard
-        self._lost = lost
+        self._on_message = heard
+        self._on_exit = lost
         self._program = program
         self._is_ready = False
         self._kept: KeptProcess | None = None
         self._is_closed = False
-        self._wanted = trio.Event()
+        self._wakeup = trio.Event()
         self._stopping = trio.Event()
-        self._changes = trio.lowlevel.ParkingLot()
+        self._change_lot = trio.lowlevel.ParkingLot()
 
     @property
     def is_asleep(self) -> bool:
-        """Whether there is no process, and none is being started."""
+        """Whether there is no process and none is starting."""
         return self._kept is None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have a process, and one again for each request that finds none; started once the first one is ready.
+        """Run the process, again for each request after :meth:`sleep`; started once the first one is ready.
 
         Raises:
-            ModelFailure: the model cannot be loaded, the first time.
-
-        Ownership: the process.
-
-        Cancellation: at once; the process is killed.
+            ModelFailure: the model cannot be loaded the first time.
         """
         try:
             await self._keep(task_status)
             while True:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
-                log.info("the model is asked again and loaded", model=self._name)
-                # That it cannot be loaded is told by the obstacle; the next one who asks has it tried again.
+                self._wakeup = trio.Event()
+                await self._wakeup.wait()
+                log.info("idle model reloading", model=self._name)
+                # A failure is reported by the obstacle; the next request retries.
                 with suppress(ModelFailure):
                     await self._keep()
         finally:
             self.obstacle = "the model is closed"
             self._is_closed = True
-            self._changes.unpark_all()
+            self._change_lot.unpark_all()
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, if there is one."""
+        """Process id, or None."""
         return None if self._kept is None or self._kept.process is None else self._kept.process.pid
 
     @property
     def place(self) -> int | str:
-        """Where it lives, for those who look."""
+        """Location, for introspection."""
         return self.pid or "asleep"
 
     def watched(self, requests: KnowsRequests) -> KnowsRequests:
-        """Give what knows of all requests, where this is what knows of those of this process."""
+        """Return a view of all requests, given those of this worker."""
         return requests
 
     async def _keep(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have a process until :meth:`sleep`, or another one after it; started once the first one is ready.
+        """Run the process and its restarts until :meth:`sleep`; started once the first one is ready.
 
         Raises:
-            ModelFailure: the model cannot be loaded, the first time; later that is tried again.
-
-        Cancellation: at once; the process is killed.
+            ModelFailure: the model cannot be loaded the first time.
         """
         self._stopping = trio.Event()
         self._kept = kept = KeptProcess(
             0,
-            self._make,
+            self._create_process,
             self._options,
             prepare=self._prepare,
             cannot_start=self._cannot_start,
-            backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE),
+            backoff=Backoff(_FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._stopping,
-            changed=self._tell_change,
-            ended=self._ended,
+            changed=self._notify_change,
+            ended=self._process_ended,
         )
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kept.keep)
                 while not self._is_ready and not self.obstacle:
-                    await self._changes.park()
+                    await self._change_lot.park()
                 if self.obstacle:
                     nursery.cancel_scope.cancel()
                 else:
@@ -159,160 +149,119 @@ class EngineProcess:
         finally:
             self._kept = None
             self._is_ready = False
-            self._changes.unpark_all()
+            self._change_lot.unpark_all()
         if self._stopping.is_set():
-            # Who asks next has it started; that the last one has ended keeps nobody from that.
+            # The next request starts a new process, whatever ended the last one.
             self.obstacle = ""
         elif self.obstacle:
             raise ModelFailure(self.obstacle)
 
-    def _tell_change(self) -> None:
-        self._changes.unpark_all()
+    def _notify_change(self) -> None:
+        self._change_lot.unpark_all()
 
-    def _make(self) -> WorkerProcess:
+    def _create_process(self) -> WorkerProcess:
         return WorkerProcess(
-            self._program, calls_at_once=_CALLS, ends_group=True, names={"model": self._name}, heard=self._heard
+            self._program,
+            calls_at_once=_MAX_CALLS,
+            ends_group=True,
+            names={"model": self._name},
+            heard=self._on_message,
         )
 
     async def _prepare(self, process: WorkerProcess, answer: Any) -> bool:
         try:
-            kind, told = answer
+            kind, facts = answer
             if kind == LOADED:
-                self.facts = dict(told)
+                self.facts = dict(facts)
         except NO_MESSAGE as wrong:
             process.condemn(wrong)
             return False
         if kind != LOADED:
-            self.obstacle = f"the model cannot be loaded: {told}"
-            self._changes.unpark_all()
+            self.obstacle = f"the model cannot be loaded: {facts}"
+            self._change_lot.unpark_all()
             return False
         self.obstacle = ""
         self._is_ready = True
         return True
 
     def _cannot_start(self, error: OSError) -> None:
-        self.obstacle = f"no process can be started for the model: {error.strerror or error}"
-        self._changes.unpark_all()
+        self.obstacle = f"the engine process cannot be started: {error.strerror or error}"
+        self._change_lot.unpark_all()
 
-    def _ended(self, kept: KeptProcess, process: WorkerProcess) -> None:
+    def _process_ended(self, kept: KeptProcess, process: WorkerProcess) -> None:
         del kept
         was_ready, self._is_ready = self._is_ready, False
         if self._stopping.is_set():
             return
         if was_ready or not self.obstacle:
-            self.obstacle = f"the process of the model {process.why}; it is being started again"
+            self.obstacle = f"the engine process {process.why}; it is restarting"
         self.restarts += 1
-        log.error("the process of a model has ended", model=self._name, pid=process.pid, why=process.why)
-        self._lost(self.obstacle)
+        log.error("engine process exited", model=self._name, pid=process.pid, why=process.why)
+        self._on_exit(self.obstacle)
 
     async def ready(self) -> WorkerProcess:
-        """Give the process, waiting for it if it has been asleep.
+        """Return the process, waiting for one that was asleep.
 
         Raises:
-            NotReady: the last one has ended, or could not be started, and there is no other yet.
-
-        Cancellation: at once.
+            NotReady: the process has ended or could not start, and the next one is not ready.
         """
         if self._kept is None and not self._is_closed:
             self.obstacle = ""
         while True:
             if self._kept is None:
-                self._wanted.set()
+                self._wakeup.set()
             process = None if self._kept is None else self._kept.process
             if self._is_ready and process is not None and not process.is_retired:
                 return process
             if self.obstacle:
                 raise NotReady(self.obstacle)
-            await self._changes.park()
+            await self._change_lot.park()
 
     async def woken(self) -> None:
-        """Wait until there is a process that can be asked.
-
-        Cancellation: at once.
-        """
+        """Wait until the process is ready."""
         while not self._is_ready:
-            await self._changes.park()
+            await self._change_lot.park()
 
     async def sleep(self) -> None:
-        """End the process, which gives back all its memory; the next one who asks has it started again.
-
-        Cancellation: shielded, for it is bounded.
-        """
+        """End the process, which frees its memory; the next request starts a new one.  Shielded and bounded."""
         self._stopping.set()
         kept = self._kept
         if kept is not None and kept.process is not None:
             await kept.process.close(_GRACE_SECONDS)
-        self._changes.unpark_all()
-
-
-# ----------------------------------------------------------------------
-# Memory of models that nobody asks is given back: their process ends, and the next request starts another one
-# ----------------------------------------------------------------------
+        self._change_lot.unpark_all()
 
 
 class KnowsRequests(Protocol):
-    """Knows the requests of a model.
+    """View of the requests of a model.
 
     Attributes:
-        last_asked: when somebody has asked last, or an answer has ended, on trio's clock.
+        last_asked: trio time of the last start or end of a request.
     """
 
     last_asked: float
 
     @property
     def open(self) -> int:
-        """How many requests there are."""
+        """Number of open requests."""
         ...
 
     async def idle(self) -> None:
-        """Wait until there is no request.
-
-        Cancellation: at once.
-        """
+        """Wait until there is no request."""
         ...
 
 
-class Sleeper(Protocol):
-    """A process that can give its memory back."""
-
-    async def woken(self) -> None:
-        """Wait until there is a process that can be asked.
-
-        Cancellation: at once.
-        """
-        ...
-
-    async def sleep(self) -> None:
-        """End the process; the next one who asks has it started again.
-
-        Cancellation: bounded.
-        """
-        ...
-
-    def watched(self, requests: KnowsRequests) -> KnowsRequests:
-        """Give what knows of all requests, where the argument knows of those of this process of the server."""
-        ...
-
-
-async def sleep_when_idle(process: Sleeper, asked: KnowsRequests, spec: TextModelSpec) -> None:
-    """Give back the memory of a model that nobody has asked for a while.
-
-    Cancellation: at once.
-    """
-    asked = process.watched(asked)
+async def sleep_when_idle(process: EngineProcess, asked: KnowsRequests, spec: TextModelSpec) -> None:
+    """End the process of a model after ``spec.idle_unload_seconds`` without requests."""
+    requests = process.watched(asked)
     while True:
         await process.woken()
-        asked.last_asked = trio.current_time()
-        await _asked_no_more(asked, spec.idle_unload_seconds)
-        log.info("the model is unloaded, for nobody asks it", model=spec.name, seconds=spec.idle_unload_seconds)
+        requests.last_asked = trio.current_time()
+        await _wait_idle(requests, spec.idle_unload_seconds)
+        log.info("idle model unloaded", model=spec.name, seconds=spec.idle_unload_seconds)
         await process.sleep()
 
 
-async def _asked_no_more(asked: KnowsRequests, seconds: float) -> None:
-    """Wait until nobody has asked for so long.
-
-    Cancellation: at once.
-    """
-    while asked.open or trio.current_time() < asked.last_asked + seconds:
-        await asked.idle()
-        await trio.sleep_until(asked.last_asked + seconds)
+async def _wait_idle(requests: KnowsRequests, seconds: float) -> None:
+    while requests.open or trio.current_time() < requests.last_asked + seconds:
+        await requests.idle()
+        await trio.sleep_until(requests.last_asked + seconds)

@@ -1,10 +1,10 @@
-"""Engines of a server of several processes: one process has each of them.
+"""Engine sharing: each text engine runs in one worker process, and the others send their requests to it.
 
 ::
 
-    the owner:  ShownEngine ── a process, as alone ──┬─ its own requests
-                                                     └─ those of others, which have numbers of their own
-    others:     RemoteEngine ──(a link between processes)──> the owner
+    owner:   ShownEngine ── engine process ──┬─ its own requests
+                                             └─ requests of other workers, with distinct request ids
+    others:  RemoteEngine ──(worker RPC)──> owner
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# How the programs of engines are asked, as far as those have to know who pass questions and answers on
+# Engine RPC
 # ----------------------------------------------------------------------
 
 
 def numbers_of(engines: EngineSharing | None) -> Iterator[int]:
-    """Give numbers for the requests of this process, which no other one has."""
+    """Return request ids that no other worker uses."""
     return itertools.count(1) if engines is None else itertools.count(engines.rows + engines.row, engines.rows)
 
 
 class Asking(NamedTuple):
-    """How a program is asked.
+    """The RPC verbs of an engine program, and the routing of its messages.
 
     Attributes:
-        begins: the word by which a request begins, before its number.
-        ends: the word by which it is ended.
-        split: gives what is whose of a frame that the program tells, by processes, of which there are so many, and what
-            the first argument says is given in any case.
-        ended: gives the numbers of requests one of whose texts has ended with a part of a frame.
+        begins: verb that starts a request, followed by its id.
+        ends: verb that cancels or closes a request.
+        split: divides a message among workers, given this worker's index (which always gets a part), the message and
+            the number of workers.
+        ended: returns the ids of requests of which a text has ended with a part.
     """
 
     begins: str
@@ -74,7 +74,7 @@ class Asking(NamedTuple):
 
 
 def _split_step(own: int, frame: Any, rows: int) -> dict[int, Any]:
-    """Split what a step has brought; its figures are the owner's."""
+    """Split the output of a step; its metrics go to the owner."""
     texts, failures, figures = frame
     found: defaultdict[int, Any] = defaultdict(lambda: [[], [], None])
     found[own][2] = figures
@@ -97,43 +97,42 @@ def _split_part(own: int, frame: Any, rows: int) -> dict[int, Any]:
 
 
 TEXTS = Asking("add", "cancel", _split_step, _ended_by_step)
-"""Programs that make texts step by step."""
+"""Programs that generate step by step."""
 
 PARTS = Asking("open", "close", _split_part, lambda _: ())
-"""Programs that answer in parts, each of which is asked for."""
+"""Programs that return parts, each of which is requested."""
 
 
 # ----------------------------------------------------------------------
-# An engine that other processes of the server ask as well, as the one has it that owns its process
+# The owner's side
 # ----------------------------------------------------------------------
 
 READY: Final = "ready"
 FRAMES: Final = "frames"
 LOST: Final = "lost"
-"""What parts tell: facts of the model; what the engine has told of requests; why its process has ended."""
+"""Part kinds: facts of the model, messages of the engine, and the reason why its process has ended."""
 
 ANSWERED: Final = 0
 ENDED: Final = 1
 LEAVING: Final = 2
-"""What becomes of a question: an answer; the engine's process has ended, and why; another process is to be asked."""
+"""Outcomes of a call: a result; the engine process has ended, with the reason; another worker takes over."""
 
-_MOST_FRAMES: Final = 100_000
-_TELL_SECONDS: Final = 5.0
+_MAX_QUEUED_MESSAGES: Final = 100_000
+_CANCEL_SECONDS: Final = 5.0
 _LEAVE_SECONDS: Final = 60.0
 
 
 class ShownEngine(EngineProcess):
-    """One model's process, whose requests are those of several processes of the server.
+    """An engine process that also serves requests of other workers.
 
     Args:
-        engines: the others.
-        key: by which they ask for it.
-        asking: how the program is asked.
-        options: as the other arguments, see :class:`EngineProcess`.
+        engines: RPC to the other workers.
+        key: key under which others look up the engine.
+        asking: RPC verbs of the program.
+        options: see :class:`EngineProcess` for this and the other arguments.
 
     Attributes:
-        open: how many requests of others there are.
-        last_asked: when one of them has come last, or has ended, on trio's clock.
+        last_asked: trio time of the last start or end of another worker's request.
     """
 
     def __init__(
@@ -148,64 +147,58 @@ class ShownEngine(EngineProcess):
         lost: Callable[[str], None],
         program: str,
     ) -> None:
-        super().__init__(options, name, self._hear, self._lose, program)
+        super().__init__(options, name, self._on_message, self._on_exit, program)
         self._engines = engines
         self._key = key
-        self._own_heard = heard
-        self._own_lost = lost
+        self._on_own_message = heard
+        self._on_own_exit = lost
         self._asking = asking
-        self._sessions: dict[int, _Session] = {}
-        self._numbers: dict[int, dict[int, int]] = {}
-        self._emptied = trio.lowlevel.ParkingLot()
+        self._streams: dict[int, _MessageStream] = {}
+        self._open_texts: dict[int, dict[int, int]] = {}
+        self._idle_lot = trio.lowlevel.ParkingLot()
         self._loaded = trio.Event()
         self._failure: ServerError | None = None
-        self._dropped: trio.MemorySendChannel[int] | None = None
+        self._exited_workers: trio.MemorySendChannel[int] | None = None
         self._is_leaving = False
         self.last_asked = -math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be the engine, and answer others; as :meth:`EngineProcess.run`.
+        """Run the engine and serve the other workers; see :meth:`EngineProcess.run`.
 
         Raises:
-            ModelFailure: the model cannot be loaded, the first time.
+            ModelFailure: the model cannot be loaded the first time.
         """
-        self._dropped, dropped = trio.open_memory_channel[int](math.inf)
+        self._exited_workers, dropped = trio.open_memory_channel[int](math.inf)
         with self._engines.shown(self._key, self):
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(super().run)
-                    nursery.start_soon(self._drop_all, dropped)
+                    nursery.start_soon(self._cancel_exited, dropped)
                     self._loaded.set()
                     task_status.started()
             except* ServerError as group:
                 self._failure = group.exceptions[0] if isinstance(group.exceptions[0], ServerError) else None
                 if self._failure is not None:
-                    # Who asks a moment later is to know as well.
+                    # Workers that ask slightly later must get the error, too.
                     self._engines.refuse(self._key, self._failure)
                 raise
             finally:
                 self._failure = self._failure or NotReady("the engine is closed")
                 self._loaded.set()
-                self._end_sessions("the engine is closed")
+                self._end_streams("the engine is closed")
 
     async def sleep(self) -> None:
-        """End the process, when others have no request any more; see :meth:`EngineProcess.sleep`.
-
-        Cancellation: shielded once others have none.
-        """
+        """Wait a bounded time for other workers' requests, then end the process; see :meth:`EngineProcess.sleep`."""
         with trio.move_on_after(_LEAVE_SECONDS):
             await self.idle()
         await super().sleep()
 
-    # What others ask
-
+    # Calls of other workers
     async def call(self, row: int, value: Any) -> Any:
-        """Answer what another process asks of the engine.
+        """Handle a call of another worker.
 
         Raises:
-            NotReady: there is no process, and none is to come.
-
-        Cancellation: at once.
+            NotReady: there is no process and none is starting.
         """
         what, *rest = value
         self.last_asked = trio.current_time()
@@ -216,12 +209,12 @@ class ShownEngine(EngineProcess):
                 self._forget(row, rest[0])
         if what != self._asking.begins:
             return await self._ask(value)
-        if self._is_leaving or row not in self._sessions:
+        if self._is_leaving or row not in self._streams:
             return [LEAVING, None]
         number, asked, *_ = rest
-        self._numbers.setdefault(row, {})[number] = asked["n"] if isinstance(asked, dict) else 1
+        self._open_texts.setdefault(row, {})[number] = asked["n"] if isinstance(asked, dict) else 1
         try:
-            # One that is left while it waits for room is there still: whoever has left ends it, or its process's end.
+            # If the caller is cancelled while it waits, its worker cancels the request, or exits.
             answer = await self._ask(value)
         except Exception:
             self._forget(row, number)
@@ -241,123 +234,110 @@ class ShownEngine(EngineProcess):
             return [ENDED, ended.why]
 
     async def listen(self, row: int) -> PartedAnswer:
-        """Give what the engine tells of another process's requests, once it has been loaded.
+        """Return the stream of engine messages for another worker, once the model is loaded.
 
         Raises:
-            ServerError: it cannot be loaded.
-
-        Cancellation: at once.
+            ServerError: the model cannot be loaded.
         """
         await self._loaded.wait()
         if self._failure is not None:
             raise self._failure
         if self._is_leaving:
             raise NotReady("the engine is being closed")
-        session = _Session(self, row)
+        session = _MessageStream(self, row)
         session.put(READY, self.facts)
-        old = self._sessions.get(row)
-        self._sessions[row] = session
+        old = self._streams.get(row)
+        self._streams[row] = session
         if old is not None:
             old.end()
         return session
 
-    def left(self, session: _Session, row: int) -> None:
-        """Note that another process hears no more: what it has asked for ends."""
-        if self._sessions.get(row) is session:
-            del self._sessions[row]
-            if self._dropped is not None:
-                self._dropped.send_nowait(row)
+    def left(self, session: _MessageStream, row: int) -> None:
+        """Cancel the requests of another worker, whose stream has ended."""
+        if self._streams.get(row) is session:
+            del self._streams[row]
+            if self._exited_workers is not None:
+                self._exited_workers.send_nowait(row)
 
-    async def _drop_all(self, rows: trio.MemoryReceiveChannel[int]) -> None:
-        """End the requests of processes that are gone.
-
-        Cancellation: at once.
-        """
+    async def _cancel_exited(self, rows: trio.MemoryReceiveChannel[int]) -> None:
+        """Cancel the requests of workers that have exited."""
         async for row in rows:
-            for number in list(self._numbers.get(row, ())) if row not in self._sessions else ():
-                with trio.move_on_after(_TELL_SECONDS):
+            for number in list(self._open_texts.get(row, ())) if row not in self._streams else ():
+                with trio.move_on_after(_CANCEL_SECONDS):
                     await self._ask([self._asking.ends, number])
                 self._forget(row, number)
 
     def _forget(self, row: int, number: int) -> None:
-        self._numbers.get(row, {}).pop(number, None)
+        self._open_texts.get(row, {}).pop(number, None)
         self.last_asked = trio.current_time()
         if not self.open:
-            self._emptied.unpark_all()
+            self._idle_lot.unpark_all()
 
     @property
     def open(self) -> int:
-        """How many requests of others there are."""
-        return sum(map(len, self._numbers.values()))
+        """Number of open requests of other workers."""
+        return sum(map(len, self._open_texts.values()))
 
     async def idle(self) -> None:
-        """Wait until others have no request.
-
-        Cancellation: at once.
-        """
+        """Wait until other workers have no request."""
         while self.open:
-            await self._emptied.park()
+            await self._idle_lot.park()
 
     def watched(self, requests: KnowsRequests) -> KnowsRequests:
-        """Give what knows of all requests."""
+        """Return a view of all requests, including other workers'."""
         return _AllRequests(requests, self)
 
     async def leave(self, seconds: float) -> None:
-        """Take no more requests of others, who ask the next process then, and let those that there are end.
-
-        Cancellation: at once.
-        """
+        """Refuse new requests of other workers, which retry at the next owner, and wait for the open ones."""
         self._is_leaving = True
         with trio.move_on_after(seconds):
             await self.idle()
-        self._end_sessions("the worker that had the engine has ended")
+        self._end_streams("the engine's worker has shut down")
 
-    def _end_sessions(self, why: str) -> None:
-        """Tell others no more, and those who wait for answers that these do not come."""
-        for row, session in list(self._sessions.items()):
-            if self._numbers.get(row):
+    def _end_streams(self, why: str) -> None:
+        for row, session in list(self._streams.items()):
+            if self._open_texts.get(row):
                 session.put(LOST, why)
             session.end()
 
-    # What the engine tells
-
-    def _hear(self, frame: Any) -> None:
-        """Hand out what a step has brought.
+    # Messages of the engine
+    def _on_message(self, frame: Any) -> None:
+        """Route an engine message.
 
         Raises:
-            ValueError, LookupError, TypeError: it is no frame.
+            ValueError, LookupError, TypeError: the message is malformed.
         """
-        if not self._sessions:
-            self._own_heard(frame)
+        if not self._streams:
+            self._on_own_message(frame)
             return
         for row, part in self._asking.split(self._engines.row, frame, self._engines.rows).items():
-            session = self._sessions.get(row)
+            session = self._streams.get(row)
             if row == self._engines.row:
-                self._own_heard(part)
+                self._on_own_message(part)
             elif session is not None:
                 session.put_frame(part)
                 for number in self._asking.ended(part):
-                    self._note_ended(row, number)
+                    self._count_ended_text(row, number)
 
-    def _note_ended(self, row: int, number: int) -> None:
-        """Note that one of the texts of a request has ended."""
-        left = self._numbers.get(row, {}).get(number)
+    def _count_ended_text(self, row: int, number: int) -> None:
+        """Count down the texts of a request."""
+        left = self._open_texts.get(row, {}).get(number)
         if left is not None:
             if left > 1:
-                self._numbers[row][number] = left - 1
+                self._open_texts[row][number] = left - 1
             else:
                 self._forget(row, number)
 
-    def _lose(self, why: str) -> None:
-        self._own_lost(why)
-        for row, session in self._sessions.items():
+    def _on_exit(self, why: str) -> None:
+        self._on_own_exit(why)
+        for row, session in self._streams.items():
             session.put(LOST, why)
-            self._numbers.pop(row, None)
-        self._emptied.unpark_all()
+            self._open_texts.pop(row, None)
+        self._idle_lot.unpark_all()
 
 
 class _AllRequests:
-    """The requests of this process and of others; see :class:`KnowsRequests`."""
+    """Requests of this and of other workers."""
 
     def __init__(self, own: KnowsRequests, others: ShownEngine) -> None:
         self._own = own
@@ -381,78 +361,74 @@ class _AllRequests:
             await self._others.idle()
 
 
-class _Session(PartedAnswer):
-    """What is told another process."""
+class _MessageStream(PartedAnswer):
+    """Message stream to one other worker."""
 
     def __init__(self, engine: ShownEngine, row: int) -> None:
         self._engine = engine
         self._row = row
         self._parts: deque[list[Any]] = deque()
         self._is_over = False
-        self._news = trio.lowlevel.ParkingLot()
+        self._wakeup_lot = trio.lowlevel.ParkingLot()
 
-    def put(self, kind: str, told: Any) -> None:
-        """Tell something."""
-        self._parts.append([kind, told])
-        self._news.unpark_all()
+    def put(self, kind: str, payload: Any) -> None:
+        self._parts.append([kind, payload])
+        self._wakeup_lot.unpark_all()
 
     def put_frame(self, frame: Any) -> None:
-        """Tell of a step, together with those before it that wait; one that does not listen is let go."""
+        """Append an engine message to the previous unsent ones; drop a worker that does not read."""
         if self._is_over:
             return
         if self._parts and self._parts[-1][0] == FRAMES:
             frames = self._parts[-1][1]
             frames.append(frame)
-            if len(frames) > _MOST_FRAMES:
-                self.put(LOST, "the worker that asked does not listen")
+            if len(frames) > _MAX_QUEUED_MESSAGES:
+                self.put(LOST, "the worker does not read the engine's messages")
                 self.end()
         else:
             self.put(FRAMES, [frame])
 
     def end(self) -> None:
-        """Tell no more."""
         self._is_over = True
-        self._news.unpark_all()
+        self._wakeup_lot.unpark_all()
 
     async def __anext__(self) -> Any:
         while not self._parts:
             if self._is_over:
                 raise StopAsyncIteration
-            await self._news.park()
+            await self._wakeup_lot.park()
         return self._parts.popleft()
 
     def close(self) -> None:
-        """Note that the other process hears no more."""
         self._engine.left(self, self._row)
 
 
 def _is_refusal(answer: Any) -> bool:
-    outcome, told = answer
-    return outcome != ANSWERED or bool(told and told[0] == REFUSED)
+    outcome, payload = answer
+    return outcome != ANSWERED or bool(payload and payload[0] == REFUSED)
 
 
 # ----------------------------------------------------------------------
-# An engine that another process of the server has, as one has it that asks that process
+# The other workers' side
 # ----------------------------------------------------------------------
 
 _WAIT_SECONDS: Final = 60.0
-"""How long a request waits for a process that is being started in the place of the one that had the engine."""
-_STARTED: Final = "the worker that has the model's engine is being started"
+"""How long a request waits for the start of a new owner."""
+_STARTING: Final = "the worker that has the model's engine is being started"
 
 
 class RemoteEngine:
-    """One model's process, which is another one's of the server; see :class:`EngineProcess` for what is as there.
+    """An engine in another worker, with the interface of :class:`EngineProcess`.
 
     Args:
-        engines: the other processes.
-        owner: the one that has it.
-        key: by which it is asked for.
-        heard: is called with each frame that is for this process.
-        lost: is called when the engine has ended, with the reason.
+        owner: index of the worker that runs the engine.
+        key: key under which the owner exports it.
+        heard: called with each engine message for this worker.
+        lost: called with the reason when the engine has ended.
 
     Attributes:
-        facts: what the program has told of the model.
-        obstacle: why it cannot be asked now; empty if it can.
+        facts: facts of the loaded model.
+        obstacle: why the engine is unavailable; empty if it is available.
     """
 
     def __init__(
@@ -464,88 +440,80 @@ class RemoteEngine:
         lost: Callable[[str], None],
     ) -> None:
         self.facts: dict[str, Any] = {}
-        self.obstacle = _STARTED
+        self.obstacle = _STARTING
         self.pid: int | None = None
         self._engines = engines
         self._owner = owner
         self._key = key
-        self._heard = heard
-        self._lost = lost
+        self._on_message_callback = heard
+        self._on_exit_callback = lost
         self._changes = trio.lowlevel.ParkingLot()
         self._started: trio.TaskStatus[None] | None = None
-        self._times = 0
+        self._generation = 0
 
     @property
     def place(self) -> str:
-        """Where it lives, for those who look."""
+        """Location, for introspection."""
         return f"worker {self._owner}'s"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hear what the engine tells, and what the next one tells; started once it has been loaded.
+        """Receive messages of the engine and of its successors; started once the model is loaded.
 
         Raises:
-            ModelFailure: it cannot be loaded, the first time.
-
-        Cancellation: at once; what was asked of it ends.
+            ModelFailure: the model cannot be loaded the first time.
         """
         self._started = task_status
         while True:
-            # Who has been told that there is no more has also been told of what was lost with that.
+            # A stream that ended normally has already reported lost requests.
             why = ""
             try:
-                await self._engines.listen(self._owner, self._key, self._hear)
+                await self._engines.listen(self._owner, self._key, self._on_message)
             except NotReady as error:
                 why = error.message
             except ServerError as error:
-                self._check_started(error)
+                self._check_ever_started(error)
                 why = error.message
-            self._detach(why)
+            self._mark_unavailable(why)
             await self._engines.wait_change()
 
-    def _check_started(self, error: ServerError) -> None:
-        """See that an engine which cannot be loaded has been loaded before.
-
-        Raises:
-            ModelFailure: it has not.
-        """
+    def _check_ever_started(self, error: ServerError) -> None:
+        """Raise ``ModelFailure`` if the engine has never been available."""
         if self._started is not None:
             raise ModelFailure(error.message) from error
 
-    def _detach(self, why: str) -> None:
+    def _mark_unavailable(self, why: str) -> None:
         if not self.obstacle:
-            self.obstacle = _STARTED
+            self.obstacle = _STARTING
             if why:
-                self._lost(why)
+                self._on_exit_callback(why)
 
-    def _hear(self, part: Any) -> None:
-        """Take what has come.
+    def _on_message(self, part: Any) -> None:
+        """Handle a part.
 
         Raises:
-            ValueError, LookupError, TypeError: it is nothing that is told.
+            ValueError, LookupError, TypeError: the part is malformed.
         """
-        kind, told = part
+        kind, payload = part
         if kind == FRAMES:
-            for frame in told:
-                self._heard(frame)
+            for frame in payload:
+                self._on_message_callback(frame)
         elif kind == LOST:
-            self._lost(told)
+            self._on_exit_callback(payload)
         elif kind == READY:
-            self.facts, self.obstacle = told, ""
-            self._times += 1
+            self.facts, self.obstacle = payload, ""
+            self._generation += 1
             started, self._started = self._started, None
             if started is not None:
                 started.started()
             self._changes.unpark_all()
         else:
-            raise ValueError(f"{kind!r:.40} is nothing that engines tell")
+            raise ValueError(f"unknown engine message: {kind!r:.40}")
 
     async def ready(self) -> RemoteEngine:
-        """Give who is asked, waiting for a while for the next one where the last has ended.
+        """Return the engine, waiting a bounded time for a new owner.
 
         Raises:
-            NotReady: there is none yet.
-
-        Cancellation: at once.
+            NotReady: there is none.
         """
         with trio.move_on_after(_WAIT_SECONDS):
             while self.obstacle:
@@ -554,50 +522,34 @@ class RemoteEngine:
             raise NotReady(self.obstacle)
         return self
 
-    async def woken(self) -> None:
-        """Wait until it can be asked.
-
-        Cancellation: at once.
-        """
-        while self.obstacle:
-            await self._changes.park()
-
     async def sleep(self) -> None:
-        """Leave it to its owner; what was asked of it ends with :meth:`run`."""
-
-    def watched(self, requests: KnowsRequests) -> KnowsRequests:
-        """Give what knows of the requests of this process."""
-        return requests
+        """Do nothing: the owner decides."""
 
     async def call(self, value: Any) -> Any:
-        """Ask the engine, as a process is asked.
+        """Call the engine as a local process.
 
         Raises:
-            WorkerEnded: its process has ended before it answered.
-            NotReady: the worker that has it cannot be reached.
-
-        Cancellation: at once.
+            WorkerEnded: its process ended before it answered.
+            NotReady: the owner cannot be reached.
         """
         while True:
-            times = self._times
-            outcome, told = await self._engines.call(self._owner, self._key, value)
+            times = self._generation
+            outcome, payload = await self._engines.call(self._owner, self._key, value)
             if outcome == ENDED:
-                raise WorkerEnded(told, was_called=True)
+                raise WorkerEnded(payload, was_called=True)
             if outcome != LEAVING:
-                return told
+                return payload
             with trio.move_on_after(_WAIT_SECONDS) as waiting:
-                while times == self._times:
+                while times == self._generation:
                     await self._changes.park()
             if waiting.cancelled_caught:
-                raise NotReady(_STARTED)
+                raise NotReady(_STARTING)
 
     async def tell(self, value: Any) -> None:
-        """Tell the engine something; one that is gone need not hear it.
+        """Send a message without a result; an engine that has exited need not get it.
 
         Raises:
             WorkerEnded: its process has ended.
-
-        Cancellation: at once.
         """
         try:
             await self.call(value)
@@ -606,7 +558,7 @@ class RemoteEngine:
 
 
 # ----------------------------------------------------------------------
-# Whether a model's engine is this process's own, is shown to others, or is another one's
+# Selection
 # ----------------------------------------------------------------------
 
 Engine = EngineProcess | RemoteEngine
@@ -623,17 +575,10 @@ def engine_of(
     program: str = PROGRAM,
     asking: Asking = TEXTS,
 ) -> Engine:
-    """Make the engine of a model, which lives once it is run.
+    """Create the engine of a model: local, exported, or remote; it must be run.
 
-    Args:
-        engines: those of other processes of the server; None where there are none.
-        spec: of the model; processes that have the same one share its engine.
-        options: as the rest, see :class:`EngineProcess`.
-        heard: likewise.
-        lost: likewise.
-        failed: is called in place of ``lost`` where the process is another one's, who counts its ends.
-        program: likewise.
-        asking: how the program is asked.
+    Workers with the same ``spec`` share an engine.  ``failed`` replaces ``lost`` for a remote engine, whose restarts
+    the owner counts.  The other arguments are those of :class:`EngineProcess`.
     """
     if engines is None:
         return EngineProcess(options, spec.name, heard, lost, program)

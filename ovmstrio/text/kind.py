@@ -1,4 +1,4 @@
-"""Models that make text, vectors or scores, as the server knows them."""
+"""The service kind of text models, and the loader of each task."""
 
 from __future__ import annotations
 
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LOADERS", "TextModelKind", "load_task"]
 
-# ----------------------------------------------------------------------
-# Models that make text, vectors or scores, as the server knows them
-# ----------------------------------------------------------------------
-
 
 class TextModelKind(Kind[TextModelSpec]):
-    """Folders of openvino-genai and files of GGUF, whatever their task."""
+    """Folders of openvino-genai models and GGUF files, for any task."""
 
     name = TextModelSpec.kind
     spec = TextModelSpec
@@ -44,40 +40,36 @@ class TextModelKind(Kind[TextModelSpec]):
     occupied = "Text model has a name that is taken"
 
     def read(self, file: ConfigFile) -> list[TextModelSpec]:
-        """Read the models of the file."""
+        """Read the text models of a configuration file."""
         return read_text_models(file)
 
     def list_versions(self, spec: TextModelSpec) -> Listing:
-        """Give the one version there is."""
+        """Return the only version."""
         return Listing({ONLY_VERSION: spec.path}, mark=self.files_mark(spec, spec.path))
 
     def files_mark(self, spec: TextModelSpec, directory: Path) -> str:
-        """Look at the files of the model."""
+        """Return the fingerprint of the model's and the draft model's files."""
         del directory
         drafts = "" if spec.draft_path is None else tree_mark(spec.draft_path)
         return tree_mark(spec.path) + drafts
 
     async def load(self, spec: TextModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Load it by its task."""
+        """Load a model by its task."""
         del version, directory
         return await load_task(spec, context)
 
     def obstacle(self, service: Service) -> str:
-        """Tell of a process that has ended, and is not there again yet."""
-        told: str = getattr(service, "obstacle", "")
-        return told
+        """Return why the engine is unavailable."""
+        reason: str = getattr(service, "obstacle", "")
+        return reason
 
     def look_inside(self, spec: TextModelSpec, service: Service) -> Inside:
-        """Tell of the batch and the cache of what makes text."""
-        from ovmstrio.text.text_model import TextModel  # noqa: PLC0415 - for who loads only
+        """Return the state of a language model's batch and cache."""
+        from ovmstrio.text.text_model import TextModel  # noqa: PLC0415 - only needed if such a model is loaded
 
         del spec
         return Inside(facts=service.facts) if isinstance(service, TextModel) else NOTHING_INSIDE
 
-
-# ----------------------------------------------------------------------
-# Which module loads the services of which task; each is left alone by those who have none of its services
-# ----------------------------------------------------------------------
 
 LOADERS: Final[Mapping[Task, str]] = {
     Task.TEXT_GENERATION: "ovmstrio.text.load_text_model:load_text_model",
@@ -86,23 +78,21 @@ LOADERS: Final[Mapping[Task, str]] = {
     Task.TEXT_TO_SPEECH: "ovmstrio.text.speech:load_speech_model",
     Task.RERANK: "ovmstrio.text.embedding:load_rerank_model",
 }
-"""The function for each task, ``module:name``; called as ``await name(spec, context)``, it gives the service."""
+"""Loader function of each task as ``module:name``; each is imported only when needed."""
 
 
 async def load_task(spec: TextModelSpec, context: LoadContext) -> GenerativeService:
-    """Make the service of a model; the caller owns it and closes it.
+    """Load the service of a model, which the caller must close.
 
     Raises:
-        ConfigError: the settings cannot be used, or nothing here does that task.
-        ServerError: it cannot be loaded.
-
-    Cancellation: at any checkpoint; nothing is left.
+        ConfigError: the settings are invalid, or the task is not supported.
+        ServerError: loading failed.
     """
     if spec.errors:
         raise ConfigError(spec.errors)
     if spec.task not in LOADERS:
         expected = ", ".join(sorted(task.value for task in LOADERS)) or "no task"
-        problem = Problem("the task is not served here", path="task", expected=expected, found=spec.task.value)
+        problem = Problem("the task is not supported", path="task", expected=expected, found=spec.task.value)
         raise ConfigError([spec.placed(problem)])
     for path in (spec.path, spec.draft_path):
         if path is not None:

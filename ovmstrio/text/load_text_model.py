@@ -1,4 +1,4 @@
-"""Models that make text: from their settings to a service whose engine has loaded them."""
+"""Loading of language models: model folders, GGUF conversion, engine options, and the service."""
 
 from __future__ import annotations
 
@@ -38,61 +38,55 @@ if TYPE_CHECKING:
 
 __all__ = ["load_text_model", "model_folder"]
 
-# ----------------------------------------------------------------------
-# Folders that engines load: those of openvino-genai as they are, and those that are made of GGUF files, once
-# ----------------------------------------------------------------------
-
 log = structlog.get_logger(__name__)
 
 _SUFFIX: Final = ".gguf"
 _FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
-_OF_OTHERS: Final = {
+_OTHER_MODEL_FILES: Final = {
     "openvino_language_model.xml": (
-        "models that take images or sound beside text are not served by this version",
-        "name a model of text alone",
+        "multimodal models are not supported",
+        "use a text-only model",
     ),
-    "model_index.json": ("models that make images are not served by this version", "name a model of text"),
+    "model_index.json": ("image generation models are not supported", "use a text model"),
     "openvino_encoder_model.xml": (
-        "the model hears or speaks, and its task is to make text",
-        "its task is speech2text or text2speech",
+        "a speech model cannot generate text",
+        "set the task to speech2text or text2speech",
     ),
 }
-"""What folders are that have a file of some name, and what to do then."""
+"""Files of other kinds of models, each with an error message and a hint."""
 _CONVERSION: Final = "ovmstrio.inference.engine.gguf_conversion"
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
-"""Of GGUF files that openvino-genai reads."""
+"""GGUF architectures that openvino-genai reads."""
 
 
 async def model_folder(spec: TextModelSpec) -> Path:
-    """Give the folder of a model, made of a GGUF file if it has to be.
+    """Return the folder of a model, converting a GGUF file if needed.
 
     Raises:
-        ConfigError: there is no model, or none that can be read.
-
-    Cancellation: at any checkpoint; what was being made is removed.
+        ConfigError: there is no model, or it cannot be read.
     """
     source, missing = await run_load(lambda: _find(spec.path.absolute()))
     if missing:
-        message, way_out = await run_load(lambda: _what_it_is(source))
+        message, hint = await run_load(lambda: _describe_folder(source))
         problem = Problem(
             message,
             path="path",
             expected=f"a folder with {', '.join(_FILES)}, or a {_SUFFIX} file",
             found=missing,
-            suggestion=way_out,
+            suggestion=hint,
         )
         raise ConfigError([spec.placed(problem)])
     if source.suffix != _SUFFIX:
         return source
     try:
-        return await _converted(spec, source)
+        return await _converted_folder(spec, source)
     except OSError as error:
         message = f"the model cannot be converted: {error.strerror or error}"
         raise ConfigError([spec.placed(Problem(message, path="path", found=str(source)))]) from error
 
 
 def _find(path: Path) -> tuple[Path, str]:
-    """Find the folder or file of a model, and say what is there instead; a folder may have one GGUF file; blocking."""
+    """Return the model's folder or GGUF file, and what is missing; blocking."""
     if path.is_file():
         return path, "" if path.suffix == _SUFFIX else str(path)
     absent = [name for name in _FILES if not (path / name).is_file()]
@@ -104,25 +98,24 @@ def _find(path: Path) -> tuple[Path, str]:
     return path, f"{path} without {', '.join(absent)}" if path.is_dir() else f"{path}, which does not exist"
 
 
-def _what_it_is(path: Path) -> tuple[str, str]:
-    """Say of a folder that makes no text what it is instead, and what to do, as far as its files tell; blocking."""
-    told = (words for file, words in _OF_OTHERS.items() if (path / file).is_file())
-    return next(told, ("there is no model that openvino-genai could load", ""))
+def _describe_folder(path: Path) -> tuple[str, str]:
+    """Return an error message and a hint for a folder without a language model; blocking."""
+    found = (words for file, words in _OTHER_MODEL_FILES.items() if (path / file).is_file())
+    return next(found, ("no model that openvino-genai can load", ""))
 
 
-async def _converted(spec: TextModelSpec, source: Path) -> Path:
-    """Give the folder that is made of a GGUF file.
+async def _converted_folder(spec: TextModelSpec, source: Path) -> Path:
+    """Return the folder of a converted GGUF file, converting it once.
 
     Raises:
         ConfigError: the file cannot be read.
-        OSError: as said there.
     """
     context = await run_load(lambda: _context_of(spec, source))
     key = await run_load(lambda: _hash_of(source))
     folder = (spec.cache_dir or user_cache_path("ovmstrio")) / "text_models" / key
     if await run_load(folder.is_dir):
         return folder
-    log.info("converting a GGUF file, once", model=spec.name, file=str(source), folder=str(folder))
+    log.info("GGUF conversion started", model=spec.name, file=str(source), folder=str(folder))
     await run_load(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
     made = Path(await run_load(lambda: tempfile.mkdtemp(prefix=f"{key[:8]}-", dir=folder.parent)))
     try:
@@ -140,11 +133,10 @@ async def _converted(spec: TextModelSpec, source: Path) -> Path:
 
 
 def _context_of(spec: TextModelSpec, source: Path) -> int | None:
-    """Read how many tokens the model of a file takes; blocking.
+    """Return the context length of a GGUF file; blocking.
 
     Raises:
-        ConfigError: it is no such file, or of an architecture that cannot be read.
-        OSError: as said there.
+        ConfigError: the file is invalid or has an unsupported architecture.
     """
     try:
         header = read_header(source)
@@ -166,20 +158,15 @@ def _hash_of(source: Path) -> str:
 
 
 async def _convert(source: Path, folder: Path, name: str) -> str:
-    """Have a process fill a folder; give what was wrong, nothing if that is filled.
-
-    Ownership: the process, whose end gives back all its memory.
-
-    Cancellation: at once; the process is killed.
-    """
+    """Fill a folder in a subprocess, which frees its memory at the end; return an error text, or an empty string."""
     async with trio.open_nursery() as nursery:
         process = WorkerProcess(_CONVERSION, ends_group=True, names={"model": name})
         try:
-            kind, told = await process.start(nursery, [str(source), str(folder)])
+            kind, payload = await process.start(nursery, [str(source), str(folder)])
         except WorkerEnded as ended:
-            return f"the process that reads it {ended.why}"
+            return f"the conversion process {ended.why}"
         nursery.cancel_scope.cancel()
-    return "" if kind == LOADED else str(told)
+    return "" if kind == LOADED else str(payload)
 
 
 def _finish(made: Path, folder: Path, context: int | None) -> None:
@@ -189,30 +176,24 @@ def _finish(made: Path, folder: Path, context: int | None) -> None:
     try:
         made.rename(folder)
     except OSError:
-        # Somebody else has made the same.
+        # Another process may have finished the same conversion.
         if not folder.is_dir():
             raise
 
 
-# ----------------------------------------------------------------------
-# Models that make text: from their settings to a service whose engine has loaded them
-# ----------------------------------------------------------------------
-
 _GIB: Final = 2**30
-_PART_OF_FREE: Final = 4
-_LEAST_CACHE: Final = 2**26
+_FREE_MEMORY_DIVISOR: Final = 4
+_MIN_CACHE_BYTES: Final = 2**26
 _AUTO: Final = "auto"
 _RETIRE_FIRST: Final = "retire_first"
 
 
 async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextModel:
-    """Load a model; the caller owns the service and closes it.
+    """Load a language model, which the caller must close.
 
     Raises:
         ConfigError: there is no such model.
         ModelFailure: it cannot be loaded.
-
-    Cancellation: at any checkpoint; nothing is left.
     """
     running: RunningModels[TextModel] = context.shared(RunningModels)
     return await host(context.tasks, _open(spec, context, running), kind=spec.kind, name=spec.name)
@@ -222,13 +203,6 @@ async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextMode
 async def _open(
     spec: TextModelSpec, context: LoadContext, running: RunningModels[TextModel]
 ) -> AsyncIterator[TextModel]:
-    """Have a model loaded while the block lasts.
-
-    Raises:
-        ConfigError, ModelFailure: as :func:`load_text_model`.
-
-    Ownership: the engine's process.
-    """
     folder = await model_folder(spec)
     draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
     options = _options(spec, folder, draft)
@@ -238,43 +212,43 @@ async def _open(
     is_own = isinstance(process, EngineProcess)
     if is_own:
         metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
-    handover: Handover[TextModel] = Handover(process, spec.name)
+    swap: Handover[TextModel] = Handover(process, spec.name)
     old = running.get(spec.name)
     with context.meters.collecting((metrics,), ""):
         async with trio.open_nursery() as nursery:
-            if old is not None and is_own and await _needs_room(spec, options, folder, draft):
+            if old is not None and is_own and await _must_retire_first(spec, options, folder, draft):
                 async with old.giving_way():
                     await nursery.start(process.run)
-                    model = old.successor = TextModel(spec, process, link, handover)
+                    model = old.successor = TextModel(spec, process, link, swap)
             else:
                 await nursery.start(process.run)
-                model = TextModel(spec, process, link, handover)
-            running.begins(spec.name, handover)
-            if spec.idle_unload_seconds and is_own:
+                model = TextModel(spec, process, link, swap)
+            running.begins(spec.name, swap)
+            if spec.idle_unload_seconds and isinstance(process, EngineProcess):
                 nursery.start_soon(sleep_when_idle, process, link, spec)
             try:
                 yield model
             finally:
-                running.ends(spec.name, handover)
+                running.ends(spec.name, swap)
                 if old is not None and old.successor is model:
-                    # It answers itself again where what has replaced it did not come to serve.
-                    old.successor = handover.successor
+                    # The old model serves again if its replacement never did.
+                    old.successor = swap.successor
                 await process.sleep()
                 nursery.cancel_scope.cancel()
 
 
-async def _needs_room(spec: TextModelSpec, options: dict[str, Any], folder: Path, draft: Path | None) -> bool:
-    """Tell whether the model that is replaced has to go before this one is loaded."""
+async def _must_retire_first(spec: TextModelSpec, options: dict[str, Any], folder: Path, draft: Path | None) -> bool:
+    """Return True if the old model must be unloaded before this one is loaded."""
     if spec.reload != _AUTO:
         return spec.reload == _RETIRE_FIRST
     weights = await run_load(lambda: bytes_of_weights(folder, draft))
-    # What is chosen by the memory that is free fits into it.
+    # An automatic cache size always fits, because it is a part of the free memory.
     cache = options["pipeline"]["cache_bytes"] if spec.cache_size else 0
     return weights + cache > _free_memory()
 
 
 def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str, Any]:
-    """Give what the engine's program is told first."""
+    """Return the options of the engine program."""
     proposes = draft is not None or spec.looks_up
     properties = {name: value for name, value in spec.plugin_config.items() if name != PROMPT_LOOKUP}
     return {
@@ -286,7 +260,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "batched_tokens": spec.max_num_batched_tokens,
             "texts": spec.max_num_seqs,
             "splits_prompts": spec.dynamic_split_fuse,
-            # Tokens that were proposed and not chosen would be among the prefixes.
+            # Rejected draft tokens would enter the prefix cache.
             "caches_prefixes": spec.enable_prefix_caching and not proposes,
             "draft_folder": "" if draft is None else str(draft),
             "draft_device": spec.draft_device,
@@ -305,14 +279,14 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
 def _cache_bytes(spec: TextModelSpec) -> int:
     if spec.cache_size:
         return max(1, round(spec.cache_size * _GIB))
-    chosen = max(_LEAST_CACHE, _free_memory() // _PART_OF_FREE)
-    chosen -= chosen % (_GIB if chosen > _GIB else _LEAST_CACHE)
-    log.info("cache of keys and values: a quarter of the free memory", model=spec.name, gigabytes=chosen / _GIB)
+    chosen = max(_MIN_CACHE_BYTES, _free_memory() // _FREE_MEMORY_DIVISOR)
+    chosen -= chosen % (_GIB if chosen > _GIB else _MIN_CACHE_BYTES)
+    log.info("KV cache size chosen", model=spec.name, gigabytes=chosen / _GIB)
     return chosen
 
 
 def _free_memory() -> int:
-    """Tell how much memory could be had without anything being written to disk, in bytes."""
+    """Return the available memory in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -1,9 +1,9 @@
-"""A model that is loaded anew where two copies do not fit: the old one gives its memory back first.
+"""Model swap on reload: unloads the old model first if two copies do not fit into memory.
 
 ::
 
-    old model: requests under way end ─> its process ends ─┬─> the new one is ready: who waited goes on with that
-               new ones wait                               └─> it cannot be loaded: the old one is started again
+    old model: running requests end ─> its process ends ─┬─> new model ready: waiting requests go there
+               new requests wait                         └─> load failed: the old model restarts
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["Handover", "RunningModels", "bytes_of_weights"]
 
 log = structlog.get_logger(__name__)
 
-_OBSTACLE: Final = "it is being replaced, and two of it do not fit into the memory"
+_SWAPPING: Final = "the model is being reloaded, because two copies do not fit into memory"
 _WEIGHTS: Final = "*.bin"
 
 ModelT = TypeVar("ModelT")
 
 
 class Handover(Generic[ModelT]):
-    """What comes after one model, and who uses that model.
+    """Users and successor of one model.
 
     Args:
-        process: the model's.
-        name: of the model.
+        process: the model's engine.
+        name: model name.
 
     Attributes:
-        successor: the model that answers in its place; None as long as it answers itself.
+        successor: the model that serves instead; None while this one serves.
         obstacle: why requests wait; empty if they do not.
     """
 
@@ -49,16 +49,13 @@ class Handover(Generic[ModelT]):
         self._name = name
         self._users = 0
         self._unused = trio.Event()
-        self._is_over = trio.Event()
+        self._swap_over = trio.Event()
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[ModelT | None]:
-        """Use the model, or what is given in its place, while the block lasts; waits while it is being replaced.
-
-        Cancellation: while it waits.
-        """
+        """Yield the successor, or None to use the model itself; waits during a swap."""
         while self.obstacle:
-            await self._is_over.wait()
+            await self._swap_over.wait()
         if self.successor is not None:
             yield self.successor
             return
@@ -72,14 +69,12 @@ class Handover(Generic[ModelT]):
 
     @asynccontextmanager
     async def giving_way(self) -> AsyncIterator[None]:
-        """Have no process while the block lasts, once those who use the model have ended.
+        """Unload the model for the duration of the block, after its running requests have ended.
 
-        The block sets ``successor``; without one the model answers again.
-
-        Cancellation: while others use the model, which goes on then.
+        The block sets ``successor``; without one the model serves again.
         """
-        log.info("the model gives way to a new one, for two do not fit", model=self._name)
-        self.obstacle, self._is_over = _OBSTACLE, trio.Event()
+        log.info("unloading old version before reload: not enough memory", model=self._name)
+        self.obstacle, self._swap_over = _SWAPPING, trio.Event()
         try:
             while self._users:
                 self._unused = trio.Event()
@@ -88,29 +83,29 @@ class Handover(Generic[ModelT]):
             yield
         finally:
             self.obstacle = ""
-            self._is_over.set()
+            self._swap_over.set()
 
 
 class RunningModels(Generic[ModelT]):
-    """The models of a server that answer, by their names."""
+    """The serving models by name."""
 
     def __init__(self) -> None:
         self._handovers: dict[str, Handover[ModelT]] = {}
 
     def get(self, name: str) -> Handover[ModelT] | None:
-        """Give the handover of the model that answers under a name."""
+        """Return the handover of a serving model, or None."""
         return self._handovers.get(name)
 
     def begins(self, name: str, handover: Handover[ModelT]) -> None:
-        """Note that a model answers."""
+        """Register a serving model."""
         self._handovers[name] = handover
 
     def ends(self, name: str, handover: Handover[ModelT]) -> None:
-        """Note that it does not any more."""
+        """Unregister a model, unless another one has replaced it."""
         if self._handovers.get(name) is handover:
             del self._handovers[name]
 
 
 def bytes_of_weights(*folders: Path | None) -> int:
-    """Tell how much memory the weights of models take, by the sizes of their files; blocking."""
+    """Return the size of the weight files in model folders; blocking."""
     return sum(file.stat().st_size for folder in folders if folder is not None for file in folder.glob(_WEIGHTS))

@@ -1,4 +1,4 @@
-"""Models that speak: from their settings to a service whose process has loaded them."""
+"""Speech synthesis service (text to speech): loading, and requests that a process answers sentence by sentence."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["RunningSpeech", "SpeechModel", "load_speech_model"]
 
 _PROGRAM: Final = "ovmstrio.inference.engine.speech_program"
-_MOST_PARTS: Final = 2
-"""Sentences that are spoken before somebody takes them."""
+_MAX_SENTENCES_AHEAD: Final = 2
+"""Sentences that are synthesized ahead of the reader."""
 
 _SPEECHT5: Final = (
     "openvino_encoder_model.xml",
@@ -46,20 +46,15 @@ _EXPECTED: Final = (
 
 
 class RunningSpeech(TurnTaker[SpeechPart]):
-    """A text that is being spoken; see :class:`ovmstrio.core.speech.Speech`.
-
-    Args:
-        number: the process's number for it.
-        turns: of which it has one while sentences are made.
-    """
+    """A running synthesis; see :class:`ovmstrio.core.speech.Speech`."""
 
     def __init__(self, number: int, turns: trio.Semaphore) -> None:
-        super().__init__(number, turns, _MOST_PARTS)
+        super().__init__(number, turns, _MAX_SENTENCES_AHEAD)
 
-    def take(self, told: dict[str, Any]) -> None:
-        """Take the sound of a sentence."""
-        self.put(SpeechPart(bytes(told["audio"]), told["seconds"]))
-        if told["is_last"]:
+    def take(self, payload: dict[str, Any]) -> None:
+        """Take the audio of a sentence."""
+        self.put(SpeechPart(bytes(payload["audio"]), payload["seconds"]))
+        if payload["is_last"]:
             self.end()
 
 
@@ -70,35 +65,33 @@ class SpeechModel(TurnModel[TurnQueue[RunningSpeech]]):
 
     @asynccontextmanager
     async def speak(self, asked: SpeechRequest) -> AsyncIterator[RunningSpeech]:
-        """Begin to speak a text, as :meth:`TextSpeaker.speak` says."""
+        """Synthesize a text, as :meth:`TextSpeaker.speak`."""
         low, high = self.spec.speed_min, self.spec.speed_max
         if not low <= asked.speed <= high:
             message = f"speed must be between speed_min ({low:g}) and speed_max ({high:g})"
             raise InvalidField(message, field="speed", got=f"{asked.speed:g}")
-        how = {
+        options = {
             "voice": asked.voice,
             "language": asked.language,
             "speed": asked.speed,
             "form": asked.form.value,
             "is_streamed": asked.is_streamed,
         }
-        async with self.queue.ask(self.process, asked.text, how) as running:
+        async with self.queue.ask(self.process, asked.text, options) as running:
             yield running
 
 
 async def load_speech_model(spec: TextModelSpec, context: LoadContext) -> SpeechModel:
-    """Load a model; the caller owns the service and closes it.
+    """Load a model, which the caller must close.
 
     Raises:
-        ConfigError: there is no such model, or a file of a voice is not there.
+        ConfigError: there is no such model, or a voice file is missing.
         ModelFailure: it cannot be loaded.
-
-    Cancellation: at any checkpoint; nothing is left.
     """
     await check_folder(spec, _missing, _EXPECTED)
-    wrong = await run_load(partial(_unusable_voices, spec.path, spec.voices))
-    if wrong:
-        raise ConfigError([spec.placed(each) for each in wrong])
+    problems = await run_load(partial(_unusable_voices, spec.path, spec.voices))
+    if problems:
+        raise ConfigError([spec.placed(each) for each in problems])
     voices = {name: str(path.absolute()) for name, path in spec.voices.items()}
     queue = partial(_queue, spec.max_queue)
     opened = open_model(spec, _PROGRAM, {"voices": voices}, queue, SpeechModel, engines=context.engines)
@@ -122,7 +115,7 @@ def _missing(folder: Path) -> str:
 
 def _unusable_voices(folder: Path, voices: Mapping[str, Path]) -> list[Problem]:
     if voices and any(folder.glob(VOICE_FILES)):
-        message = "a voice of Piper speaks with the speakers of its own file"
+        message = "Piper models take no voices: their speakers are in the model file"
         return [Problem(message, path="voices", found=", ".join(voices), suggestion="leave it out")]
     message = "Requested voice speaker embeddings file does not exist"
     return [Problem(message, path="voices", found=str(path)) for path in voices.values() if not path.is_file()]

@@ -1,4 +1,4 @@
-"""A model that makes text, as the server sees it."""
+"""Language model service: output parsing, grammar preparation, and text generation requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ovmstrio.core.request import ServableMetadata
 from ovmstrio.serving.hosted_service import ResidentService
 from ovmstrio.text.engine_link import EngineLink, OpenAnswer
 from ovmstrio.text.grammars import check_grammar, impose_calls, on_one_line
-from ovmstrio.text.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
+from ovmstrio.text.parsing import Delta, Machine, chosen_parsers, make_parser, opens_reasoning
 from ovmstrio.util.truncation import size_of
 
 if TYPE_CHECKING:
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 __all__ = ["AnswerReading", "OutputReading", "RunningGeneration", "TextModel", "check_proposing"]
 
 # ----------------------------------------------------------------------
-# How texts of a model are read: which parsers take them apart, and which form the engine has to give them
+# Output parsing
 # ----------------------------------------------------------------------
 
-_QUICK_SIZE: Final = 8192
-"""Characters and members of a form that is checked within a few milliseconds."""
+_FAST_CHECK_SIZE: Final = 8192
+"""Size of a grammar or of tools that is checked within a few milliseconds."""
 _AUTO: Final = "auto"
 _NONE: Final = "none"
 
 
 class OutputReading:
-    """The parsers of a model.
+    """Selects the output parsers and grammars of a model's requests.
 
     Args:
-        spec: names them.
-        template: the model's chat template, which tells them where the settings do not.
+        spec: names the parsers.
+        template: chat template, from which ``auto`` parsers are detected.
 
     Raises:
-        ConfigError: a name is unknown, or two do not go together.
+        ConfigError: a parser is unknown, or two are incompatible.
     """
 
     def __init__(self, spec: TextModelSpec, template: str) -> None:
@@ -59,19 +59,19 @@ class OutputReading:
         self._guided = spec.enable_tool_guided_generation
 
     def is_slow(self, asked: GenerationRequest) -> bool:
-        """Return whether :meth:`prepare` takes more than a few milliseconds, for a large grammar or many tools."""
-        if asked.grammar is not None and len(asked.grammar.text) > _QUICK_SIZE:
+        """Return True if :meth:`prepare` takes more than a few milliseconds."""
+        if asked.grammar is not None and len(asked.grammar.text) > _FAST_CHECK_SIZE:
             return True
         conversation = asked.prompt
         if not isinstance(conversation, Conversation) or not conversation.tools:
             return False
-        return size_of(conversation.tools, _QUICK_SIZE) > _QUICK_SIZE
+        return size_of(conversation.tools, _FAST_CHECK_SIZE) > _FAST_CHECK_SIZE
 
     def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, AnswerReading]:
-        """Give a request as the engine is to get it, and what reads its texts.
+        """Return the request for the engine, and the reader of its output.
 
         Raises:
-            GrammarRefused: it asks for a form that cannot be imposed.
+            GrammarRefused: the requested grammar is not supported.
         """
         if asked.grammar is not None:
             check_grammar(asked.grammar)
@@ -95,45 +95,45 @@ class OutputReading:
 
 
 class AnswerReading:
-    """Reads the texts of one request.
+    """Converts the output of one request to pieces.
 
     Args:
-        conversation: what is answered.
-        tools: the parser of calls.
-        reasoning: the parser of reasoning.
+        conversation: the prompt; None for a completion.
+        tools: tool parser.
+        reasoning: reasoning parser.
     """
 
     def __init__(self, conversation: Conversation | None, tools: str, reasoning: str) -> None:
         self._conversation = conversation
         self._tools = tools
         self._reasoning = reasoning
-        self._reads = conversation is not None and (tools, reasoning) != (_NONE, _NONE)
-        self._is_opened = False
-        self._parsers: dict[int, OutputParser] = {}
-        self._calling: set[int] = set()
+        self._is_parsed = conversation is not None and (tools, reasoning) != (_NONE, _NONE)
+        self._opens_reasoning = False
+        self._parsers: dict[int, Machine] = {}
+        self._texts_with_calls: set[int] = set()
         self._ready: deque[Piece] = deque()
         self._counts: dict[int, ReasoningCount] = {}
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """Whether the marks that are read are special tokens."""
-        return self._reads and self._parser().keeps_special_tokens
+        """Whether the parser's markers are special tokens."""
+        return self._is_parsed and self._parser().keeps_special_tokens
 
     def begin(self, prompt_end: str) -> None:
-        """Take the last letters of the prompt, which may have begun reasoning."""
-        self._is_opened = self._reads and opens_reasoning(self._reasoning, prompt_end)
+        """Set the end of the prompt, which may open a reasoning block."""
+        self._opens_reasoning = self._is_parsed and opens_reasoning(self._reasoning, prompt_end)
 
-    def _parser(self) -> OutputParser:
+    def _parser(self) -> Machine:
         tools = () if self._conversation is None else self._conversation.tools
-        return make_parser(self._tools, self._reasoning, tools=tools, opened=self._is_opened)
+        return make_parser(self._tools, self._reasoning, tools=tools, opened=self._opens_reasoning)
 
     def next(self) -> Piece | None:
-        """Give a piece that has been read; None if there is none."""
+        """Return the next parsed piece, or None."""
         return self._ready.popleft() if self._ready else None
 
     def feed(self, made: Made) -> None:
-        """Read what has been made: one piece, or several where it holds calls, the last of which says how it ended."""
-        deltas, reasoning_tokens = self._deltas(made)
+        """Parse engine output into one or several pieces; the last one carries the finish reason."""
+        deltas, reasoning_tokens = self._parse(made)
         if self._conversation is not None and self._conversation.calls_once:
             deltas = [replace(delta, calls=tuple(call for call in delta.calls if not call.index)) for delta in deltas]
         last = len(deltas) - 1
@@ -151,36 +151,36 @@ class AnswerReading:
                 )
             )
 
-    def _deltas(self, made: Made) -> tuple[list[Delta], int]:
-        """Give what a text says, at least one thing, and how many of its tokens are reasoning."""
-        if not self._reads:
+    def _parse(self, made: Made) -> tuple[list[Delta], int]:
+        """Return the parsed deltas, at least one, and the number of reasoning tokens."""
+        if not self._is_parsed:
             return [Delta(text=made.text)], 0
         parser = self._parsers.get(made.index)
         if parser is None:
             parser = self._parsers[made.index] = self._parser()
             self._counts[made.index] = ReasoningCount()
-        # Where some of it may be reasoning, what has been joined is read step by step again: tokens are counted so.
+        # Reasoning tokens are counted per step, so joined steps are parsed one by one.
         parts = [(made.text, made.tokens)] if self._reasoning == _NONE else made.parts
         deltas: list[Delta] = []
         reasoning_tokens = 0
         for text, tokens in parts:
-            said = parser.feed(text)
-            reasoning_tokens += self._counts[made.index].take(said, tokens)
-            deltas += said
+            parsed = parser.feed(text)
+            reasoning_tokens += self._counts[made.index].take(parsed, tokens)
+            deltas += parsed
         if made.finish is not None:
             deltas += parser.finish()
         if any(delta.calls for delta in deltas):
-            self._calling.add(made.index)
+            self._texts_with_calls.add(made.index)
         return deltas or [Delta()], reasoning_tokens
 
     def _finish(self, made: Made) -> Finish | None:
-        if made.finish is Finish.STOP and made.index in self._calling:
+        if made.finish is Finish.STOP and made.index in self._texts_with_calls:
             return Finish.TOOL_CALLS
         return made.finish
 
 
 class ReasoningCount:
-    """Tells which of a text's tokens are reasoning: what says nothing, such as marks, belongs to what is before it."""
+    """Counts reasoning tokens; tokens without text, such as markers, count with the text before them."""
 
     __slots__ = ("_is_reasoning", "_undecided")
 
@@ -188,11 +188,11 @@ class ReasoningCount:
         self._is_reasoning: bool | None = None
         self._undecided = 0
 
-    def take(self, said: Sequence[Delta], tokens: int) -> int:
-        """Take tokens and what they say; give how many turn out to be reasoning."""
-        if any(delta.text or delta.calls for delta in said):
+    def take(self, deltas: Sequence[Delta], tokens: int) -> int:
+        """Count tokens with their deltas; return how many reasoning tokens became certain."""
+        if any(delta.text or delta.calls for delta in deltas):
             self._is_reasoning = False
-        elif any(delta.reasoning for delta in said):
+        elif any(delta.reasoning for delta in deltas):
             self._is_reasoning = True
         if self._is_reasoning is None:
             self._undecided += tokens
@@ -202,11 +202,11 @@ class ReasoningCount:
 
 
 # ----------------------------------------------------------------------
-# Requests to models for which a second model, or the prompt, proposes tokens: what these can, and others cannot
+# Speculative decoding checks
 # ----------------------------------------------------------------------
 
 _UNSUPPORTED: Final = "unsupported_parameter"
-_NEEDS: Final[Mapping[str, str]] = {
+_REQUIREMENTS: Final[Mapping[str, str]] = {
     "num_assistant_tokens": "a model that drafts (draft_models_path) or prompt_lookup",
     "assistant_confidence_threshold": "a model that drafts (draft_models_path)",
     "max_ngram_size": "prompt_lookup",
@@ -214,10 +214,10 @@ _NEEDS: Final[Mapping[str, str]] = {
 
 
 def check_proposing(spec: TextModelSpec, asked: GenerationRequest) -> None:
-    """See that a request asks for nothing that needs, or does not go with, tokens that are proposed.
+    """Check a request's parameters against the model's speculative decoding (draft model or prompt lookup).
 
     Raises:
-        InvalidField: it does.
+        InvalidField: a parameter is not supported.
     """
     drafts, looks_up = spec.draft_path is not None, spec.looks_up
     has = {
@@ -225,9 +225,9 @@ def check_proposing(spec: TextModelSpec, asked: GenerationRequest) -> None:
         "assistant_confidence_threshold": drafts and not looks_up,
         "max_ngram_size": looks_up,
     }
-    for field, is_there in has.items():
-        if not is_there and getattr(asked.sampling, field) is not None:
-            message = f"{field} is not supported: this model is served without {_NEEDS[field]}; leave it out"
+    for field, is_available in has.items():
+        if not is_available and getattr(asked.sampling, field) is not None:
+            message = f"{field} is not supported: this model is served without {_REQUIREMENTS[field]}; leave it out"
             raise InvalidField(message, field=field, code=_UNSUPPORTED)
     if (drafts or looks_up) and asked.sampling.best_of > 1:
         raise InvalidField(
@@ -244,14 +244,14 @@ def check_proposing(spec: TextModelSpec, asked: GenerationRequest) -> None:
 
 
 # ----------------------------------------------------------------------
-# A model that makes text, as the server sees it
+# The service
 # ----------------------------------------------------------------------
 
 PLATFORM = "openvino_genai"
 
 
 class RunningGeneration:
-    """A request that is being answered; see :class:`ovmstrio.core.generation.Generation`."""
+    """A running request; see :class:`ovmstrio.core.generation.Generation`."""
 
     def __init__(self, opened: OpenAnswer, reading: AnswerReading) -> None:
         self._answer = opened.answer
@@ -260,13 +260,11 @@ class RunningGeneration:
         self.prompt_tokens = opened.prompt_tokens
         self.cached_tokens = opened.cached_tokens
 
-    # No generator, which whoever leaves a loop early would have to close.
+    # Not a generator: callers that break out of a loop would have to close it.
     def __aiter__(self) -> Self:
-        """Give pieces until each text has had its last one."""
         return self
 
     async def __anext__(self) -> Piece:
-        """Wait for the next piece; see :meth:`Answer.take`."""
         while (piece := self._reading.next()) is None:
             made = await self._answer.take()
             if made is None:
@@ -276,18 +274,18 @@ class RunningGeneration:
 
 
 class TextModel(ResidentService):
-    """One model; a :class:`TextGenerator` and a :class:`Tokenizer`.
+    """One language model; a :class:`TextGenerator` and a :class:`Tokenizer`.
 
     Args:
-        spec: how it is configured.
-        process: where its engine lives.
-        link: what asks it.
-        handover: what comes after it.
+        spec: configuration.
+        process: the engine.
+        link: request multiplexer of the engine.
+        handover: the model's replacement during a reload.
     """
 
     def __init__(self, spec: TextModelSpec, process: Engine, link: EngineLink, handover: Handover[TextModel]) -> None:
         super().__init__()
-        self._handover = handover
+        self._swap = handover
         self._spec = spec
         self._process = process
         self._link = link
@@ -303,43 +301,43 @@ class TextModel(ResidentService):
 
     @property
     def metadata(self) -> ServableMetadata:
-        """What it tells of itself: no tensors."""
+        """Metadata without tensors."""
         return self._metadata
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """It makes text."""
+        """Text generation."""
         return frozenset({Task.TEXT_GENERATION})
 
     @property
     def limits(self) -> GenerationLimits:
-        """What it can take."""
+        """Request limits."""
         return self._limits
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot answer now; empty if it can."""
-        return self._handover.obstacle or self._process.obstacle
+        """Why the model is unready; empty if it is ready."""
+        return self._swap.obstacle or self._process.obstacle
 
     @property
     def pid(self) -> int | None:
-        """The number of its engine's process, None while there is none."""
+        """Process id of the engine; None while there is none."""
         return self._process.pid
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its engine does now, for those who look."""
+        """State of the engine, for introspection."""
         return {"engine process": self._process.place, **self._link.facts}
 
     @property
     def open_requests(self) -> int:
-        """How many requests run or wait."""
+        """Number of running and queued requests."""
         return self._link.open
 
     @asynccontextmanager
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
-        """Begin to answer, as :meth:`TextGenerator.generate` says."""
-        async with self._handover.using() as successor:
+        """Generate, as :meth:`TextGenerator.generate`."""
+        async with self._swap.using() as successor:
             if successor is not None:
                 async with successor.generate(asked) as generation:
                     yield generation
@@ -353,11 +351,7 @@ class TextModel(ResidentService):
                 yield RunningGeneration(opened, reading)
 
     def _check(self, asked: GenerationRequest) -> None:
-        """See that a request asks for no more than the model's settings allow.
-
-        Raises:
-            InvalidField: it does.
-        """
+        """Check a request against the model's limits."""
         limits, sampling = self._limits, asked.sampling
         if asked.prompt_characters > limits.max_characters:
             raise prompt_too_long(limits, "prompt", asked.prompt_characters)
@@ -381,11 +375,11 @@ class TextModel(ResidentService):
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> Sequence[TokenRow]:
-        """Give the tokens of each text, as :meth:`Tokenizer.tokenize` says."""
+        """Return the tokens of each text, as :meth:`Tokenizer.tokenize`."""
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
         if max_length is not None:
             options["max_length"] = max_length
-        async with self._handover.using() as successor:
+        async with self._swap.using() as successor:
             if successor is not None:
                 return await successor.tokenize(texts, padding=padding, **options)
             if padding is not None:

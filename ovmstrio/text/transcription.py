@@ -1,4 +1,4 @@
-"""Models that write speech down: from their settings to a service whose process has loaded them."""
+"""Transcription service (speech to text): loading, and requests that a process answers window by window."""
 
 from __future__ import annotations
 
@@ -24,39 +24,30 @@ if TYPE_CHECKING:
 
 __all__ = ["RunningTranscript", "TranscriptionModel", "Transcripts", "load_transcription_model", "opening_of"]
 
-# ----------------------------------------------------------------------
-# Recordings that a process writes down, window by window
-# ----------------------------------------------------------------------
-
 
 class RunningTranscript(TurnTaker[TranscriptPart]):
-    """A recording that is being written down; see :class:`ovmstrio.core.speech.Transcript`.
-
-    Args:
-        number: the process's number for it.
-        turns: of which it has one, until it is over.
-    """
+    """A running transcription; see :class:`ovmstrio.core.speech.Transcript`."""
 
     def __init__(self, number: int, turns: trio.Semaphore) -> None:
         super().__init__(number, turns)
         self.language = ""
         self.seconds = 0.0
-        self._told = 0
+        self._sent_characters = 0
 
     def hear(self, text: str) -> None:
-        """Take text that comes before the end of its window."""
-        self._told += len(text)
+        """Take text that the process sends before the end of its window."""
+        self._sent_characters += len(text)
         self.put(TranscriptPart(text))
 
-    def take(self, told: dict[str, Any]) -> None:
-        """Take all that was understood of a window."""
-        self.language = told["language"] or self.language
-        self.seconds = told["seconds"]
-        start = told["start"]
-        spans = (tuple(_spans(told[kind], start)) for kind in ("segments", "words"))
-        self.put(TranscriptPart(told["text"][self._told :], *spans))
-        self._told = 0
-        if told["is_last"]:
+    def take(self, payload: dict[str, Any]) -> None:
+        """Take the result of a window."""
+        self.language = payload["language"] or self.language
+        self.seconds = payload["seconds"]
+        start = payload["start"]
+        spans = (tuple(_spans(payload[kind], start)) for kind in ("segments", "words"))
+        self.put(TranscriptPart(payload["text"][self._sent_characters :], *spans))
+        self._sent_characters = 0
+        if payload["is_last"]:
             self.end()
 
 
@@ -65,13 +56,13 @@ def _spans(rows: Iterable[tuple[float, float, str]], start: float) -> Iterable[S
 
 
 class Transcripts(TurnQueue[RunningTranscript]):
-    """All recordings of one model."""
+    """All transcriptions of one model."""
 
     def hear(self, frame: Any) -> None:
-        """Hand out text that a process has told of.
+        """Route early text to its request.
 
         Raises:
-            ValueError, TypeError: it is none.
+            ValueError, TypeError: the message is malformed.
         """
         number, text = frame
         running = self.running.get(number)
@@ -80,7 +71,7 @@ class Transcripts(TurnQueue[RunningTranscript]):
 
 
 def opening_of(asked: TranscriptionRequest) -> tuple[bytes, dict[str, Any]]:
-    """Give what a process is told of a recording."""
+    """Return the arguments of a request's ``open`` call."""
     return asked.audio, {
         "translates": asked.translates,
         "language": asked.language,
@@ -90,10 +81,6 @@ def opening_of(asked: TranscriptionRequest) -> tuple[bytes, dict[str, Any]]:
         "has_words": asked.wants_words,
     }
 
-
-# ----------------------------------------------------------------------
-# Models that write speech down: from their settings to a service whose process has loaded them
-# ----------------------------------------------------------------------
 
 _PROGRAM: Final = "ovmstrio.inference.engine.transcription_program"
 _FILES: Final = (
@@ -112,22 +99,20 @@ class TranscriptionModel(TurnModel[Transcripts]):
 
     @asynccontextmanager
     async def transcribe(self, asked: TranscriptionRequest) -> AsyncIterator[RunningTranscript]:
-        """Begin to write a recording down, as :meth:`Transcriber.transcribe` says."""
+        """Transcribe a recording, as :meth:`Transcriber.transcribe`."""
         if asked.wants_words and not self.spec.enable_word_timestamps:
-            message = "this model was loaded without times of words, which its option enable_word_timestamps gives it"
+            message = "word timestamps are disabled for this model; set its option enable_word_timestamps"
             raise InvalidField(message, field="timestamp_granularities", got="word")
         async with self.queue.ask(self.process, *opening_of(asked)) as running:
             yield running
 
 
 async def load_transcription_model(spec: TextModelSpec, context: LoadContext) -> TranscriptionModel:
-    """Load a model; the caller owns the service and closes it.
+    """Load a model, which the caller must close.
 
     Raises:
         ConfigError: there is no such model.
         ModelFailure: it cannot be loaded.
-
-    Cancellation: at any checkpoint; nothing is left.
     """
     await check_folder(spec, _missing, f"a folder with {', '.join(_FILES)}")
     opened = open_model(

@@ -1,4 +1,4 @@
-"""Forms that answers are to have, checked before an engine sees them, for one that cannot be compiled stops its engine.
+"""Grammars of structured output, checked before the engine sees them: an invalid one would stop the engine.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The one check of all kinds of grammars."""
+"""Checks of all grammar types, and of structural tags as xgrammar 0.1.31 reads them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,29 @@ from ovmstrio.text.grammars.schemas import check_schema, read_schema
 
 __all__ = ["check_grammar", "check_structural_tag"]
 
-# ----------------------------------------------------------------------
-# Structural tags as xgrammar 0.1.31 reads them: texts, schemas and patterns, one behind or beside the other
-# ----------------------------------------------------------------------
-
-_MOST_DEPTH: Final = 16
-_MOST_PARTS: Final = 1000
+_MAX_DEPTH: Final = 16
+_MAX_PARTS: Final = 1000
 
 
 def check_structural_tag(text: str) -> None:
-    """See that a structural tag, written as JSON, can be imposed.
+    """Check a structural tag, given as JSON.
 
     Raises:
-        GrammarRefused: it cannot.
+        GrammarRefused: it is invalid or not supported.
     """
     if len(text) > MOST_TEXT:
-        raise GrammarRefused("", f"the structural tag has {len(text)} letters, where {MOST_TEXT} are the most")
+        raise GrammarRefused("", f"the structural tag has {len(text)} characters; at most {MOST_TEXT} are allowed")
     try:
         tag = json.loads(text)
         text.encode()
     except (ValueError, RecursionError) as error:
-        raise GrammarRefused("", f"the structural tag is no JSON: {error}") from error
+        raise GrammarRefused("", f"the structural tag is not valid JSON: {error}") from error
     if not isinstance(tag, Mapping) or "format" not in tag:
         _refuse("$", 'expected {"type": "structural_tag", "format": {...}}')
-    _Tags().visit(tag["format"], "$.format", 0)
+    _TagChecker().visit(tag["format"], "$.format", 0)
 
 
-class _Tags:
+class _TagChecker:
     def __init__(self) -> None:
         self._parts = 0
         self._kinds: Final[Mapping[str, Callable[[Mapping[str, Any], str, int], None]]] = {
@@ -59,8 +55,8 @@ class _Tags:
 
     def visit(self, form: Any, path: str, depth: int) -> None:
         self._parts += 1
-        if depth > _MOST_DEPTH or self._parts > _MOST_PARTS:
-            _refuse(path, f"the tag is nested more than {_MOST_DEPTH} deep, or has more than {_MOST_PARTS} parts")
+        if depth > _MAX_DEPTH or self._parts > _MAX_PARTS:
+            _refuse(path, f"the tag is nested more than {_MAX_DEPTH} deep, or has more than {_MAX_PARTS} parts")
         kind = form.get("type") if isinstance(form, Mapping) else None
         if not isinstance(kind, str) or kind not in self._kinds:
             _refuse(path, f"expected an object whose type is one of {', '.join(self._kinds)}")
@@ -69,15 +65,15 @@ class _Tags:
     @staticmethod
     def _constant(form: Mapping[str, Any], path: str, depth: int) -> None:
         del depth
-        if not _text(form, "value", path):
-            _refuse(f"{path}.value", "expected a text that is not empty")
+        if not _string_field(form, "value", path):
+            _refuse(f"{path}.value", "expected a non-empty string")
 
     @staticmethod
     def _schema(form: Mapping[str, Any], path: str, depth: int) -> None:
         del depth
         if "json_schema" not in form:
             _refuse(path, "json_schema is missing")
-        _within(f"{path}.json_schema", check_schema, form["json_schema"])
+        _check_nested(f"{path}.json_schema", check_schema, form["json_schema"])
 
     def _parameters(self, form: Mapping[str, Any], path: str, depth: int) -> None:
         schema = form.get("json_schema")
@@ -88,30 +84,33 @@ class _Tags:
     @staticmethod
     def _pattern(form: Mapping[str, Any], path: str, depth: int) -> None:
         del depth
-        check_pattern(_text(form, "pattern", path), f"{path}.pattern")
+        check_pattern(_string_field(form, "pattern", path), f"{path}.pattern")
 
     @staticmethod
     def _grammar(form: Mapping[str, Any], path: str, depth: int) -> None:
         del depth
-        _within(f"{path}.grammar", check_ebnf, _text(form, "grammar", path))
+        _check_nested(f"{path}.grammar", check_ebnf, _string_field(form, "grammar", path))
 
     def _elements(self, form: Mapping[str, Any], path: str, depth: int) -> None:
-        elements = _list(form, "elements", path)
+        elements = _list_field(form, "elements", path)
         for number, element in enumerate(elements):
             self.visit(element, f"{path}.elements[{number}]", depth + 1)
-            if number < len(elements) - 1 and form["type"] == "sequence" and _unlimited(element):
-                _refuse(f"{path}.elements[{number}]", "any text has no end here; put it into a tag with an end")
-        if form["type"] == "or" and len(set(map(_unlimited, elements))) > 1:
-            _refuse(f"{path}.elements", "any text cannot stand beside what has an end; put it into a tag with an end")
+            if number < len(elements) - 1 and form["type"] == "sequence" and _is_unbounded(element):
+                _refuse(f"{path}.elements[{number}]", "any_text is unbounded here; put it into a tag with an end")
+        if form["type"] == "or" and len(set(map(_is_unbounded, elements))) > 1:
+            _refuse(
+                f"{path}.elements",
+                "any_text cannot be combined with bounded alternatives; put it into a tag with an end",
+            )
 
     def _tag(self, form: Mapping[str, Any], path: str, depth: int) -> None:
-        _text(form, "begin", path)
-        if not _text(form, "end", path) and _unlimited(form.get("content")):
-            _refuse(f"{path}.end", "any text needs an end that is not empty")
+        _string_field(form, "begin", path)
+        if not _string_field(form, "end", path) and _is_unbounded(form.get("content")):
+            _refuse(f"{path}.end", "any_text needs a non-empty end")
         self.visit(form.get("content"), f"{path}.content", depth + 1)
 
     def _tags(self, form: Mapping[str, Any], path: str, depth: int) -> list[Any]:
-        tags = _list(form, "tags", path)
+        tags = _list_field(form, "tags", path)
         for number, tag in enumerate(tags):
             if not isinstance(tag, Mapping) or tag.get("type", "tag") != "tag":
                 _refuse(f"{path}.tags[{number}]", "expected an object with begin, content and end")
@@ -119,20 +118,20 @@ class _Tags:
         return tags
 
     def _triggered(self, form: Mapping[str, Any], path: str, depth: int) -> None:
-        triggers = _list(form, "triggers", path)
+        triggers = _list_field(form, "triggers", path)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-            _refuse(f"{path}.triggers", "expected texts that are not empty")
+            _refuse(f"{path}.triggers", "expected non-empty strings")
         for number, tag in enumerate(self._tags(form, path, depth)):
             matching = [trigger for trigger in triggers if tag["begin"].startswith(trigger)]
             if len(matching) != 1:
                 _refuse(
                     f"{path}.tags[{number}].begin",
-                    f"expected it to begin with one trigger, it does with {len(matching)}",
+                    f"expected it to begin with exactly one trigger, got {len(matching)}",
                 )
         _flags(form, path)
 
     def _separated(self, form: Mapping[str, Any], path: str, depth: int) -> None:
-        _text(form, "separator", path)
+        _string_field(form, "separator", path)
         self._tags(form, path, depth)
         _flags(form, path)
 
@@ -143,7 +142,7 @@ def _flags(form: Mapping[str, Any], path: str) -> None:
             _refuse(f"{path}.{name}", "expected true or false")
 
 
-def _unlimited(form: Any) -> bool:
+def _is_unbounded(form: Any) -> bool:
     if not isinstance(form, Mapping):
         return False
     kind = form.get("type")
@@ -151,25 +150,25 @@ def _unlimited(form: Any) -> bool:
         return True
     elements = form.get("elements")
     if kind == "sequence" and isinstance(elements, list) and elements:
-        return _unlimited(elements[-1])
-    return kind == "or" and isinstance(elements, list) and any(map(_unlimited, elements))
+        return _is_unbounded(elements[-1])
+    return kind == "or" and isinstance(elements, list) and any(map(_is_unbounded, elements))
 
 
-def _text(form: Mapping[str, Any], name: str, path: str) -> str:
+def _string_field(form: Mapping[str, Any], name: str, path: str) -> str:
     found = form.get(name)
     if not isinstance(found, str):
-        _refuse(f"{path}.{name}", "expected a text")
+        _refuse(f"{path}.{name}", "expected a string")
     return found
 
 
-def _list(form: Mapping[str, Any], name: str, path: str) -> list[Any]:
+def _list_field(form: Mapping[str, Any], name: str, path: str) -> list[Any]:
     found = form.get(name)
     if not isinstance(found, list) or not found:
-        _refuse(f"{path}.{name}", "expected a list that is not empty")
+        _refuse(f"{path}.{name}", "expected a non-empty list")
     return found
 
 
-def _within(path: str, check: Callable[[Any], None], value: Any) -> None:
+def _check_nested(path: str, check: Callable[[Any], None], value: Any) -> None:
     try:
         check(value)
     except GrammarRefused as refused:
@@ -180,16 +179,11 @@ def _refuse(path: str, message: str) -> NoReturn:
     raise GrammarRefused(path, message)
 
 
-# ----------------------------------------------------------------------
-# The one check of all kinds of grammars
-# ----------------------------------------------------------------------
-
-
 def check_grammar(grammar: Grammar) -> None:
-    """See that the engine can impose a grammar; milliseconds for the largest, in proportion to its length.
+    """Check that the engine supports a grammar; takes milliseconds at most, linear in its length.
 
     Raises:
-        GrammarRefused: it cannot, with the place and the way out.
+        GrammarRefused: it is invalid or not supported.
     """
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         check_schema(read_schema(grammar.text))

@@ -1,7 +1,7 @@
-"""Schemas as rules of a grammar whose JSON stands on one line.
+"""Conversion of JSON schemas to grammars of single-line JSON.
 
-The library's own rules for a schema take any number of blanks and line ends between the parts of a text, and models
-that have lost their way write nothing else until they run out of tokens; so do the digits of a number.
+xgrammar's rules for a schema allow any amount of whitespace between tokens and any number of digits.  A confused model
+then generates whitespace or digits until it runs out of tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ovmstrio.text.grammars.schemas import read_schema, resolved, without_wide_b
 __all__ = ["INTEGER", "NUMBER", "integers", "numbers", "on_one_line", "one_line_rules", "whole"]
 
 # ----------------------------------------------------------------------
-# Numbers within bounds, as parts of a grammar's rule
+# Number ranges
 # ----------------------------------------------------------------------
 
-_MOST: Final = 10**15 - 1
-"""Numbers have so many digits at most, that every reader of JSON reads them as they are; more would never end."""
+_MAX_NUMBER: Final = 10**15 - 1
+"""At most 15 digits, which every JSON reader reads exactly; unbounded digits might never end."""
 
 INTEGER: Final = '"-"? ("0" | [1-9] [0-9]{0,14})'
 NUMBER: Final = f'{INTEGER} ("." [0-9]{{1,15}})? ([eE] [+-]? [0-9]{{1,2}})?'
@@ -30,9 +30,9 @@ _SOME_FRACTION: Final = '"." [0-9]{0,14} [1-9]'
 
 
 def integers(least: int | None, most: int | None) -> str:
-    """Give the numerals of all whole numbers from ``least`` to ``most``, None for no bound."""
-    low, high = _within(least, -_MOST, most), _within(most, _MOST, least)
-    if (low, high) == (-_MOST, _MOST):
+    """Return the rule for integers from ``least`` to ``most``; None means unbounded."""
+    low, high = _within(least, -_MAX_NUMBER, most), _within(most, _MAX_NUMBER, least)
+    if (low, high) == (-_MAX_NUMBER, _MAX_NUMBER):
         return INTEGER
     parts = []
     if low < 0:
@@ -43,11 +43,11 @@ def integers(least: int | None, most: int | None) -> str:
 
 
 def numbers(least: int | None, most: int | None, *, above: bool = False, below: bool = False) -> str:
-    """Give the numerals of all numbers from ``least`` to ``most``, themselves left out by ``above``, ``below``."""
-    low, high = _within(least, -_MOST, most), _within(most, _MOST, least)
+    """Return the rule for numbers from ``least`` to ``most``, exclusive with ``above`` or ``below``."""
+    low, high = _within(least, -_MAX_NUMBER, most), _within(most, _MAX_NUMBER, least)
     parts = []
     if low < 0:
-        # What is above a bound below zero is, without its sign, below it.
+        # Without its sign, a number above a negative bound is below it.
         end = max(0, -high)
         parts.append(f'"-" ({_positive(end, -low, above=end == 0 or (below and -high == end), below=above)})')
     if high > 0 or (high == 0 and not below):
@@ -57,7 +57,7 @@ def numbers(least: int | None, most: int | None, *, above: bool = False, below: 
 
 
 def whole(value: Any) -> int | None:
-    """Give a bound that is a whole number; None for another."""
+    """Return a bound as integer, or None if it is not integral."""
     is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
     return int(value) if is_whole else None
 
@@ -69,10 +69,10 @@ def _within(bound: int | None, usual: int, other: int | None) -> int:
 
 
 def _positive(low: int, high: int, *, above: bool, below: bool) -> str:
-    """Give the numerals of numbers from ``low``, at least 0, to ``high``."""
+    """Return the rule for numbers from ``low`` (at least 0) to ``high``."""
     parts = []
     if low < high:
-        # Whole parts from the least on have any fraction, but for the least itself where it is left out.
+        # Integer parts from `low` on have any fraction; an excluded `low` needs a nonzero one.
         first = low + 1 if above else low
         if above:
             parts.append(f'"{low}" {_SOME_FRACTION}')
@@ -84,7 +84,7 @@ def _positive(low: int, high: int, *, above: bool, below: bool) -> str:
 
 
 def _numerals(low: int, high: int) -> str:
-    """Give the numerals of whole numbers from ``low``, at least 0, to ``high``."""
+    """Return the rule for integers from ``low`` (at least 0) to ``high``."""
     parts = []
     while low <= high:
         last = min(high, 10 ** len(str(low)) - 1)
@@ -94,7 +94,7 @@ def _numerals(low: int, high: int) -> str:
 
 
 def _same_length(low: str, high: str) -> list[str]:
-    """Give the numerals of as many digits as both have, from one to the other."""
+    """Return the rules for integers between two of equal length."""
     if not low:
         return ['""']
     rest = len(low) - 1
@@ -118,10 +118,10 @@ def _any_digits(count: int) -> str:
 
 
 # ----------------------------------------------------------------------
-# Schemas as rules of a grammar whose JSON stands on one line
+# Schema rules
 # ----------------------------------------------------------------------
 
-_BESIDE_VALUES: Final[Mapping[str, str]] = {
+_VALUE_RULES: Final[Mapping[str, str]] = {
     "value": "string | object | array | number | word",
     "object": r'"{" (string colon value (comma string colon value)*)? "}"',
     "array": r'"[" (value (comma value)*)? "]"',
@@ -130,15 +130,15 @@ _BESIDE_VALUES: Final[Mapping[str, str]] = {
     "integer": INTEGER,
     "string": r'"\"" letter* "\""',
     "letter": r'[^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" code)',
-    # Half of a pair is no letter.
+    # Excludes lone surrogates.
     "code": "[0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex "
     r'| [dD] [89abAB] hex hex "\\u" [dD] [c-fC-F] hex hex',
     "hex": "[0-9a-fA-F]",
     "comma": '"," " "?',
     "colon": '":" " "?',
 }
-"""The rules of any value, by their names."""
-_USES: Final[Mapping[str, tuple[str, ...]]] = {
+"""Rules for arbitrary values, by name."""
+_VALUE_RULE_USES: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("string", "object", "array", "number", "word"),
     "object": ("string", "colon", "comma", "value"),
     "array": ("value", "comma"),
@@ -146,7 +146,7 @@ _USES: Final[Mapping[str, tuple[str, ...]]] = {
     "letter": ("code",),
     "code": ("hex",),
 }
-_TOO_MUCH: Final = frozenset(
+_UNSUPPORTED_KEYWORDS: Final = frozenset(
     {
         "contains",
         "format",
@@ -161,18 +161,18 @@ _TOO_MUCH: Final = frozenset(
         "unevaluatedProperties",
     }
 )
-"""What is left to the library's own rules."""
-_MOST_RULES: Final = 1500
-_MOST_LENGTH: Final = 2000
-"""Of texts whose length is bounded."""
+"""Keywords that are left to xgrammar's rules."""
+_MAX_RULES: Final = 1500
+_MAX_LENGTH: Final = 2000
+"""Maximum length bound of strings and arrays."""
 
 
-class _LeftToTheLibrary(Exception):
-    """A schema has something that has no rules here."""
+class _UnsupportedSchema(Exception):
+    """The schema has a keyword without rules here."""
 
 
 def on_one_line(grammar: Grammar) -> Grammar:
-    """Give a grammar whose JSON stands on one line in place of one of a schema, if its rules can be written here."""
+    """Return an equivalent grammar of single-line JSON, or the grammar itself if that is not possible."""
     if grammar.kind is GrammarKind.JSON_OBJECT:
         return Grammar(GrammarKind.EBNF, one_line_rules({"type": "object"}) or "")
     if grammar.kind is GrammarKind.JSON_SCHEMA:
@@ -187,15 +187,15 @@ def on_one_line(grammar: Grammar) -> Grammar:
 
 
 def one_line_rules(schema: Any) -> str | None:
-    """Give the rules of a schema that has passed its check; None if they cannot be written here."""
+    """Return the rules of a checked schema, or None if it is not supported here."""
     try:
-        return _Rules(schema).text()
-    except _LeftToTheLibrary:
+        return _RuleWriter(schema).text()
+    except _UnsupportedSchema:
         return None
 
 
-class _Rules:
-    """The rules of one schema, in the order in which they were found to be needed."""
+class _RuleWriter:
+    """The rules of one schema, in order of use."""
 
     def __init__(self, root: Any) -> None:
         self._root: Final = root
@@ -203,33 +203,31 @@ class _Rules:
         self._references: Final[dict[str, str]] = {}
 
     def text(self) -> str:
-        """Write all of them."""
         self._rules["root"] = ""
         self._rules["root"] = self._part(self._root)
         return "\n".join(f"{name} ::= {rule}" for name, rule in self._rules.items()) + "\n"
 
-    def _known(self, name: str) -> str:
-        """Use one of the rules for any value."""
+    def _use_value_rule(self, name: str) -> str:
+        """Add a rule for arbitrary values."""
         if name not in self._rules:
-            self._rules[name] = _BESIDE_VALUES[name]
-            for used in _USES.get(name, ()):
-                self._known(used)
+            self._rules[name] = _VALUE_RULES[name]
+            for used in _VALUE_RULE_USES.get(name, ()):
+                self._use_value_rule(used)
         return name
 
-    def _named(self, rule: str) -> str:
-        """Give a rule a name."""
-        if len(self._rules) > _MOST_RULES:
-            raise _LeftToTheLibrary
+    def _add_rule(self, rule: str) -> str:
+        if len(self._rules) > _MAX_RULES:
+            raise _UnsupportedSchema
         name = f"part{len(self._rules)}"
         self._rules[name] = rule
         return name
 
     def _part(self, schema: Any) -> str:
-        """Write a schema as alternatives."""
+        """Return a schema as alternatives."""
         if schema is True:
-            return self._known("value")
-        if not isinstance(schema, Mapping) or not _TOO_MUCH.isdisjoint(schema):
-            raise _LeftToTheLibrary
+            return self._use_value_rule("value")
+        if not isinstance(schema, Mapping) or not _UNSUPPORTED_KEYWORDS.isdisjoint(schema):
+            raise _UnsupportedSchema
         if "$ref" in schema:
             return self._reference(schema["$ref"])
         if "const" in schema:
@@ -242,13 +240,13 @@ class _Rules:
         return self._typed(schema)
 
     def _inner(self, schema: Any) -> str:
-        """Write a schema as one element."""
+        """Return a schema as one element."""
         part = self._part(schema)
-        return part if part.isalnum() else self._named(part)
+        return part if part.isalnum() else self._add_rule(part)
 
     def _reference(self, reference: str) -> str:
         if reference not in self._references:
-            self._references[reference] = name = self._named("")
+            self._references[reference] = name = self._add_rule("")
             self._rules[name] = self._part(resolved(self._root, reference))
         return self._references[reference]
 
@@ -272,25 +270,25 @@ class _Rules:
             case "null":
                 return '"null"'
             case "":
-                return self._known("value")
-        raise _LeftToTheLibrary
+                return self._use_value_rule("value")
+        raise _UnsupportedSchema
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if not least and most is None:
-            return self._known("string")
-        if max(least, most or 0) > _MOST_LENGTH:
-            raise _LeftToTheLibrary
+            return self._use_value_rule("string")
+        if max(least, most or 0) > _MAX_LENGTH:
+            raise _UnsupportedSchema
         count = f"{{{least},}}" if most is None else f"{{{least},{most}}}"
-        return rf'"\"" {self._known("letter")}{count} "\""'
+        return rf'"\"" {self._use_value_rule("letter")}{count} "\""'
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
         words = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
         given = {word: whole(schema[word]) for word in words if word in schema}
         if not given:
-            return self._known(kind)
+            return self._use_value_rule(kind)
         if None in given.values() or len(given.keys() & words[:2]) > 1 or len(given.keys() & words[2:]) > 1:
-            raise _LeftToTheLibrary
+            raise _UnsupportedSchema
         above, below = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
         if kind == "integer":
             least = given.get("minimum") if above is None else above + 1
@@ -299,29 +297,29 @@ class _Rules:
         most = given.get("maximum") if below is None else below
         rule = numbers(least, most, above=above is not None, below=below is not None)
         if not rule:
-            raise _LeftToTheLibrary
+            raise _UnsupportedSchema
         return rule
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         prefix = [self._inner(item) for item in schema.get("prefixItems", ())]
-        # A list of which nothing is said is any; one whose first items are told has no others.
+        # Without `items`, an array is unrestricted, unless `prefixItems` lists all its items.
         items = schema.get("items", not prefix)
         if items is False:
             return f'"[" {self._joined(prefix)} "]"'
         least, most = max(schema.get("minItems", 0) - len(prefix), 0), schema.get("maxItems")
-        if max(least, most or 0) > _MOST_LENGTH:
-            raise _LeftToTheLibrary
+        if max(least, most or 0) > _MAX_LENGTH:
+            raise _UnsupportedSchema
         most = None if most is None else most - len(prefix)
         more = self._more_items(self._inner(items), least, most, is_first=not prefix)
         return f'"[" {self._joined(prefix)} {more} "]"'
 
     def _joined(self, items: Sequence[str]) -> str:
-        return f" {self._known('comma')} ".join(items) if items else '""'
+        return f" {self._use_value_rule('comma')} ".join(items) if items else '""'
 
     def _more_items(self, item: str, least: int, most: int | None, *, is_first: bool) -> str:
         if most == 0:
             return '""'
-        comma = self._known("comma")
+        comma = self._use_value_rule("comma")
         if not is_first:
             return f"({comma} {item}){_count(least, most)}"
         some = f"{item} ({comma} {item}){_count(max(least - 1, 0), None if most is None else most - 1)}"
@@ -333,27 +331,27 @@ class _Rules:
         others = schema.get("additionalProperties", is_open)
         required = schema.get("required", ())
         if is_open:
-            return self._known("object")
+            return self._use_value_rule("object")
         if not set(required) <= properties.keys():
-            raise _LeftToTheLibrary
-        comma = self._known("comma")
+            raise _UnsupportedSchema
+        comma = self._use_value_rule("comma")
         another = "" if others is False else self._pair(None, others)
-        # What may follow where something was written already, and where nothing was, from the last property back.
+        # Built backwards: `after` follows a written property, `first` begins the object.
         after = f"({comma} {another})*" if another else '""'
         first = f"({another} {after})?" if another else '""'
         for name, value in reversed(properties.items()):
             pair = self._pair(name, value)
-            following = self._named(after)
+            following = self._add_rule(after)
             after, begun = f"{comma} {pair} {following}", f"{pair} {following}"
             if name not in required:
                 after = f"{after} | {following}"
-                begun = f"{begun} | {self._named(first)}"
+                begun = f"{begun} | {self._add_rule(first)}"
             first = begun
         return f'"{{" ({first}) "}}"'
 
     def _pair(self, name: str | None, value: Any) -> str:
-        key = self._known("string") if name is None else _literal(name)
-        return f"{key} {self._known('colon')} {self._inner(value)}"
+        key = self._use_value_rule("string") if name is None else _literal(name)
+        return f"{key} {self._use_value_rule('colon')} {self._inner(value)}"
 
 
 def _implied(schema: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Grammars in the notation of GBNF, as xgrammar 0.1.31 reads them: rules of texts, classes, groups and repetitions."""
+"""Check of grammars in GBNF notation as xgrammar 0.1.31 reads them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused, limit_rep
 __all__ = ["check_ebnf"]
 
 _ROOT: Final = "root"
-_MOST_DEPTH: Final = 50
-_MOST_RULES: Final = 2000
+_MAX_DEPTH: Final = 50
+_MAX_RULES: Final = 2000
 _ESCAPE: Final = r"\\(?:[nrt\"'\\0fv]|x[0-9A-Fa-f]{2}|u(?!d[89ab]|D[89AB])[0-9A-Fa-f]{4})"
 _TOKENS: Final = re.compile(
     rf"""(?P<blank>[ \t]+|\#[^\n]*)|(?P<line>\r?\n)|(?P<assign>::=)
@@ -24,26 +24,26 @@ _TOKENS: Final = re.compile(
 )
 _RANGE: Final = re.compile(rf"([^\\]|{_ESCAPE}|\\[\]\-\[^])-([^\\]|{_ESCAPE}|\\[\]\-\[^])")
 _ELEMENTS: Final = frozenset({"text", "set", "name", "start"})
-_SIMPLE: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
+_SIMPLE_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 
 
 def check_ebnf(grammar: str) -> None:
-    """See that a grammar can be imposed.
+    """Check a grammar.
 
     Raises:
-        GrammarRefused: it cannot; the path is the line.
+        GrammarRefused: it is invalid or not supported; the path is the line.
     """
     if len(grammar) > MOST_TEXT:
-        raise GrammarRefused("", f"the grammar has {len(grammar)} letters, where {MOST_TEXT} are the most")
+        raise GrammarRefused("", f"the grammar has {len(grammar)} characters; at most {MOST_TEXT} are allowed")
     try:
         grammar.encode()
     except UnicodeEncodeError:
-        raise GrammarRefused("", "half of a surrogate pair is no letter") from None
-    _Grammar(_tokens(grammar)).check()
+        raise GrammarRefused("", "lone surrogates are not supported") from None
+    _GrammarChecker(_tokens(grammar)).check()
 
 
 class _Token:
-    """A word of a grammar, and its line."""
+    """A token and its line."""
 
     def __init__(self, kind: str, text: str, line: int) -> None:
         self.kind: Final = kind
@@ -61,7 +61,7 @@ def _tokens(grammar: str) -> list[_Token]:
         match = _TOKENS.match(grammar, at)
         if match is None:
             rest = grammar[at : at + 12].split("\n", maxsplit=1)[0]
-            _Token("", "", line).refuse(f'expected "texts", [classes], names, groups or repetitions, got {rest!r}')
+            _Token("", "", line).refuse(f'expected "strings", [classes], names, groups or repetitions, got {rest!r}')
         kind, at = str(match.lastgroup), match.end()
         if kind == "line":
             line, fresh = line + 1, True
@@ -72,7 +72,7 @@ def _tokens(grammar: str) -> list[_Token]:
     return found
 
 
-class _Grammar:
+class _GrammarChecker:
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens: Final = tokens
         self._at = 0
@@ -83,10 +83,10 @@ class _Grammar:
         while self._next.kind != "end":
             self._rule()
         if _ROOT not in self._rules:
-            self._next.refuse("no rule is called root, with which the answer begins: root ::= ...")
+            self._next.refuse("rule 'root' is missing: root ::= ...")
         for token in self._used:
             if token.text not in self._rules:
-                token.refuse(f"no rule is called {token.text!r}")
+                token.refuse(f"unknown rule {token.text!r}")
         self._check_ends()
 
     @property
@@ -98,24 +98,24 @@ class _Grammar:
         self._at += 1
         return token
 
-    def _begins_rule(self) -> bool:
+    def _is_rule_start(self) -> bool:
         return self._next.kind == "start" and self._tokens[self._at + 1].kind == "assign"
 
     def _rule(self) -> None:
         name = self._take()
         if name.kind != "start" or self._take().kind != "assign":
-            name.refuse("expected a rule on a line of its own: name ::= ...")
+            name.refuse("expected a rule on a separate line: name ::= ...")
         if name.text in self._rules:
-            name.refuse(f"the rule {name.text!r} is there twice; write its alternatives with |")
-        if len(self._rules) >= _MOST_RULES:
-            name.refuse(f"more than {_MOST_RULES} rules")
+            name.refuse(f"rule {name.text!r} is defined twice; combine alternatives with |")
+        if len(self._rules) >= _MAX_RULES:
+            name.refuse(f"more than {_MAX_RULES} rules")
         self._rules[name.text] = []
         self._rules[name.text] = self._alternatives(0)[0]
 
     def _alternatives(self, depth: int) -> tuple[list[list[str]], int]:
-        """Read alternatives; give the rules that each needs, and how often the most repeated part is repeated."""
-        if depth > _MOST_DEPTH:
-            self._next.refuse(f"more than {_MOST_DEPTH} groups within each other")
+        """Parse alternatives; return the rules that each needs, and the largest repetition count."""
+        if depth > _MAX_DEPTH:
+            self._next.refuse(f"groups nested more than {_MAX_DEPTH} deep")
         needs, most = [], 1
         while True:
             needed, repeated = self._sequence(depth)
@@ -128,14 +128,14 @@ class _Grammar:
     def _sequence(self, depth: int) -> tuple[list[str], int]:
         needed: list[str] = []
         most, parts = 1, 0
-        while not self._begins_rule() and (
+        while not self._is_rule_start() and (
             self._next.kind in {"text", "set", "name", "start"} or self._next.text == "("
         ):
             names, repeated = self._element(depth)
             needed += names
             most, parts = max(most, repeated), parts + 1
         if not parts:
-            self._next.refuse('an alternative is empty; write "" for what may be left out')
+            self._next.refuse('an alternative is empty; write "" for an empty one')
         return needed, most
 
     def _element(self, depth: int) -> tuple[list[str], int]:
@@ -144,14 +144,14 @@ class _Grammar:
         inner = 1
         if token.kind in {"name", "start"}:
             if self._next.text == "(" and token.text[0].isupper():
-                token.refuse(f"{token.text}(...) cannot be used here")
+                token.refuse(f"{token.text}(...) is not supported")
             self._used.append(token)
             needed = [token.text]
         elif token.kind == "set":
             _check_set(token)
         elif token.kind == "sign":
             choices, inner = self._group(token, depth)
-            # One of several alternatives: those that all of them need are needed, which is close enough for names.
+            # A rule is needed if all alternatives need it; an approximation that is sufficient here.
             needed = list(set(choices[0]).intersection(*choices[1:]))
         return self._repetition(needed, inner)
 
@@ -175,23 +175,23 @@ class _Grammar:
             numbers = re.findall(r"\d+", token.text)
             least, most = int(numbers[0]), int(numbers[-1])
             if most < least:
-                token.refuse(f"{token.text} has its bounds the wrong way round")
+                token.refuse(f"{token.text} has its bounds in the wrong order")
             inner = limit_repetition(f"line {token.line}", most, inner)
             needed = needed if least else []
         else:
             return needed, inner
         if self._next.kind == "count" or (self._next.kind == "sign" and self._next.text in "*+?"):
-            self._next.refuse("two repetitions behind each other; put the first into a group")
+            self._next.refuse("two consecutive repetitions; put the first into a group")
         return needed, inner
 
     def _check_ends(self) -> None:
         finite = self._finite()
         for name in self._rules:
             if name not in finite:
-                raise GrammarRefused("", f"the rule {name!r} needs itself, so that no answer could end")
+                raise GrammarRefused("", f"rule {name!r}: infinite recursion")
 
     def _finite(self) -> set[str]:
-        """Return the rules that can end: those with an alternative whose rules all can."""
+        """Return the rules with a finite text: those with an alternative whose rules all have one."""
         waiting: dict[str, list[tuple[str, set[str]]]] = {}
         for name, choices in self._rules.items():
             for needed in map(set, choices):
@@ -213,7 +213,7 @@ def _check_set(token: _Token) -> None:
     inside = token.text[1:-1].removeprefix("^")
     for found in _RANGE.finditer(inside):
         if _code(found[1]) > _code(found[2]):
-            token.refuse(f"the range {found[0]} has no order")
+            token.refuse(f"the range {found[0]} is reversed")
 
 
 def _code(written: str) -> str:
@@ -221,4 +221,4 @@ def _code(written: str) -> str:
         return written
     if written[1] in "xu":
         return chr(int(f"0x{written[2:]}", 0))
-    return _SIMPLE.get(written[1], written[1])
+    return _SIMPLE_ESCAPES.get(written[1], written[1])

@@ -1,4 +1,4 @@
-"""JSON schemas as xgrammar 0.1.31 reads them; what it fails of, or takes for anything, is refused with its path."""
+"""Check of JSON schemas as xgrammar 0.1.31 reads them; anything it fails on or ignores is refused with its path."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused, limit_rep
 __all__ = ["check_ends", "check_schema", "read_schema", "resolved", "without_wide_bounds"]
 
 # ----------------------------------------------------------------------
-# Schemas and grammars that no finite text fits, because what they refer to needs itself
+# Recursion without end
 # ----------------------------------------------------------------------
 
 
 def check_ends(root: Any) -> None:
-    """See that each part that is referred to can be written in a finite text.
+    """Check that the schema and each referenced part match a finite text.
 
     Raises:
-        GrammarRefused: one cannot.
+        GrammarRefused: a part recurses without end.
     """
     targets = {"#": root, **_targets(root)}
     finite: set[str] = set()
@@ -30,12 +30,12 @@ def check_ends(root: Any) -> None:
         if name not in finite:
             raise GrammarRefused(
                 name.replace("#", "$").replace("/", "."),
-                "it needs itself, so that no answer could end; let a property of it be optional, or null a choice",
+                "infinite recursion; make a property optional, or allow null",
             )
 
 
 def _targets(root: Any) -> dict[str, Any]:
-    """Give what references that can be reached mean, by how they are written."""
+    """Return the targets of all reachable references."""
     found: dict[str, Any] = {}
     left = [root]
     while left:
@@ -100,55 +100,55 @@ def _array_ends(schema: Mapping[str, Any], finite: set[str]) -> bool:
 
 
 # ----------------------------------------------------------------------
-# JSON schemas as xgrammar 0.1.31 reads them; what it fails of, or takes for anything, is refused with its path
+# Schemas
 # ----------------------------------------------------------------------
 
 _TYPES: Final = ("string", "integer", "number", "boolean", "object", "array", "null")
-_MOST_DEPTH: Final = 48
-_MOST_PARTS: Final = 4000
-_MOST_INTEGER: Final = 10**15
-_MOST_ITEMS: Final = 20_000
-_MOST_PROPERTIES: Final = 500
-_LEAST: Final = frozenset({"minimum", "exclusiveMinimum"})
-_GREATEST: Final = frozenset({"maximum", "exclusiveMaximum"})
-_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
-"""Words of schemas that are followed by values, not by schemas."""
-_MOST_COUNTED: Final = 300
-"""Up to so many letters a bound of a text's length takes the library the longer the higher it is, 20 ms each."""
-_MOST_LETTERS: Final = 1500
-"""Of all bounds together; the batch stands still while they are compiled."""
-_MOST_OPTIONAL: Final = 300
-"""Properties that may be left out; what they take grows with the square of their number, one object's by itself."""
-_UNWRITABLE: Final = frozenset('"\\')
-_FIRST_LETTER: Final = " "
+_MAX_DEPTH: Final = 48
+_MAX_PARTS: Final = 4000
+_MAX_INTEGER: Final = 10**15
+_MAX_ITEMS: Final = 20_000
+_MAX_PROPERTIES: Final = 500
+_LOWER_BOUNDS: Final = frozenset({"minimum", "exclusiveMinimum"})
+_UPPER_BOUNDS: Final = frozenset({"maximum", "exclusiveMaximum"})
+_VALUE_KEYWORDS: Final = frozenset({"const", "enum", "default", "examples"})
+"""Keywords followed by values, not schemas."""
+_MAX_COUNTED_LENGTH: Final = 300
+"""Up to this bound, compile time grows with the bound of a string's length, by 20 ms each."""
+_MAX_LENGTH_SUM: Final = 1500
+"""Maximum sum of all length bounds; the batch is blocked while they compile."""
+_MAX_OPTIONAL: Final = 300
+"""Maximum optional properties; compile time grows with the square of their number per object."""
+_UNSUPPORTED_IN_NAMES: Final = frozenset('"\\')
+_FIRST_PRINTABLE: Final = " "
 
 
 def read_schema(text: str) -> Any:
-    """Give the schema that is written as JSON.
+    """Parse a JSON schema.
 
     Raises:
-        GrammarRefused: it is no JSON, or too large.
+        GrammarRefused: it is not JSON, or too large.
     """
     if len(text) > MOST_TEXT:
-        raise GrammarRefused("", f"the schema has {len(text)} letters, where {MOST_TEXT} are the most")
+        raise GrammarRefused("", f"the schema has {len(text)} characters; at most {MOST_TEXT} are allowed")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise GrammarRefused("", f"the schema is no JSON: {error}") from error
+        raise GrammarRefused("", f"the schema is not valid JSON: {error}") from error
 
 
 def check_schema(schema: Any) -> None:
-    """See that a schema can be imposed.
+    """Check a schema.
 
     Raises:
-        GrammarRefused: it cannot, with the path and the way out.
+        GrammarRefused: it is invalid or not supported.
     """
-    _Schema(schema).check()
+    _SchemaChecker(schema).check()
     check_ends(schema)
 
 
 def resolved(root: Any, reference: str) -> Any:
-    """Give what a local reference means; None where there is nothing."""
+    """Return the target of a local reference, or None."""
     found = root
     for part in reference.removeprefix("#").split("/"):
         if part:
@@ -157,13 +157,13 @@ def resolved(root: Any, reference: str) -> Any:
 
 
 def without_wide_bounds(schema: Any) -> Any:
-    """Leave out the bounds of numbers beyond any number that is written, which the library cannot read."""
+    """Return a schema without number bounds beyond 15 digits, which xgrammar cannot read."""
     if isinstance(schema, list):
         return [without_wide_bounds(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
-        word: value if word in _VALUES else without_wide_bounds(value)
+        word: value if word in _VALUE_KEYWORDS else without_wide_bounds(value)
         for word, value in schema.items()
         if not _is_wide(word, value)
     }
@@ -172,36 +172,36 @@ def without_wide_bounds(schema: Any) -> Any:
 def _is_wide(word: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return (word in _LEAST and value <= -_MOST_INTEGER) or (word in _GREATEST and value >= _MOST_INTEGER)
+    return (word in _LOWER_BOUNDS and value <= -_MAX_INTEGER) or (word in _UPPER_BOUNDS and value >= _MAX_INTEGER)
 
 
-class _Schema:
+class _SchemaChecker:
     def __init__(self, root: Any) -> None:
         self._root: Final = root
         self._seen: Final[set[str]] = set()
         self._parts = 0
-        self._letters = 0
+        self._length_sum = 0
         self._optional = 0
 
     def check(self) -> None:
         try:
             json.dumps(self._root, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError):
-            raise GrammarRefused("$", "it has a number or a letter that is none, or is nested too deeply") from None
+            raise GrammarRefused("$", "it has an invalid number or character, or is nested too deeply") from None
         self._visit(self._root, "$", 0)
 
     def _visit(self, schema: Any, path: str, depth: int) -> None:
         self._parts += 1
-        if self._parts > _MOST_PARTS:
-            _refuse(path, f"the schema has more than {_MOST_PARTS} parts")
-        if depth > _MOST_DEPTH:
-            _refuse(path, f"the schema is nested more than {_MOST_DEPTH} deep")
+        if self._parts > _MAX_PARTS:
+            _refuse(path, f"the schema has more than {_MAX_PARTS} parts")
+        if depth > _MAX_DEPTH:
+            _refuse(path, f"the schema is nested more than {_MAX_DEPTH} deep")
         if schema is True:
             return
         if schema is False:
-            _refuse(path, "false takes no value; leave the property out")
+            _refuse(path, "false allows no value; remove the property")
         if not isinstance(schema, Mapping):
-            _refuse(path, f"expected an object, got {_named(schema)}")
+            _refuse(path, f"expected an object, got {_shown(schema)}")
         for keyword, visit in (
             ("$ref", self._reference),
             ("const", lambda *_: None),
@@ -217,17 +217,20 @@ class _Schema:
 
     def _reference(self, reference: Any, path: str, depth: int) -> None:
         if not isinstance(reference, str):
-            _refuse(path, f"expected a text, got {_named(reference)}")
+            _refuse(path, f"expected a string, got {_shown(reference)}")
         if reference != "#" and not reference.startswith("#/"):
-            _refuse(path, f"{reference!r} lies elsewhere; put the schema into $defs, and refer to '#/$defs/...'")
+            _refuse(
+                path,
+                f"{reference!r}: external references are not supported; put the schema into $defs; use '#/$defs/...'",
+            )
         if reference != "#" and not reference.strip("#/"):
-            _refuse(path, f"{reference!r} names nothing; the whole schema is '#'")
+            _refuse(path, f"{reference!r} is invalid; the root schema is '#'")
         if reference in self._seen:
             return
         self._seen.add(reference)
         found = resolved(self._root, reference)
         if found is None:
-            _refuse(path, f"there is nothing at {reference!r}")
+            _refuse(path, f"{reference!r} not found")
         if reference != "#":
             self._visit(found, reference.replace("#", "$").replace("/", "."), depth + 1)
 
@@ -235,8 +238,8 @@ class _Schema:
         del depth
         if not isinstance(values, list) or not values:
             _refuse(path, "expected a list of values")
-        if len(values) > _MOST_PARTS:
-            _refuse(path, f"{len(values)} values, where {_MOST_PARTS} are the most")
+        if len(values) > _MAX_PARTS:
+            _refuse(path, f"{len(values)} values; at most {_MAX_PARTS} are allowed")
 
     def _any_of(self, choices: Any, path: str, depth: int) -> None:
         if not isinstance(choices, list) or not choices:
@@ -248,7 +251,7 @@ class _Schema:
         if not isinstance(parts, list) or not parts:
             _refuse(path, "expected a list of schemas")
         if len(parts) > 1:
-            _refuse(path, "several schemas at once cannot be imposed; write them as one")
+            _refuse(path, "several schemas in allOf are not supported; merge them into one")
         self._visit(parts[0], f"{path}[0]", depth + 1)
 
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
@@ -258,32 +261,32 @@ class _Schema:
             kinds = implied[0] if implied else []
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             if kind not in _TYPES:
-                _refuse(f"{path}.type", f"expected one of {', '.join(_TYPES)}, got {_named(kind)}")
+                _refuse(f"{path}.type", f"expected one of {', '.join(_TYPES)}, got {_shown(kind)}")
             if kind == "object":
                 self._object(schema, path, depth)
             elif kind == "array":
                 self._array(schema, path, depth)
             elif kind == "string":
-                self._letters += min(_check_string(schema, path), _MOST_COUNTED)
-                if self._letters > _MOST_LETTERS:
-                    told = f"lengths of texts are bounded to more than {_MOST_LETTERS} letters together"
-                    _refuse(path, f"{told}, which takes long to compile; leave out minLength and maxLength")
+                self._length_sum += min(_check_string(schema, path), _MAX_COUNTED_LENGTH)
+                if self._length_sum > _MAX_LENGTH_SUM:
+                    error = f"string length bounds sum to more than {_MAX_LENGTH_SUM} characters, which compile slowly"
+                    _refuse(path, f"{error}; remove minLength and maxLength")
             elif kind in {"integer", "number"}:
                 _check_number(schema, path, whole=kind == "integer")
 
     def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
         properties = _mapping(schema, "properties", path)
         for name, value in properties.items():
-            if any(letter in _UNWRITABLE or letter < _FIRST_LETTER for letter in name):
-                _refuse(f"{path}.properties", f"the name {name!r} has a letter that cannot be imposed in names")
+            if any(letter in _UNSUPPORTED_IN_NAMES or letter < _FIRST_PRINTABLE for letter in name):
+                _refuse(f"{path}.properties", f"{name!r}: quotes, backslashes and control characters are not supported")
             self._visit(value, f"{path}.properties.{name}", depth + 1)
         required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             _refuse(f"{path}.required", "expected a list of names")
         self._optional += len(properties.keys() - set(required)) ** 2
-        if self._optional > _MOST_OPTIONAL**2:
-            told = f"more than {_MOST_OPTIONAL} properties may be left out, which takes long to compile"
-            _refuse(f"{path}.required", f"{told}; list those that are needed, or let them be null")
+        if self._optional > _MAX_OPTIONAL**2:
+            error = f"more than {_MAX_OPTIONAL} optional properties compile slowly"
+            _refuse(f"{path}.required", f"{error}; make them required, or allow null")
         patterns = _mapping(schema, "patternProperties", path)
         for pattern, value in patterns.items():
             check_pattern(pattern, f"{path}.patternProperties")
@@ -298,23 +301,21 @@ class _Schema:
         names = _mapping(schema, "propertyNames", path)
         if names:
             if names.get("type", "string") != "string":
-                _refuse(f"{path}.propertyNames.type", "names are of the type string")
+                _refuse(f"{path}.propertyNames.type", "property names must be strings")
             self._visit({**names, "type": "string"}, f"{path}.propertyNames", depth + 1)
 
     @staticmethod
     def _number_of_properties(
         schema: Mapping[str, Any], path: str, properties: Mapping[str, Any], required: list[str]
     ) -> None:
-        least = _count(schema, "minProperties", path, _MOST_PROPERTIES) or 0
-        most = _count(schema, "maxProperties", path, _MOST_PROPERTIES)
+        least = _count(schema, "minProperties", path, _MAX_PROPERTIES) or 0
+        most = _count(schema, "maxProperties", path, _MAX_PROPERTIES)
         others = schema.get("additionalProperties", schema.get("unevaluatedProperties", False)) is not False
         is_open = others or bool(schema.get("patternProperties")) or "propertyNames" in schema
         if most is not None and max(least, len(set(required))) > most:
-            _refuse(path, f"maxProperties {most} is less than what must be there")
+            _refuse(path, f"maxProperties {most} is less than minProperties or the number of required properties")
         if not is_open and least > len(properties):
-            _refuse(
-                path, f"minProperties {least} is more than there are properties; allow others by additionalProperties"
-            )
+            _refuse(path, f"minProperties {least} exceeds the number of properties; allow additionalProperties")
 
     def _array(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
         prefix = schema.get("prefixItems", [])
@@ -326,14 +327,14 @@ class _Schema:
         items = schema.get(keyword, False)
         if items is not False:
             if isinstance(items, list):
-                _refuse(f"{path}.{keyword}", "a list of schemas is called prefixItems")
+                _refuse(f"{path}.{keyword}", "a list of schemas must be in prefixItems")
             self._visit(items, f"{path}.{keyword}", depth + 1)
-        least = max(_count(schema, word, path, _MOST_ITEMS) or 0 for word in ("minItems", "minContains"))
-        most = _count(schema, "maxItems", path, _MOST_ITEMS)
+        least = max(_count(schema, word, path, _MAX_ITEMS) or 0 for word in ("minItems", "minContains"))
+        most = _count(schema, "maxItems", path, _MAX_ITEMS)
         if most is not None and max(least, len(prefix)) > most:
-            _refuse(path, f"maxItems {most} is less than what must be there")
+            _refuse(path, f"maxItems {most} is less than minItems or the length of prefixItems")
         if items is False and least > len(prefix):
-            _refuse(path, f"minItems {least} is more than there are schemas of items; say by items what they are")
+            _refuse(path, f"minItems {least} exceeds the number of item schemas; add items")
 
 
 _IMPLIED: Final = {
@@ -343,9 +344,9 @@ _IMPLIED: Final = {
 
 
 def _check_string(schema: Mapping[str, Any], path: str) -> int:
-    """Check what is said of a text; give to how many letters its length is bounded, 0 for any number."""
+    """Check string keywords; return the length bound, 0 for none."""
     if not isinstance(schema.get("format", ""), str):
-        _refuse(f"{path}.format", f"expected a text, got {_named(schema['format'])}")
+        _refuse(f"{path}.format", f"expected a string, got {_shown(schema['format'])}")
     least = _count(schema, "minLength", path) or 0
     most = _count(schema, "maxLength", path)
     if most is not None and most < least:
@@ -354,7 +355,7 @@ def _check_string(schema: Mapping[str, Any], path: str) -> int:
     limit_repetition(path, bound, 1)
     if "pattern" in schema:
         if not isinstance(schema["pattern"], str):
-            _refuse(f"{path}.pattern", f"expected a text, got {_named(schema['pattern'])}")
+            _refuse(f"{path}.pattern", f"expected a string, got {_shown(schema['pattern'])}")
         check_pattern(schema["pattern"], f"{path}.pattern")
     return bound
 
@@ -366,13 +367,13 @@ def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:
             continue
         value = schema[word]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            _refuse(f"{path}.{word}", f"expected a number, got {_named(value)}")
+            _refuse(f"{path}.{word}", f"expected a number, got {_shown(value)}")
         if _is_wide(word, value):
             continue
         if whole and value != int(value):
-            _refuse(f"{path}.{word}", f"expected a whole number, got {value}")
-        if abs(value) > _MOST_INTEGER:
-            _refuse(f"{path}.{word}", f"expected a number up to {_MOST_INTEGER}, got {value}; leave the bound out")
+            _refuse(f"{path}.{word}", f"expected an integer, got {value}")
+        if abs(value) > _MAX_INTEGER:
+            _refuse(f"{path}.{word}", f"expected a number up to {_MAX_INTEGER}, got {value}; remove the bound")
         bounds[word] = value
     step = 1 if whole else 0
     least = bounds["exclusiveMinimum"] + step if "exclusiveMinimum" in bounds else bounds.get("minimum")
@@ -380,15 +381,15 @@ def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:
     if least is None or most is None:
         return
     if least > most:
-        _refuse(path, f"no number is from {least} to {most}")
+        _refuse(path, f"no number is between {least} and {most}")
     if least == most and not whole and not bounds.keys().isdisjoint({"exclusiveMinimum", "exclusiveMaximum"}):
-        _refuse(path, f"no number is from {least} to {most} without these")
+        _refuse(path, f"no number is strictly between {least} and {most}")
 
 
 def _mapping(schema: Mapping[str, Any], keyword: str, path: str) -> Mapping[str, Any]:
     found = schema.get(keyword, {})
     if not isinstance(found, Mapping):
-        _refuse(f"{path}.{keyword}", f"expected an object, got {_named(found)}")
+        _refuse(f"{path}.{keyword}", f"expected an object, got {_shown(found)}")
     return found
 
 
@@ -398,13 +399,13 @@ def _count(schema: Mapping[str, Any], keyword: str, path: str, most: int = 1 << 
     found = schema[keyword]
     if type(found) is not int or not 0 <= found <= most:
         up_to = f" up to {most}" if most < 1 << 62 else ""
-        _refuse(f"{path}.{keyword}", f"expected a whole number{up_to}, got {_named(found)}")
+        _refuse(f"{path}.{keyword}", f"expected an integer{up_to}, got {_shown(found)}")
     return found
 
 
-def _named(value: Any) -> str:
+def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) < 60 else text[:56] + " ..."  # noqa: PLR2004 -- as much as is read at a glance
+    return text if len(text) < 60 else text[:56] + " ..."  # noqa: PLR2004 -- keeps messages short
 
 
 def _refuse(path: str, message: str) -> NoReturn:

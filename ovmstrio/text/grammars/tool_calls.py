@@ -1,4 +1,4 @@
-"""Grammars that make a model call functions, in the form that its parser reads."""
+"""Grammars that force tool calls, in the format of the model's tool parser."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ANY_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "additionalPropert
 
 @dataclass(frozen=True, slots=True)
 class ImposedCalls:
-    """A grammar of calls.
+    """A grammar of tool calls.
 
     Attributes:
-        tool_parser: reads what it makes; not the model's own where that one's form has no grammar.
-        forced: whether a call is all that there can be, without content and reasoning.
+        tool_parser: parser of the result; another one than the model's if its format has no grammar.
+        forced: whether the output is a call only, without content and reasoning.
     """
 
     grammar: Grammar
@@ -33,8 +33,8 @@ class ImposedCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """What stands around the arguments of a call of ``{}``; ``trigger`` is what begins no content."""
+class _CallFormat:
+    """Text around a call's arguments, ``{}`` being the name; ``trigger`` begins no content."""
 
     begin: str
     end: str
@@ -42,33 +42,33 @@ class _Form:
     content: str = "json_schema"
 
 
-_FORMS: Final[Mapping[str, _Form]] = {
-    "hermes3": _Form('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>", "<tool_call>"),
-    "llama3": _Form('{{"name": "{}", "parameters": ', "}"),
-    "phi4": _Form('functools[{{"name": "{}", "arguments": ', "}]", "functools["),
-    "mistral": _Form('[TOOL_CALLS][{{"name": "{}", "arguments": ', "}]", "[TOOL_CALLS]"),
-    "devstral": _Form("[TOOL_CALLS]{}[ARGS]", "", "[TOOL_CALLS]"),
-    "gptoss": _Form("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", "<|call|>"),
-    "qwen3coder": _Form(
+_CALL_FORMATS: Final[Mapping[str, _CallFormat]] = {
+    "hermes3": _CallFormat('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>", "<tool_call>"),
+    "llama3": _CallFormat('{{"name": "{}", "parameters": ', "}"),
+    "phi4": _CallFormat('functools[{{"name": "{}", "arguments": ', "}]", "functools["),
+    "mistral": _CallFormat('[TOOL_CALLS][{{"name": "{}", "arguments": ', "}]", "[TOOL_CALLS]"),
+    "devstral": _CallFormat("[TOOL_CALLS]{}[ARGS]", "", "[TOOL_CALLS]"),
+    "gptoss": _CallFormat("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", "<|call|>"),
+    "qwen3coder": _CallFormat(
         "<tool_call>\n<function={}>\n", "\n</function>\n</tool_call>", "<tool_call>", content="qwen_xml_parameter"
     ),
-    "generic": _Form('{{"tool_calls": [{{"name": "{}", "arguments": ', "}]}", '{"tool_calls"'),
+    "generic": _CallFormat('{{"tool_calls": [{{"name": "{}", "arguments": ', "}]}", '{"tool_calls"'),
 }
 
 
 def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool = False) -> ImposedCalls | None:
-    """Give the grammar that a request's tools ask for; None where the model writes freely.
+    """Return the grammar for a request's tools; None for free generation.
 
-    ``tool_choice`` ``required`` and a named function force one call.  Otherwise calls of tools that are ``strict``, or
-    of all if ``guided``, have arguments that fit their schemas, where calls have a beginning that content has not.
+    ``tool_choice`` ``required`` or a named function force one call.  Otherwise, calls of ``strict`` tools (of all with
+    ``guided``) get arguments that match their schemas, if the format marks the start of a call.
 
     Args:
-        conversation: with the tools.
-        tool_parser: of the model, never ``auto``.
+        conversation: the request.
+        tool_parser: the model's, never ``auto``.
         guided: the model's ``enable_tool_guided_generation``.
 
     Raises:
-        GrammarRefused: a schema of parameters cannot be imposed.
+        GrammarRefused: a parameter schema is not supported.
     """
     forced = conversation.tool_choice in {"required", "function"}
     functions = [tool["function"] for tool in conversation.tools]
@@ -76,15 +76,15 @@ def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool =
         return None
     if conversation.tool_choice == "function":
         functions = [function for function in functions if function["name"] == conversation.tool_name]
-    # Forms without JSON have no grammar, so that those calls are written in one that every model can be made to write.
-    name = tool_parser if tool_parser in _FORMS or not forced else "generic"
-    form = _FORMS.get(name)
+    # Formats without JSON have no grammar; the generic format works with every model.
+    name = tool_parser if tool_parser in _CALL_FORMATS or not forced else "generic"
+    form = _CALL_FORMATS.get(name)
     strict = any(function.get("strict") for function in functions)
     if form is None or not (forced or (form.trigger and (guided or strict))):
         return None
     places = {tool["function"]["name"]: number for number, tool in enumerate(conversation.tools)}
     if size_of(functions, MOST_TEXT) > MOST_TEXT:
-        raise GrammarRefused("", f"expected at most {MOST_TEXT} characters whose calls are imposed", field="tools")
+        raise GrammarRefused("", f"expected at most {MOST_TEXT} characters with forced or strict calls", field="tools")
     tags = [_tag(form, function, places[function["name"]], imposed=forced or guided) for function in functions]
     if not forced:
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}
@@ -94,7 +94,7 @@ def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool =
     return ImposedCalls(Grammar(GrammarKind.STRUCTURAL_TAG, text), name, forced)
 
 
-def _tag(form: _Form, function: Mapping[str, Any], index: int, *, imposed: bool) -> dict[str, Any]:
+def _tag(form: _CallFormat, function: Mapping[str, Any], index: int, *, imposed: bool) -> dict[str, Any]:
     schema = function.get("parameters") if imposed or function.get("strict") else None
     parameters = _parameters(schema)
     field = f"tools[{index}].function.parameters"
@@ -110,7 +110,7 @@ def _tag(form: _Form, function: Mapping[str, Any], index: int, *, imposed: bool)
     }
 
 
-def _content(form: _Form, parameters: Any) -> Mapping[str, Any]:
+def _content(form: _CallFormat, parameters: Any) -> Mapping[str, Any]:
     rules = one_line_rules(parameters) if form.content == "json_schema" else None
     if rules is not None:
         return {"type": "grammar", "grammar": rules}
@@ -118,7 +118,7 @@ def _content(form: _Form, parameters: Any) -> Mapping[str, Any]:
 
 
 def _parameters(schema: Any) -> Any:
-    """Give the schema of arguments, which are an object, and any if nothing is said of them."""
+    """Return the schema of arguments, an object; any object without a schema."""
     if not isinstance(schema, Mapping) or not schema:
         return _ANY_ARGUMENTS
     given = dict(schema)

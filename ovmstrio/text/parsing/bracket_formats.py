@@ -1,4 +1,4 @@
-"""Formats whose calls look like those of a programming language; a call is given when it is whole."""
+"""Output formats with call syntax of a programming language (LFM, Gemma); a call is emitted when it is complete."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from ovmstrio.text.parsing.parser import Brackets, Kept, Machine, Malformed, Mar
 
 __all__ = ["Gemma", "Liquid", "Literals", "Notation"]
 
-# ----------------------------------------------------------------------
-# Values as models write them that were not taught JSON: as Python does, or with tokens for quotes
-# ----------------------------------------------------------------------
-
-_DEEPEST: Final = 64
+_MAX_DEPTH: Final = 64
 _BLANKS: Final = re.compile(r"\s*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
@@ -35,12 +31,12 @@ _CODES: Final[Mapping[str, int]] = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    r"""How values are written.
+    """Notation of values.
 
     Attributes:
-        quotes: what stands around texts.
-        escapes: whether ``\`` does, in texts, what it does in Python.
-        bare: whether keys and texts may stand without quotes.
+        quotes: string delimiters.
+        escapes: whether backslashes in strings have Python's meaning.
+        bare: whether keys and strings may be unquoted.
     """
 
     quotes: tuple[str, ...]
@@ -49,7 +45,7 @@ class Notation:
 
 
 class Literals:
-    """Reads values from a whole text."""
+    """Parser of values in a complete text."""
 
     def __init__(self, text: str, notation: Notation) -> None:
         self._text: Final = text
@@ -57,10 +53,10 @@ class Literals:
         self._at = 0
 
     def keywords(self) -> dict[str, Any]:
-        """Give what ``name=value, ...`` says.
+        """Parse ``name=value, ...``.
 
         Raises:
-            ValueError: it is not written so.
+            ValueError: the text is malformed.
         """
         found: dict[str, Any] = {}
         while not self._ended():
@@ -72,10 +68,10 @@ class Literals:
         return found
 
     def mapping(self) -> dict[str, Any]:
-        """Give what ``{key: value, ...}`` says.
+        """Parse ``{key: value, ...}``.
 
         Raises:
-            ValueError: it is not written so.
+            ValueError: the text is malformed.
         """
         self._expect("{")
         found = self._mapping(0)
@@ -84,7 +80,7 @@ class Literals:
         return found
 
     def _value(self, depth: int) -> Any:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise ValueError
         if (quote := self._quote()) is not None:
             return self._quoted(quote)
@@ -205,10 +201,6 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
     found[key] = value
 
 
-# ----------------------------------------------------------------------
-# Formats whose calls look like those of a programming language; a call is given when it is whole
-# ----------------------------------------------------------------------
-
 _PYTHON: Final = Brackets("([{", ")]}", ("'", '"'), escapes=True)
 _PYTHON_VALUES: Final = Notation(("'", '"'), escapes=True, bare=False)
 _GEMMA: Final = Brackets("{[", "}]", ('<|"|>',), escapes=False)
@@ -217,14 +209,14 @@ _CALL_BEGIN: Final = Markers(("(",))
 _MAPPING_BEGIN: Final = Markers(("{",))
 
 
-class _Whole(Machine):
-    """Tells of calls that have been read whole."""
+class _CompleteCalls(Machine):
+    """Base of formats that emit complete calls."""
 
-    def tell(self, name: str, read: Callable[[], dict[str, Any]]) -> None:
-        """Tell of a call with the arguments that ``read`` gives.
+    def emit_call(self, name: str, read: Callable[[], dict[str, Any]]) -> None:
+        """Emit a call with the arguments that ``read`` returns.
 
         Raises:
-            Malformed: the name is none, or the arguments cannot be read.
+            Malformed: the name or the arguments are invalid.
         """
         name = name.strip()
         try:
@@ -238,15 +230,15 @@ class _Whole(Machine):
         self.end_call()
 
 
-class Liquid(_Whole):
-    """``<|tool_call_start|>[name(key="value"), ...]<|tool_call_end|>``, of LFM 2 and 2.5."""
+class Liquid(_CompleteCalls):
+    """``<|tool_call_start|>[name(key="value"), ...]<|tool_call_end|>``: LFM 2 and 2.5."""
 
     special: ClassVar[bool] = True
     begins: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>",)
     dropped: ClassVar[tuple[str, ...]] = ("<|im_end|>",)
 
     def call(self) -> Steps[None]:
-        """Read a list of calls, and the closing mark."""
+        """Parse a list of calls and the closing marker."""
         tape = self.tape
         yield from tape.blanks()
         yield from tape.expect("[")
@@ -256,7 +248,7 @@ class Liquid(_Whole):
             if not (yield from tape.balanced(_PYTHON, kept, depth=1)):
                 raise Malformed
             text = kept.text[:-1]
-            self.tell(name, Literals(text, _PYTHON_VALUES).keywords)
+            self.emit_call(name, Literals(text, _PYTHON_VALUES).keywords)
             yield from tape.blanks()
             if not (yield from tape.accept(",")):
                 break
@@ -265,15 +257,15 @@ class Liquid(_Whole):
         yield from tape.accept("<|tool_call_end|>")
 
 
-class Gemma(_Whole):
-    """``<|tool_call>call:name{key:<|"|>text<|"|>,other:42}<tool_call|>``, of Gemma 4."""
+class Gemma(_CompleteCalls):
+    """``<|tool_call>call:name{key:<|"|>text<|"|>,other:42}<tool_call|>``: Gemma 4."""
 
     special: ClassVar[bool] = True
     begins: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     dropped: ClassVar[tuple[str, ...]] = ("<turn|>", "<|tool_response>")
 
     def call(self) -> Steps[None]:
-        """Read calls up to the closing mark."""
+        """Parse calls up to the closing marker."""
         tape = self.tape
         while True:
             yield from tape.blanks()
@@ -282,7 +274,7 @@ class Gemma(_Whole):
             kept = Kept()
             if not (yield from tape.balanced(_GEMMA, kept, depth=1)):
                 raise Malformed
-            self.tell(name, Literals("{" + kept.text, _GEMMA_VALUES).mapping)
+            self.emit_call(name, Literals("{" + kept.text, _GEMMA_VALUES).mapping)
             yield from tape.blanks()
             if (yield from tape.accept("<tool_call|>")):
                 return

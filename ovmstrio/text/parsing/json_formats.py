@@ -1,4 +1,4 @@
-"""Formats whose calls are JSON, and what each of them writes around that."""
+"""Output formats with JSON tool calls: Hermes, Llama, Phi, Mistral, DeepSeek and a generic one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from ovmstrio.text.parsing.parser import Brackets, Kept, Machine, Malformed, Mar
 
 __all__ = ["JSON_BRACKETS", "DeepSeek", "Generic", "Hermes", "JsonCalls", "Llama", "Mistral", "Phi"]
 
-# ----------------------------------------------------------------------
-# Calls as JSON objects: ``{"name": ..., "arguments": {...}}``, read as they come
-# ----------------------------------------------------------------------
-
 JSON_BRACKETS: Final = Brackets("{[", "}]", ('"',), escapes=True)
 _ENDS: Final = frozenset(",]} \t\r\n")
 _STRING_END: Final = Markers(('"', "\\"))
 _ARGUMENTS: Final = ("arguments", "parameters")
-_MOST_OF_A_NAME: Final = 512
-_MOST_OF_A_VALUE: Final = 1 << 20
+_MAX_NAME: Final = 512
+_MAX_VALUE: Final = 1 << 20
 
 
 class JsonCalls(Machine):
-    """Reads calls that are JSON objects; formats say what stands around them."""
+    """Parses calls of the form ``{"name": ..., "arguments": {...}}``; arguments are emitted as they arrive."""
 
     def objects(self, *, close: str, named: bool = False) -> Steps[None]:
-        """Read calls in an array whose bracket has been read, and the ``]`` behind them.
+        """Parse calls in an array after its bracket, and ``close``.
 
         Raises:
             Malformed: as :meth:`object_call`.
@@ -40,40 +36,39 @@ class JsonCalls(Machine):
                 return
 
     def object_call(self, *, named: bool = False) -> Steps[None]:
-        """Read a call, whose arguments are given as they come if its name comes first.
+        """Parse a call; its arguments are streamed if its name comes first.
 
-        Args:
-            named: only calls of functions that the request knows are any.
+        With ``named``, only functions of the request count.
 
         Raises:
-            Malformed: it is none.
+            Malformed: it is not a call.
         """
         tape = self.tape
         yield from tape.expect("{")
         yield from tape.blanks()
-        name, held, told = "", "", False
-        while not told or not (yield from tape.accept("}")):
+        name, held, is_emitted = "", "", False
+        while not is_emitted or not (yield from tape.accept("}")):
             key = yield from self._key()
             if key == "name" and not name:
                 name = yield from self._name(named=named)
-            elif key in _ARGUMENTS and name and not told:
-                yield from self._tell(name)
-                told = True
-            elif key in _ARGUMENTS and not told:
+            elif key in _ARGUMENTS and name and not is_emitted:
+                yield from self._stream_call(name)
+                is_emitted = True
+            elif key in _ARGUMENTS and not is_emitted:
                 held = yield from self._held_arguments()
             else:
                 yield from self._value()
-            if name and held and not told:
-                self._tell_held(name, held)
-                told = True
+            if name and held and not is_emitted:
+                self._emit_call(name, held)
+                is_emitted = True
             yield from tape.blanks()
             if (yield from tape.accept(",")):
                 yield from tape.blanks()
-            elif not told:
+            elif not is_emitted:
                 if not name or named:
                     raise Malformed
                 yield from tape.expect("}")
-                self._tell_held(name, "{}")
+                self._emit_call(name, "{}")
                 return
         self.end_call()
 
@@ -90,63 +85,54 @@ class JsonCalls(Machine):
             raise Malformed
         return name
 
-    def _tell(self, name: str) -> Steps[None]:
-        """Begin a call and give its arguments as they come."""
+    def _stream_call(self, name: str) -> Steps[None]:
+        """Emit a call with streamed arguments."""
         letter = yield from self.tape.peek()
         if letter == "{":
             self.begin_call(name)
             if (yield from self.tape.balanced(JSON_BRACKETS, self.out.arguments)):
                 self.end_call()
             return
-        self._tell_held(name, (yield from self._held_arguments()))
+        self._emit_call(name, (yield from self._held_arguments()))
 
-    def _tell_held(self, name: str, arguments: str) -> None:
+    def _emit_call(self, name: str, arguments: str) -> None:
         self.begin_call(name)
         self.out.arguments(arguments)
         self.end_call()
 
     def _held_arguments(self) -> Steps[str]:
-        """Give arguments as a text: an object, JSON in a string, or null where there are none."""
+        """Return arguments given as an object, as JSON in a string, or as null."""
         letter = yield from self.tape.peek()
         if letter == '"':
-            text = (yield from self._string(_MOST_OF_A_VALUE)).strip()
+            text = (yield from self._string(_MAX_VALUE)).strip()
             return text or "{}"
         if letter != "{" and not (yield from self.tape.accept("null")):
             raise Malformed
         return (yield from self._value()) if letter == "{" else "{}"
 
-    def _string(self, most: int = _MOST_OF_A_NAME) -> Steps[str]:
-        """Read a string.
-
-        Raises:
-            Malformed: it is none.
-        """
+    def _string(self, most: int = _MAX_NAME) -> Steps[str]:
         yield from self.tape.expect('"')
         kept = Kept(most)
         while marker := (yield from self.tape.until(_STRING_END, kept)):
             if marker == '"':
-                return _decoded(f'"{kept.text}"')
+                return _decode_string(f'"{kept.text}"')
             kept(marker)
             kept((yield from self.tape.take()))
         raise Malformed
 
     def _value(self) -> Steps[str]:
-        """Read any value, as it is written.
-
-        Raises:
-            Malformed: it does not end.
-        """
+        """Return any value as written."""
         letter = yield from self.tape.peek()
         if letter == '"':
-            return json.dumps((yield from self._string(_MOST_OF_A_VALUE)))
+            return json.dumps((yield from self._string(_MAX_VALUE)))
         if letter in {"{", "["}:
-            kept = Kept(_MOST_OF_A_VALUE)
+            kept = Kept(_MAX_VALUE)
             if (yield from self.tape.balanced(JSON_BRACKETS, kept)):
                 return kept.text
         return (yield from self._scalar())
 
     def _scalar(self) -> Steps[str]:
-        kept = Kept(_MOST_OF_A_NAME)
+        kept = Kept(_MAX_NAME)
         while (letter := (yield from self.tape.peek())) and letter not in _ENDS:
             kept((yield from self.tape.take()))
         if not kept.text:
@@ -154,11 +140,11 @@ class JsonCalls(Machine):
         return kept.text
 
 
-def _decoded(text: str) -> str:
-    """Give what a string of JSON says.
+def _decode_string(text: str) -> str:
+    """Decode a JSON string.
 
     Raises:
-        Malformed: it is none, or has half a surrogate pair.
+        Malformed: it is invalid or has a lone surrogate.
     """
     try:
         decoded = str(json.loads(text, strict=False))
@@ -168,18 +154,13 @@ def _decoded(text: str) -> str:
     return decoded
 
 
-# ----------------------------------------------------------------------
-# Formats whose calls are JSON, and what each of them writes around that
-# ----------------------------------------------------------------------
-
-
 class Hermes(JsonCalls):
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, of Hermes 3, Qwen 2.5 and Qwen 3."""
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes 3, Qwen 2.5 and Qwen 3."""
 
     begins: ClassVar[tuple[str, ...]] = ("<tool_call>",)
 
     def call(self) -> Steps[None]:
-        """Read one call, and its closing tag."""
+        """Parse one call and its closing tag."""
         yield from self.tape.blanks()
         yield from self.object_call()
         yield from self.tape.blanks()
@@ -187,19 +168,19 @@ class Hermes(JsonCalls):
 
 
 class Llama(JsonCalls):
-    """``<|python_tag|>{"name": ..., "parameters": {...}}; {...}``, whose marker small models forget."""
+    """``<|python_tag|>{"name": ..., "parameters": {...}}; {...}``; small models omit the marker."""
 
     special: ClassVar[bool] = True
     begins: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     dropped: ClassVar[tuple[str, ...]] = ("<|eom_id|>", "<|eot_id|>")
 
     def bare(self) -> Steps[None]:
-        """Read calls of functions that the request knows."""
+        """Parse calls of known functions without a marker."""
         yield from self.tape.blanks()
         yield from self._calls(named=True)
 
     def call(self) -> Steps[None]:
-        """Read calls up to what is none."""
+        """Parse calls separated by semicolons."""
         yield from self.tape.blanks()
         yield from self._calls(named=False)
 
@@ -214,32 +195,32 @@ class Llama(JsonCalls):
 
 
 class Phi(JsonCalls):
-    """``functools[{"name": ..., "arguments": {...}}, ...]``, of Phi 4 mini."""
+    """``functools[{"name": ..., "arguments": {...}}, ...]``: Phi 4 mini."""
 
     begins: ClassVar[tuple[str, ...]] = ("functools",)
 
     def call(self) -> Steps[None]:
-        """Read an array of calls."""
+        """Parse an array of calls."""
         yield from self.tape.blanks()
         yield from self.tape.expect("[")
         yield from self.objects(close="]")
 
 
 class Mistral(JsonCalls):
-    """``[TOOL_CALLS][{...}, ...]``, and of newer models ``[TOOL_CALLS]name[ARGS]{...}`` for each call."""
+    """``[TOOL_CALLS][{...}, ...]``; newer models write ``[TOOL_CALLS]name[ARGS]{...}`` per call."""
 
     special: ClassVar[bool] = True
     begins: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]",)
     dropped: ClassVar[tuple[str, ...]] = ("</s>",)
 
     def bare(self) -> Steps[None]:
-        """Read an array of calls of functions that the request knows."""
+        """Parse an array of calls of known functions without a marker."""
         yield from self.tape.blanks()
         yield from self.tape.expect("[")
         yield from self.objects(close="]", named=True)
 
     def call(self) -> Steps[None]:
-        """Read an array of calls, or a name and its arguments."""
+        """Parse an array of calls, or a name and its arguments."""
         yield from self.tape.blanks()
         if (yield from self.tape.accept("[")):
             yield from self.objects(close="]")
@@ -269,12 +250,12 @@ _LINE_END: Final = Markers(("\n",))
 
 
 class Generic(JsonCalls):
-    """``{"tool_calls": [{"name": ..., "arguments": {...}}, ...]}``, for models whose template knows no tools."""
+    """``{"tool_calls": [{"name": ..., "arguments": {...}}, ...]}``, for chat templates without tools."""
 
     begins: ClassVar[tuple[str, ...]] = ("{",)
 
     def call(self) -> Steps[None]:
-        """Read the object with its calls."""
+        """Parse the object with its calls."""
         tape = self.tape
         yield from tape.blanks()
         yield from tape.expect('"tool_calls"')
@@ -288,7 +269,7 @@ class Generic(JsonCalls):
 
 
 class DeepSeek(JsonCalls):
-    """Calls between full-width bars, of DeepSeek V3 and R1 with a block of JSON, of V3.1 with bare JSON."""
+    """Calls between full-width bars: DeepSeek V3 and R1 with fenced JSON, V3.1 with plain JSON."""
 
     special: ClassVar[bool] = True
     begins: ClassVar[tuple[str, ...]] = ("<｜tool▁call▁begin｜>",)  # noqa: RUF001 -- the letters of the format
@@ -299,7 +280,7 @@ class DeepSeek(JsonCalls):
     )
 
     def call(self) -> Steps[None]:
-        """Read a name and arguments, and the closing mark."""
+        """Parse a name, its arguments and the closing marker."""
         tape = self.tape
         name, _ = yield from tape.short(_SEPARATOR)
         yield from tape.blanks()

@@ -1,4 +1,4 @@
-"""Formats whose texts are messages, each with a header that says whom it is for."""
+"""Output formats of messages with headers (gpt-oss Harmony, Onyx)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HARMONY_ENDS: Final = Markers(("<|end|>", "<|return|>", "<|call|>", "<|start|>"
 
 
 class Harmony(Machine):
-    """Messages on channels, of gpt-oss: ``analysis`` is reasoning, ``final`` content, to a function it is a call."""
+    """Messages on channels (gpt-oss): ``analysis`` is reasoning, ``final`` content; messages to functions are calls."""
 
     special: ClassVar[bool] = True
     begins: ClassVar[tuple[str, ...]] = ("<|start|>", "<|channel|>")
     dropped: ClassVar[tuple[str, ...]] = ("<|end|>", "<|return|>", "<|call|>")
 
     def call(self) -> Steps[None]:
-        """Read messages, one behind the other."""
+        """Parse consecutive messages."""
         header = self.marker
         while header:
             text, _ = yield from self.tape.short(_MESSAGE)
@@ -53,7 +53,7 @@ class Harmony(Machine):
 
 
 class Onyx(Tagged):
-    """Messages to the user, to itself, which are reasoning, and to functions, with tags for their arguments."""
+    """Messages to the user, to the model itself (reasoning), and to functions, with tagged arguments."""
 
     special: ClassVar[bool] = True
     form: ClassVar[TagForm] = TagForm(
@@ -69,7 +69,7 @@ class Onyx(Tagged):
     dropped: ClassVar[tuple[str, ...]] = ("<|eom|>", "<|eot|>")
 
     def bare(self) -> Steps[None]:
-        """Read the header of the first message, whose begin is the prompt's end."""
+        """Parse the first message's header, which the prompt has begun."""
         yield from self.tape.blanks()
         if (yield from self.tape.accept("<|message|>")):
             self.out.part()
@@ -78,7 +78,7 @@ class Onyx(Tagged):
         yield from self._message("to=")
 
     def call(self) -> Steps[None]:
-        """Read calls, or the header of a message."""
+        """Parse calls, or a message header."""
         if self.marker == "<|start|>":
             yield from self._message("")
         else:

@@ -1,4 +1,8 @@
-"""The frame of all formats: reasoning first, then content in which markers begin calls."""
+"""Base of the output parsers: a cursor over incremental text, an output collector, and the common grammar.
+
+Parsers are generators that yield when they need more text.  All formats have reasoning first, then content in which
+markers begin tool calls.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import secrets
 import string
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from ovmstrio.core.generation import CallDelta
 
@@ -20,7 +24,6 @@ __all__ = [
     "Machine",
     "Malformed",
     "Markers",
-    "OutputParser",
     "ParsedOutput",
     "Steps",
     "Tape",
@@ -28,25 +31,25 @@ __all__ = [
 ]
 
 # ----------------------------------------------------------------------
-# A text that comes in parts, read by generators: each yields where it needs more, and goes on when that is there
+# Cursor
 # ----------------------------------------------------------------------
 
 _T = TypeVar("_T")
 Steps: TypeAlias = Generator[None, None, _T]
-"""Reading that yields where the text that has come is not enough."""
+"""A parsing generator; yields when it needs more text."""
 
 Give: TypeAlias = Callable[[str], None]
-"""Takes the next part of what is read."""
+"""Takes the next part of the parsed text."""
 
 BLANKS: Final = " \t\r\n"
 
 
 class Malformed(Exception):
-    """What has been read since the last :meth:`Tape.hold` is not what it looked like."""
+    """The text since the last :meth:`Tape.hold` is not in the expected format."""
 
 
 class Markers:
-    """Texts to look for, none of which begins with another one."""
+    """Set of marker texts, none a prefix of another."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         self.all: Final = tuple(markers)
@@ -57,11 +60,11 @@ class Markers:
         self._longest: Final = max(map(len, self.all), default=0)
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
-        """Give the first one that is whole."""
+        """Return the first complete marker."""
         return self._pattern.search(text, start)
 
     def begun(self, text: str, start: int) -> int:
-        """Give where the end of the text may be the first letters of one; its length where it is not."""
+        """Return the position of an incomplete marker at the end of the text, or the text's length."""
         if self._firsts is None:
             return len(text)
         at = max(start, len(text) - self._longest + 1)
@@ -74,17 +77,17 @@ class Markers:
 
 
 class Kept:
-    """Keeps what is read, up to a bound."""
+    """Bounded text buffer."""
 
     def __init__(self, most: int = 1 << 20) -> None:
         self._parts: Final[list[str]] = []
         self._room = most
 
     def __call__(self, text: str) -> None:
-        """Keep the next part.
+        """Append text.
 
         Raises:
-            Malformed: it is more than may be kept.
+            Malformed: the bound is exceeded.
         """
         self._room -= len(text)
         if self._room < 0:
@@ -93,12 +96,12 @@ class Kept:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The buffered text."""
         return "".join(self._parts)
 
 
 class Brackets:
-    """How brackets and quoted texts are written, to find where a value ends."""
+    """Brackets and quotes of a notation, to find the end of a value."""
 
     def __init__(self, opening: str, closing: str, quotes: tuple[str, ...], *, escapes: bool) -> None:
         self.opening: Final = frozenset(opening)
@@ -108,7 +111,7 @@ class Brackets:
 
 
 class Tape:
-    """The text, and how far it has been read."""
+    """Cursor over text that arrives in parts, with backtracking to one held position."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -117,43 +120,43 @@ class Tape:
         self._ended = False
 
     def add(self, text: str) -> None:
-        """Put more at its end."""
+        """Append text."""
         if self._held is None:
             self._text, self._at = self._text[self._at :], 0
         self._text += text
 
     def end(self) -> None:
-        """Say that no more comes."""
+        """Mark the end of the text."""
         self._ended = True
 
     def hold(self) -> None:
-        """Remember this place; everything from here on can be read again."""
+        """Hold the current position, for :meth:`rewind`."""
         self._held = self._at
 
     def release(self) -> None:
-        """Forget the place, for what was read since is certain."""
+        """Drop the held position."""
         self._held = None
 
     def rewind(self) -> int:
-        """Go back to the place that is held, and give how many letters that is."""
+        """Return to the held position; return the number of characters."""
         held = self._at if self._held is None else self._held
         read, self._at, self._held = self._at - held, held, None
         return read
 
     def peek(self, count: int = 1) -> Steps[str]:
-        """Give the next letters without reading them; fewer at the end."""
+        """Return the next characters without consuming them; fewer at the end."""
         while len(self._text) - self._at < count and not self._ended:
             yield
         return self._text[self._at : self._at + count]
 
     def take(self, count: int = 1) -> Steps[str]:
-        """Read the next letters."""
+        """Consume the next characters."""
         letters = yield from self.peek(count)
         self._at += len(letters)
         return letters
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Read this text if it is what comes next."""
+        """Consume a literal if it is next; return whether it was."""
         while True:
             have = self._text[self._at : self._at + len(literal)]
             if have == literal:
@@ -164,24 +167,24 @@ class Tape:
             yield
 
     def expect(self, literal: str) -> Steps[None]:
-        """Read this text, which must be what comes next.
+        """Consume a literal.
 
         Raises:
-            Malformed: it is not.
+            Malformed: it is not next.
         """
         if not (yield from self.accept(literal)):
             raise Malformed
 
     def blanks(self) -> Steps[None]:
-        """Read blanks, if there are any."""
+        """Consume whitespace."""
         while (letter := (yield from self.peek())) and letter in BLANKS:
             self._at += 1
 
     def until(self, markers: Markers, give: Give) -> Steps[str]:
-        """Read up to the first of the markers and over it; give what is before it as it comes.
+        """Pass text to ``give`` as it arrives, up to the first marker, and consume the marker.
 
         Returns:
-            The marker; nothing where the text ends without one.
+            The marker; empty at the end of the text.
         """
         while True:
             found = markers.find(self._text, self._at)
@@ -196,10 +199,10 @@ class Tape:
             yield
 
     def short(self, ends: Markers, most: int = 256) -> Steps[tuple[str, str]]:
-        """Read a short text up to the first of the markers, and over it; give both.
+        """Consume a short text and the marker after it; return both.
 
         Raises:
-            Malformed: it is longer, or the text ends before.
+            Malformed: the text is too long or has no marker.
         """
         while True:
             found = ends.find(self._text, self._at)
@@ -212,10 +215,10 @@ class Tape:
             yield
 
     def balanced(self, brackets: Brackets, give: Give, *, depth: int = 0) -> Steps[bool]:
-        """Read a value in brackets, of which ``depth`` have been read, and give it as it comes.
+        """Pass a bracketed value to ``give`` as it arrives; ``depth`` brackets are already consumed.
 
         Returns:
-            Whether its last bracket has come before the text's end.
+            Whether the value is complete.
         """
         while marker := (yield from self.until(brackets.outside, give)):
             give(marker)
@@ -243,85 +246,68 @@ class Tape:
 
 
 # ----------------------------------------------------------------------
-# What parsers of a model's text give: content, reasoning and parts of calls, in the order of the text
+# Output
 # ----------------------------------------------------------------------
 
 _ID_LETTERS: Final = string.ascii_letters + string.digits
-_ID_LENGTH: Final = 9  # templates of Mistral's refuse identifiers of any other length
+_ID_LENGTH: Final = 9  # Mistral's templates require this length
 _BLANKS: Final = " \t\r\n"
-_MOST_BLANKS: Final = 64
+_MAX_HELD_BLANKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a piece of a model's text means; one of the three is there."""
+    """Parsed meaning of a piece of text; exactly one field is set."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
 
 
-class OutputParser(Protocol):
-    """Takes a text of a model apart while it comes; what comes out does not depend on how it is cut into pieces."""
-
-    @property
-    def keeps_special_tokens(self) -> bool:
-        """Whether the text must be decoded with its special tokens, which this format is marked by."""
-        ...
-
-    def feed(self, text: str) -> list[Delta]:
-        """Give what is certain with this next part; never raises."""
-        ...
-
-    def finish(self) -> list[Delta]:
-        """Give what was held back, for the text has ended."""
-        ...
-
-
 class ParsedOutput:
-    """Collects what a parser finds; blanks are held until what follows says whether they belong to a text."""
+    """Collects parser output; holds whitespace back until the following text shows where it belongs."""
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
         self._blanks = ""
         self._leading = False
-        self._thinks = False
+        self._is_reasoning = False
         self.calls = 0
 
     def text(self, text: str) -> None:
         """Add content."""
-        self._thinks = False
+        self._is_reasoning = False
         self._add(text)
 
     def reasoning(self, text: str) -> None:
         """Add reasoning."""
-        self._thinks = True
+        self._is_reasoning = True
         self._add(text)
 
     def part(self) -> None:
-        """Begin with something else: blanks before it and after it are nobody's."""
+        """Begin another part, dropping the whitespace around the boundary."""
         self._blanks, self._leading = "", True
 
     def begin_call(self, name: str) -> None:
-        """Add a call of the function ``name``."""
+        """Begin a tool call."""
         self.part()
         identifier = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
         self._deltas.append(Delta(calls=(CallDelta(self.calls, id=identifier, name=name),)))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """Add to the arguments of the call that was begun last."""
+        """Append arguments to the current tool call."""
         if text:
             self._deltas.append(Delta(calls=(CallDelta(self.calls - 1, arguments=text),)))
 
     def end(self) -> None:
-        """Give blanks at the end of a text that is content."""
-        if self._blanks and not self._thinks:
-            self._show(self._blanks)
+        """Emit trailing whitespace of content."""
+        if self._blanks and not self._is_reasoning:
+            self._emit(self._blanks)
         self._blanks = ""
 
     def take(self) -> list[Delta]:
-        """Give what has come since the last time, neighbours of a kind joined."""
+        """Return new deltas; adjacent ones of the same type are merged."""
         found, self._deltas = self._deltas, []
         joined: list[Delta] = []
         for delta in found:
@@ -332,21 +318,21 @@ class ParsedOutput:
         return joined
 
     def _add(self, text: str) -> None:
-        whole = self._blanks + text
+        pending = self._blanks + text
         if self._leading:
-            whole = whole.lstrip(_BLANKS)
-            self._leading = not whole
-        kept = max(len(whole.rstrip(_BLANKS)), len(whole) - _MOST_BLANKS)
+            pending = pending.lstrip(_BLANKS)
+            self._leading = not pending
+        kept = max(len(pending.rstrip(_BLANKS)), len(pending) - _MAX_HELD_BLANKS)
         if kept:
-            self._show(whole[:kept])
-        self._blanks = whole[kept:]
+            self._emit(pending[:kept])
+        self._blanks = pending[kept:]
 
-    def _show(self, text: str) -> None:
-        self._deltas.append(Delta(reasoning=text) if self._thinks else Delta(text=text))
+    def _emit(self, text: str) -> None:
+        self._deltas.append(Delta(reasoning=text) if self._is_reasoning else Delta(text=text))
 
 
 def _merged(first: Delta, second: Delta) -> Delta | None:
-    """Give both as one; None where they are of different kinds, or the second begins a call."""
+    """Merge two deltas; None if they differ in type, or the second begins a call."""
     if first.text and second.text:
         return Delta(text=first.text + second.text)
     if first.reasoning and second.reasoning:
@@ -359,19 +345,19 @@ def _merged(first: Delta, second: Delta) -> Delta | None:
 
 
 # ----------------------------------------------------------------------
-# The frame of all formats: reasoning first, then content in which markers begin calls
+# Parser base
 # ----------------------------------------------------------------------
 
-_MOST_WASTED: Final = 1 << 20
-"""Letters that may be read again because a call was none; beyond them no more calls are looked for."""
+_MAX_REREAD: Final = 1 << 20
+"""Maximum characters that failed calls may re-read; after that, no more calls are parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How reasoning at the beginning of a text is marked.
+    """Markers of reasoning at the start of a text.
 
     Attributes:
-        opened: it begins with the text, because the prompt ended with the marker.
+        opened: the prompt ended with the begin marker.
         special: the markers are special tokens.
     """
 
@@ -383,11 +369,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class FormatReading:
-    """What a parser needs to know of its request.
-
-    Attributes:
-        schemas: of the parameters, by the names of the functions.
-    """
+    """Inputs of a parser; ``schemas`` are parameter schemas by function name."""
 
     thinking: Thinking | None = None
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -397,24 +379,24 @@ Reader: TypeAlias = Callable[[], Steps[None]]
 
 
 class Machine:
-    """Passes a text through; formats add what begins a call and how one is read.
+    """Streaming parser; the base passes text through, and formats add call markers and call parsing.
 
-    A call is read with the tape held, so that nothing is lost where it turns out to be none: its marker is content, and
-    reading goes on behind that.  From when its name has been given, what belongs to it are arguments, right or wrong as
-    the model wrote them.
+    The result does not depend on how the text is split.  Calls are parsed with a held position: a failed call's marker
+    becomes content, and parsing continues after the marker.  Once a function name has been emitted, the rest of the
+    call is emitted as arguments, valid or not.
     """
 
     special: ClassVar[bool] = False
-    """Whether special tokens mark this format."""
+    """Whether markers of this format are special tokens."""
     begins: ClassVar[tuple[str, ...]] = ()
-    """What begins a call."""
+    """Markers that begin a call."""
     dropped: ClassVar[tuple[str, ...]] = ()
-    """Marks that mean nothing."""
+    """Markers without meaning."""
 
     def __init__(self, reading: FormatReading) -> None:
         self._thinking: Final = reading.thinking
         self._markers = Markers((*self.begins, *self.dropped))
-        self._wasted = 0
+        self._reread = 0
         self.marker = ""
         self.schemas: Final = reading.schemas
         self.tape: Final = Tape()
@@ -423,26 +405,25 @@ class Machine:
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """Whether the text must be decoded with its special tokens, which this format is marked by."""
+        """Whether the text must be decoded with special tokens."""
         return self.special or (self._thinking is not None and self._thinking.special)
 
     def feed(self, text: str) -> list[Delta]:
-        """Give what is certain with this next part; never raises."""
+        """Return the deltas that are certain after the next part; never raises."""
         self.tape.add(text)
         next(self._steps, None)
         return self.out.take()
 
     def finish(self) -> list[Delta]:
-        """Give what was held back, for the text has ended."""
+        """Return the remaining deltas at the end of the text."""
         self.tape.end()
         next(self._steps, None)
         self.out.end()
         return self.out.take()
 
-    # What a format says
-
+    # Overridden by formats
     def bare(self) -> Steps[None]:
-        """Read calls that begin the text without a marker.
+        """Parse calls at the start of the text that have no marker.
 
         Raises:
             Malformed: there are none.
@@ -451,38 +432,33 @@ class Machine:
         raise Malformed
 
     def call(self) -> Steps[None]:
-        """Read the calls that ``marker`` has begun.
+        """Parse the calls after ``marker``.
 
         Raises:
-            Malformed: what was read since the last ``hold`` is no call.
+            Malformed: the text since the last ``hold`` is not a call.
         """
         yield from ()
         raise Malformed
 
-    # What formats use
-
+    # Used by formats
     def begin_call(self, name: str) -> None:
-        """Tell of a call; there is no way back from here."""
+        """Emit the begin of a call; no backtracking after this."""
         self.tape.release()
         self.out.begin_call(name)
 
     def end_call(self) -> None:
-        """Say that a call is whole; what follows may be none."""
+        """Mark a call as complete; the following text may be no call."""
         self.tape.hold()
 
     def attempt(self, reader: Reader, marker: str = "") -> Steps[bool]:
-        """Read a call, or what looked like one as content.
-
-        Returns:
-            Whether there was one.
-        """
+        """Parse a call, or treat the marker as content; return whether there was a call."""
         calls = self.out.calls
         self.tape.hold()
         try:
             yield from reader()
         except Malformed:
-            self._wasted += self.tape.rewind()
-            if self._wasted > _MOST_WASTED:
+            self._reread += self.tape.rewind()
+            if self._reread > _MAX_REREAD:
                 self._markers = Markers(())
             if self.out.calls == calls:
                 self.out.text(marker)
@@ -491,7 +467,7 @@ class Machine:
         return self.out.calls > calls
 
     def content(self) -> Steps[None]:
-        """Read content with its calls, up to the end of the text."""
+        """Parse content with its calls up to the end."""
         while marker := (yield from self.tape.until(self._markers, self.out.text)):
             if marker in self.dropped:
                 self.out.part()
@@ -500,16 +476,16 @@ class Machine:
                 yield from self.attempt(self.call, marker)
 
     def body(self) -> Steps[None]:
-        """Read what comes after reasoning."""
+        """Parse everything after the reasoning."""
         yield from self.attempt(self.bare)
         yield from self.content()
 
     def _run(self) -> Steps[None]:
         if self._thinking is not None:
-            yield from self._reason(self._thinking)
+            yield from self._read_reasoning(self._thinking)
         yield from self.body()
 
-    def _reason(self, thinking: Thinking) -> Steps[None]:
+    def _read_reasoning(self, thinking: Thinking) -> Steps[None]:
         self.tape.hold()
         yield from self.tape.blanks()
         if not (yield from self.tape.accept(thinking.begin)) and not thinking.opened:

@@ -1,4 +1,4 @@
-"""The parsers by their names, and which ones a chat template asks for."""
+"""Registry of the output parsers, and their detection from a chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.text.parsing.bracket_formats import Gemma, Liquid
 from ovmstrio.text.parsing.json_formats import DeepSeek, Generic, Hermes, Llama, Mistral, Phi
 from ovmstrio.text.parsing.message_formats import Harmony, Onyx
-from ovmstrio.text.parsing.parser import FormatReading, Machine, OutputParser, Thinking
+from ovmstrio.text.parsing.parser import FormatReading, Machine, Thinking
 from ovmstrio.text.parsing.tagged_formats import MiniCpm, QwenCoder
 
 __all__ = ["REASONING_PARSERS", "TOOL_PARSERS", "chosen_parsers", "make_parser", "opens_reasoning"]
@@ -42,16 +42,16 @@ _REASONING: Final[Mapping[str, Thinking | None]] = {
     "gptoss": None,
     "onyx": None,
 }
-_BOTH: Final = ("gptoss", "onyx")
-"""Formats that cannot be read for calls or reasoning alone."""
+_COMBINED: Final = ("gptoss", "onyx")
+"""Formats that parse tool calls and reasoning together."""
 
 TOOL_PARSERS: Final = ("auto", *_TOOLS)
-"""The names that ``--tool_parser`` knows."""
+"""Values of ``--tool_parser``."""
 
 REASONING_PARSERS: Final = ("auto", *_REASONING)
-"""The names that ``--reasoning_parser`` knows."""
+"""Values of ``--reasoning_parser``."""
 
-_THINKS: Final = ("<think>", "</think>")
+_THINK_MARKERS: Final = ("<think>", "</think>")
 _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("gptoss", ("<|channel|>", "<|message|>")),
     ("onyx", ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")),
@@ -74,26 +74,26 @@ _OWN_REASONING: Final = frozenset({"gptoss", "onyx", "gemma4", "minicpm5", "lfm2
 
 
 def chosen_parsers(tool_parser: str, reasoning_parser: str, template: str = "") -> tuple[str, str]:
-    """Give the parsers of calls and of reasoning that these names mean with this template, ``auto`` for neither.
+    """Return the tool and reasoning parsers, resolving ``auto`` by the chat template.
 
     Raises:
-        ConfigError: a name is unknown, or the two do not go together.
+        ConfigError: a name is unknown, or the two are incompatible.
     """
     _check(tool_parser, TOOL_PARSERS, "tool_parser")
     _check(reasoning_parser, REASONING_PARSERS, "reasoning_parser")
     tools, thinks = _detected(template)
     given = {tool_parser, reasoning_parser} - {"auto"}
-    for both in _BOTH:
+    for both in _COMBINED:
         if both in given:
             if given - {both, "none"}:
                 other = next(iter(given - {both, "none"}))
-                raise ConfigError([_apart(both, other)])
+                raise ConfigError([_incompatible(both, other)])
             return both, both
-    if tool_parser == reasoning_parser == "auto" and tools in _BOTH:
+    if tool_parser == reasoning_parser == "auto" and tools in _COMBINED:
         return tools, tools
     return (
-        _unless_joined(tools, "none") if tool_parser == "auto" else tool_parser,
-        _unless_joined(thinks, "none") if reasoning_parser == "auto" else reasoning_parser,
+        _unless_combined(tools, "none") if tool_parser == "auto" else tool_parser,
+        _unless_combined(thinks, "none") if reasoning_parser == "auto" else reasoning_parser,
     )
 
 
@@ -104,16 +104,16 @@ def make_parser(
     template: str = "",
     tools: Sequence[Mapping[str, Any]] = (),
     opened: bool = False,
-) -> OutputParser:
-    """Make the parser of one text.
+) -> Machine:
+    """Create the parser of one text.
 
     Args:
         tool_parser: one of ``TOOL_PARSERS``; ``none`` for requests without tools.
         reasoning_parser: one of ``REASONING_PARSERS``.
-        template: the source of the chat template, which ``auto`` goes by.
-        tools: of the request, in OpenAI's form; their schemas say which arguments are texts, where a format has no
-            quotes, and calls without any marker are taken only of these.
-        opened: whether the prompt ended within reasoning, as :func:`opens_reasoning` tells.
+        template: chat template, for ``auto``.
+        tools: the request's tools in OpenAI's form; formats without quotes use their schemas, and calls without a
+            marker must name one of them.
+        opened: whether the prompt ended within reasoning; see :func:`opens_reasoning`.
 
     Raises:
         ConfigError: as :func:`chosen_parsers`.
@@ -126,12 +126,7 @@ def make_parser(
 
 
 def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:
-    """Tell whether a prompt ends with what begins reasoning, as templates of models write it that always reason.
-
-    Args:
-        reasoning_parser: as :func:`chosen_parsers` gives it.
-        prompt: the text, or its last few letters.
-    """
+    """Return True if the prompt's end opens a reasoning block."""
     thinking = _REASONING.get(reasoning_parser)
     return thinking is not None and prompt.rstrip().endswith(thinking.begin.rstrip())
 
@@ -139,12 +134,12 @@ def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:
 def _check(name: str, known: Sequence[str], option: str) -> None:
     if name not in known:
         expected = f"one of {', '.join(known)}"
-        raise wrong(option, name, expected, message="there is no such parser", suggestion=did_you_mean(name, known))
+        raise wrong(option, name, expected, message="unknown parser", suggestion=did_you_mean(name, known))
 
 
-def _apart(both: str, other: str) -> Problem:
+def _incompatible(both: str, other: str) -> Problem:
     return Problem(
-        f"tool_parser and reasoning_parser do not go together: {both!r} reads calls and reasoning together",
+        f"tool_parser and reasoning_parser are incompatible: {both!r} parses calls and reasoning together",
         expected=f"{both!r} for both",
         found=repr(other),
         suggestion="leave one of them out",
@@ -152,7 +147,7 @@ def _apart(both: str, other: str) -> Problem:
 
 
 def _detected(template: str) -> tuple[str, str]:
-    thinks = "qwen3" if any(sign in template for sign in _THINKS) else "none"
+    thinks = "qwen3" if any(sign in template for sign in _THINK_MARKERS) else "none"
     for name, signs in _SIGNS:
         if all(sign in template for sign in signs):
             own = name in _OWN_REASONING and (name != "lfm2" or thinks != "none")
@@ -160,8 +155,8 @@ def _detected(template: str) -> tuple[str, str]:
     return "generic", thinks
 
 
-def _unless_joined(name: str, otherwise: str) -> str:
-    return otherwise if name in _BOTH else name
+def _unless_combined(name: str, otherwise: str) -> str:
+    return otherwise if name in _COMBINED else name
 
 
 def _schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Formats whose calls are tags around each argument; their JSON is made here, by the schemas of the tools."""
+"""Output formats with a tag per argument (Qwen Coder, MiniCPM); the tools' schemas give the JSON types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MiniCpm", "QwenCoder", "TagForm", "Tagged"]
 
 @dataclass(frozen=True, slots=True)
 class TagForm:
-    """The tags; ``name_end`` stands behind the names of functions and parameters."""
+    """The tags of a format; ``name_end`` follows names of functions and parameters."""
 
     function: str
     function_end: str
@@ -26,7 +26,7 @@ class TagForm:
 
 
 class Tagged(Machine):
-    """Reads calls made of tags; a text's argument is given as it comes, others when they are whole."""
+    """Parses tagged calls; string arguments are streamed, others are emitted when complete."""
 
     form: ClassVar[TagForm]
 
@@ -36,7 +36,7 @@ class Tagged(Machine):
         self._parameter_end: Final = Markers((self.form.parameter_end,))
 
     def call(self) -> Steps[None]:
-        """Read calls, of which a function may be the marker itself."""
+        """Parse calls; the marker may be the function tag itself."""
         tape, form = self.tape, self.form
         if self.marker != form.function:
             yield from tape.blanks()
@@ -65,7 +65,7 @@ class Tagged(Machine):
                 break
             key, _ = yield from tape.short(self._name_end)
             tape.release()
-            self.out.arguments(f"{separator}{_quoted(key)}: ")
+            self.out.arguments(f"{separator}{_json_string(key)}: ")
             separator = ", "
             if not (yield from self._argument(_types(properties.get(key)))):
                 return
@@ -77,49 +77,44 @@ class Tagged(Machine):
             raise Malformed
 
     def _argument(self, types: frozenset[str]) -> Steps[bool]:
-        """Read a value, and give its JSON.
-
-        Returns:
-            Whether it ended before the text; where not, its JSON does not end either.
-        """
-        if types == _TEXT:
-            text = _Text(self.out.arguments, trims=self.form.trims)
+        """Emit a value as JSON; return False if the text ended within it, which leaves the JSON incomplete."""
+        if types == _STRING:
+            text = _JsonStringWriter(self.out.arguments, trims=self.form.trims)
             self.out.arguments('"')
-            whole = bool((yield from self.tape.until(self._parameter_end, text.add)))
-            if whole:
+            is_complete = bool((yield from self.tape.until(self._parameter_end, text.add)))
+            if is_complete:
                 self.out.arguments('"')
-            return whole
+            return is_complete
         kept: list[str] = []
-        whole = bool((yield from self.tape.until(self._parameter_end, kept.append)))
+        is_complete = bool((yield from self.tape.until(self._parameter_end, kept.append)))
         shown = "".join(kept)
-        self.out.arguments(_typed(shown, types, trims=self.form.trims) if whole else _quoted(shown)[:-1])
-        return whole
+        self.out.arguments(_to_json(shown, types, trims=self.form.trims) if is_complete else _json_string(shown)[:-1])
+        return is_complete
 
 
-class _Text:
-    """A text that becomes a string of JSON, without a line's end at its begin and its end."""
+class _JsonStringWriter:
+    """Streams text as a JSON string, without a line break at its start and end."""
 
     def __init__(self, give: Give, *, trims: bool) -> None:
         self._give: Final = give
         self._trims: Final = trims
-        self._begun = False
+        self._has_begun = False
         self._line_end = ""
 
     def add(self, text: str) -> None:
-        """Give the next part."""
-        if self._trims and not self._begun:
+        if self._trims and not self._has_begun:
             text = text.removeprefix("\n")
-        self._begun = True
+        self._has_begun = True
         text = self._line_end + text
         self._line_end = "\n" if self._trims and text.endswith("\n") else ""
-        self._give(_quoted(text[: len(text) - len(self._line_end)])[1:-1])
+        self._give(_json_string(text[: len(text) - len(self._line_end)])[1:-1])
 
 
-_TEXT: Final = frozenset({"string"})
+_STRING: Final = frozenset({"string"})
 _WORDS: Final = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
 
 
-def _quoted(text: str) -> str:
+def _json_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -129,7 +124,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """Give the types that a value may have; none where anything may be."""
+    """Return the allowed JSON types of a schema; empty if any type is allowed."""
     if not isinstance(schema, Mapping):
         return frozenset()
     found = schema.get("type")
@@ -142,8 +137,8 @@ def _types(schema: Any) -> frozenset[str]:
     return frozenset().union(*parts) if all(parts) else frozenset()
 
 
-def _typed(text: str, types: frozenset[str], *, trims: bool) -> str:
-    """Give the JSON of a value that is written without quotes: what it is by its looks, if its schema takes that."""
+def _to_json(text: str, types: frozenset[str], *, trims: bool) -> str:
+    """Return the JSON of an unquoted value: the type it looks like, if the schema allows that, else a string."""
     bare = text.strip()
     kind = _WORDS.get(bare.lower())
     if kind is not None and (not types or kind in types):
@@ -151,10 +146,10 @@ def _typed(text: str, types: frozenset[str], *, trims: bool) -> str:
     try:
         looks = _TYPES[type(json.loads(bare, parse_constant=_refuse))]
     except (ValueError, RecursionError):
-        looks = _TEXT
-    if looks != _TEXT and (not types or looks & types):
+        looks = _STRING
+    if looks != _STRING and (not types or looks & types):
         return bare
-    return _quoted(text.removeprefix("\n").removesuffix("\n") if trims else text)
+    return _json_string(text.removeprefix("\n").removesuffix("\n") if trims else text)
 
 
 _TYPES: Final[Mapping[type, frozenset[str]]] = {
@@ -164,7 +159,7 @@ _TYPES: Final[Mapping[type, frozenset[str]]] = {
     dict: frozenset({"object"}),
     bool: frozenset({"boolean"}),
     type(None): frozenset({"null"}),
-    str: _TEXT,
+    str: _STRING,
 }
 
 
@@ -173,7 +168,7 @@ def _refuse(constant: str) -> None:
 
 
 class QwenCoder(Tagged):
-    """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``, of Qwen 3 Coder."""
+    """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``: Qwen 3 Coder."""
 
     form: ClassVar[TagForm] = TagForm(
         "<function=", "</function>", "<parameter=", "</parameter>", ">", close="</tool_call>"
@@ -182,7 +177,7 @@ class QwenCoder(Tagged):
 
 
 class MiniCpm(Tagged):
-    """``<function name="name"><param name="key">value</param></function>``, of MiniCPM 5."""
+    """``<function name="name"><param name="key">value</param></function>``: MiniCPM 5."""
 
     form: ClassVar[TagForm] = TagForm('<function name="', "</function>", '<param name="', "</param>", '">')
     begins: ClassVar[tuple[str, ...]] = ('<function name="',)

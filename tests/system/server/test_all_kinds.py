@@ -163,7 +163,7 @@ def test_changed_ops_are_reloaded_alone(tmp_path: Path) -> None:
         code, output = server.stop()
     assert code == 0, output
     entries = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    loads = Counter(entry["name"] for entry in entries if entry["event"] == "available")
+    loads = Counter(entry["name"] for entry in entries if entry["event"] == "service available")
     assert loads == {**dict.fromkeys(NAMES, 1), "ops": 3}
     events = [entry["event"] for entry in entries]
     assert "drained" in events

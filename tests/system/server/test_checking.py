@@ -133,7 +133,7 @@ async def test_models_that_share_a_directory_share_its_problems(tmp_path: Path) 
     (tmp_path / "m/notes").mkdir()
     report = await _check(tmp_path, *({"name": name, "base_path": "m"} for name in "ab"))
     assert [problem.message for problem in report.problems] == [
-        'directory "notes" is no version: expected a positive integer'
+        'directory "notes" is not a version: expected a positive integer'
     ]
     assert len(report.loaded) == 2
 

@@ -129,9 +129,9 @@ async def test_unsupported_architecture_is_named(serve_tiny: ServeTiny, tmp_path
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        (["openvino_language_model.xml"], ".", "multimodal models beside text are not served"),
-        (["model_index.json"], ".", "models that make images are not served"),
-        (["openvino_encoder_model.xml"], ".", "its task is speech2text or text2speech"),
+        (["openvino_language_model.xml"], ".", "multimodal models are not supported"),
+        (["model_index.json"], ".", "image generation models are not supported"),
+        (["openvino_encoder_model.xml"], ".", "set the task to speech2text or text2speech"),
         ([], ".", r"without openvino_model\.xml"),
         ([], "none", "does not exist"),
     ],

@@ -120,7 +120,7 @@ async def test_wrong_number_of_results_fails_all_callers(answer: Any, found: str
         return answer
 
     async with open_batcher(run, Options(2, 1.0), retry_singly=True) as batcher:
-        text = f"a batch was answered with the wrong number of results: expected a list of 2, found {found}"
+        text = f"batch function returned a wrong result: expected a list of 2, got {found}"
         assert await _submit_all(batcher, [1, 2]) == dict.fromkeys([1, 2], f"ModelFailure: {text}")
         assert ModelFailure(text).message == text
 

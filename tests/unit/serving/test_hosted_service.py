@@ -53,4 +53,4 @@ async def test_block_ends_with_its_service_or_alone_with_a_logged_failure(capsys
         assert not other_ended.is_set()
         await lasting.aclose()
         assert other_ended.is_set()
-    assert "an op pipeline has ended" in capsys.readouterr().out
+    assert "op pipeline failed" in capsys.readouterr().out

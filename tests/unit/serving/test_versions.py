@@ -40,7 +40,7 @@ def _touch(directory: Path, *names: str) -> Path:
             ]
         ),
         *(
-            ([name, "2"], {2: "2"}, [f'directory "{name}" is no version: expected a positive integer'])
+            ([name, "2"], {2: "2"}, [f'directory "{name}" is not a version: expected a positive integer'])
             for name in ["0", "-1", "abc", "v1", "000", str(2**63), "9" * 200, "٣"]
         ),
         (
@@ -65,7 +65,7 @@ def test_versions_are_directories_whose_names_begin_with_a_number(
 
 NO_MODEL = (
     ": no model found (expected model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or .tflite, "
-    "found model.xml, readme.txt); model.xml needs model.bin beside it"
+    "found model.xml, readme.txt); model.xml needs model.bin in the same directory"
 )
 
 

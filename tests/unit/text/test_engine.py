@@ -516,8 +516,8 @@ class _Shown(ShownEngine):
         return cast("WorkerProcess", self._process)
 
     async def drop_all(self) -> None:
-        self._dropped, dropped = trio.open_memory_channel[int](math.inf)
-        await self._drop_all(dropped)
+        self._exited_workers, dropped = trio.open_memory_channel[int](math.inf)
+        await self._cancel_exited(dropped)
 
 
 async def _told(session: PartedAnswer) -> list[str]:

@@ -19,7 +19,7 @@ from ovmstrio.text.engine_link import GenerationSpan
 from ovmstrio.text.parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
-    OutputParser,
+    Machine,
     chosen_parsers,
     make_parser,
     opens_reasoning,
@@ -39,7 +39,7 @@ class _Joined:
     ids: list[str] = field(default_factory=list)
 
 
-def _joined(parser: OutputParser, pieces: Iterable[str]) -> _Joined:
+def _joined(parser: Machine, pieces: Iterable[str]) -> _Joined:
     joined = _Joined()
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     for delta in (*deltas, *parser.finish()):
