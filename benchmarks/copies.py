@@ -19,7 +19,7 @@ from benchmarks.requests import framed_infer_request
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
-from ovmstrio.pipelines.kind import load_pipeline
+from ovmstrio.pipelines.loading import load_pipeline
 from ovmstrio.pipelines.servable import DagServable
 from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.grpc_responses import encode_response

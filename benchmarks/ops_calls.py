@@ -25,8 +25,8 @@ from ovmstrio.encoding.generated.inference import (
 )
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
-from ovmstrio.server.plan import plan_service, service_settings
 from ovmstrio.server.server import Hosting, serve_plan
+from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:

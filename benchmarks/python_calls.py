@@ -39,7 +39,7 @@ from ovmstrio.encoding.messages import decode_request
 from ovmstrio.handlers.building import open_handler
 from ovmstrio.handlers.handler_service import HandlerServable
 from ovmstrio.handlers.models.library import open_models
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.serving.authorization import CallerNames, GuardedPlane

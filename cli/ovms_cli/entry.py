@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ovms_cli.exits import EX_INTERRUPTED
-from ovmstrio.server.process_main import spare_imports
-from ovmstrio.server.signals import END_WATCHDOG
+from ovmstrio.server.end_watchdog import END_WATCHDOG
+from ovmstrio.server.gc_tuning import spare_imports
 from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
 
 __all__ = ["main"]

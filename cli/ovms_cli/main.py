@@ -15,7 +15,7 @@ import typer
 
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 from ovms_cli.ovms_lines import OWN_OPTIONS, Commands
-from ovmstrio.server.process_main import collect_rarely
+from ovmstrio.server.gc_tuning import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

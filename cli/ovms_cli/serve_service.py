@@ -29,7 +29,7 @@ def run_pipeline_service(config: Path | None, script: Path, options: dict[str, A
 
 def serve_script(script: Path, arguments: list[str], config: str | None, options: dict[str, Any]) -> None:
     """Run a script, and serve the service that it runs; exits with 64 for a wrong command line, 1 for a failure."""
-    from ovmstrio.server.plan import service_settings
+    from ovmstrio.server.service_plan import service_settings
 
     with usage():
         settings = service_settings(options)

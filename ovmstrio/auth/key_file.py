@@ -27,16 +27,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from ovmstrio.config.documents import (
-    OPTIONAL,
-    Findings,
-    Located,
-    Schema,
-    by_line,
-    check_members,
-    items_of,
-    load_document,
-)
+from ovmstrio.config.documents import OPTIONAL, Findings, Schema, by_line, check_members, items_of, load_document
+from ovmstrio.config.located import Located
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes

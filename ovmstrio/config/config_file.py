@@ -13,8 +13,6 @@ from pydantic import create_model
 from ovmstrio.config.documents import (
     OPTIONAL,
     Findings,
-    Located,
-    Place,
     Schema,
     by_line,
     check_members,
@@ -22,6 +20,7 @@ from ovmstrio.config.documents import (
     items_of,
     load_document,
 )
+from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
 from ovmstrio.config.service_options import with_limits
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec

@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import (
-    OPTIONAL,
-    Document,
-    Findings,
-    Located,
-    Schema,
-    by_line,
-    check_members,
-    load_document,
-)
+from ovmstrio.config.documents import OPTIONAL, Findings, Schema, by_line, check_members, load_document
+from ovmstrio.config.located import Document, Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 

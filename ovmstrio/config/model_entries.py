@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Findings, Located, Place, Schema, check_members, did_you_mean, wrong
+from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, did_you_mean, wrong
 from ovmstrio.config.graph_entries import is_graph
+from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_options import MODEL_OPTIONS, check_base_path, check_name, read_model_options
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.shapes import object_in_text

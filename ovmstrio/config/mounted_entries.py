@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import OPTIONAL, Located, check_members, is_whole, shown
+from ovmstrio.config.documents import OPTIONAL, check_members, is_whole, shown
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_python, read_python
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec

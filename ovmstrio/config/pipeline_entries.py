@@ -14,17 +14,8 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from pydantic import Field
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import (
-    OPTIONAL,
-    Findings,
-    Located,
-    Schema,
-    check_members,
-    did_you_mean,
-    is_whole,
-    items_of,
-    shown,
-)
+from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, did_you_mean, is_whole, items_of, shown
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
-from ovmstrio.config.documents import Findings, InvalidSyntax, Located, did_you_mean
+from ovmstrio.config.documents import Findings, did_you_mean
+from ovmstrio.config.located import InvalidSyntax, Located
 from ovmstrio.config.sections import Unusable
 
 __all__ = ["fit_message", "parse_proto"]

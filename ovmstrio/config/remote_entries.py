@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.config.config_file import ConfigFile
-    from ovmstrio.config.documents import Located
+    from ovmstrio.config.located import Located
 
 __all__ = ["BreakerSpec", "RemoteAddress", "RemoteSpec", "RemoteTls", "read_remotes"]
 

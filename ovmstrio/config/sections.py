@@ -13,7 +13,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from ovmstrio.config.documents import Findings, Located, did_you_mean, shown, suggest_key
+from ovmstrio.config.documents import Findings, did_you_mean, shown, suggest_key
+from ovmstrio.config.located import Located
 
 __all__ = [
     "Rule",

@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from ovmstrio.config.documents import InvalidSyntax, did_you_mean, expected_by, parse_json, shown, wrong
+from ovmstrio.config.documents import did_you_mean, expected_by, parse_json, shown, wrong
+from ovmstrio.config.located import InvalidSyntax
 from ovmstrio.config.specs import BatchingSpec, BatchSpec, BucketedDimension, LayoutSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim

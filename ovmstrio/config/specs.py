@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Type
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ovmstrio.config.documents import Place, expected_by, shown
+from ovmstrio.config.documents import expected_by, shown
+from ovmstrio.config.located import Place
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim

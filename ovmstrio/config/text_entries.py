@@ -18,7 +18,7 @@ from ovmstrio.core.generation import Task
 
 if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
-    from ovmstrio.config.documents import Located
+    from ovmstrio.config.located import Located
 
 __all__ = ["TASKS", "TEXT_MODELS", "TEXT_OPTIONS", "read_task", "read_text_models", "read_text_options"]
 

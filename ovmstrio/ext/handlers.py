@@ -1,6 +1,6 @@
 """Handler API: HTTP responses with status and headers."""
 
-from ovmstrio.handlers.http_results import (
+from ovmstrio.handlers.http_responses import (
     HTMLResponse,
     HTTPError,
     JSONResponse,

@@ -1,7 +1,8 @@
 """Service kind API, for kinds passed to ``ovmstrio.serve``."""
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Findings, Located, Place, Schema, check_members, is_whole
+from ovmstrio.config.documents import Findings, Schema, check_members, is_whole
+from ovmstrio.config.located import Located, Place
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.http import ByteStream, HttpAnswer, HttpRequest

@@ -20,7 +20,8 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from ovmstrio.config.documents import Findings, InvalidSyntax, Located, did_you_mean, suggest_key
+from ovmstrio.config.documents import Findings, did_you_mean, suggest_key
+from ovmstrio.config.located import InvalidSyntax, Located
 from ovmstrio.config.proto_text import fit_message, parse_proto
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.encoding.messages import POOL, message_class
@@ -29,16 +30,13 @@ from ovmstrio.graphs.graph_config import (
     INITIALIZATION,
     ChatRoles,
     GraphConfig,
-    InvalidName,
     NodeConfig,
     PolicyConfig,
     Port,
-    StreamReader,
     StreamRef,
-    parse_tag_index,
-    refuse_name,
 )
 from ovmstrio.graphs.packets import PYTHON_TENSOR
+from ovmstrio.graphs.stream_refs import InvalidName, StreamReader, parse_tag_index, refuse_name
 
 __all__ = [
     "Reading",

@@ -5,51 +5,37 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 import trio
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Findings, Located, check_members
+from ovmstrio.config.documents import Findings, check_members
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
+from ovmstrio.config.located import Located
 from ovmstrio.config.service_options import check_python, read_python
 from ovmstrio.config.specs import GraphSpec, PythonSpec, ServableSpec, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.core.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.core.service import NOTHING_INSIDE
-from ovmstrio.graphs.calculator import DefinitionScope
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.calculators.text import HTTP_LLM, PAYLOADS, TEXT_CALCULATORS, read_node_options
+from ovmstrio.graphs.calculators.text import HTTP_LLM, TEXT_CALCULATORS, read_node_options
 from ovmstrio.graphs.graph_file import examine_text
-from ovmstrio.graphs.plan import LoadedGraph, LoadedNode, close_nodes, make_graph_plan
-from ovmstrio.graphs.servable import GraphServable
-from ovmstrio.graphs.validate import examine_graph
-from ovmstrio.isolation.thread_pool import WorkerThreads
+from ovmstrio.graphs.text_graphs import _check_streams
 from ovmstrio.serving.fingerprints import graph_mark, paths_mark
 from ovmstrio.serving.kind import Dependency, Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
-from ovmstrio.util.placement import run_load
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ovmstrio.core.generation import TextGenerator
-    from ovmstrio.core.hooks import GraphHooks
-    from ovmstrio.core.service import Inside, LeaseServable, Service, TextApi
-    from ovmstrio.graphs.calculator import CalculatorKind
-    from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig
-    from ovmstrio.isolation.isolated_code import Isolation
+    from ovmstrio.core.service import Inside, Service
+    from ovmstrio.graphs.text_graphs import TextGraph
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = [
-    "GraphKind",
-    "TextGraph",
-    "load_graph",
-    "text_graph_of",
-]
+__all__ = ["GraphKind", "text_graph_of"]
 
 # Configuration
 
@@ -124,6 +110,8 @@ class GraphKind(Kind[GraphSpec]):
 
     def examine(self, spec: GraphSpec) -> Sequence[Problem]:
         """Return all problems of the graph file."""
+        from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - imported when first needed
+
         return examine_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
 
     def place(self, spec: GraphSpec, problem: Problem, directory: Path | None) -> Problem:
@@ -135,6 +123,8 @@ class GraphKind(Kind[GraphSpec]):
 
     async def load(self, spec: GraphSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Load the graph."""
+        from ovmstrio.graphs.loading import load_graph  # noqa: PLC0415 - imported when first needed
+
         # Imported here so that servers without graphs do not load it.
         from ovmstrio.isolation.isolated_code import Isolation  # noqa: PLC0415 - as above
 
@@ -161,12 +151,14 @@ class GraphKind(Kind[GraphSpec]):
 
     def look_inside(self, spec: GraphSpec, service: Service) -> Inside:
         """Return the graph's nodes and streams."""
+        from ovmstrio.graphs.servable import GraphServable  # noqa: PLC0415 - imported when first needed
+
         del spec
         return service.inside if isinstance(service, GraphServable) else NOTHING_INSIDE
 
 
 async def _load_text(context: LoadContext, spec: TextModelSpec) -> TextGenerator:
-    from ovmstrio.text.kind import load_task  # noqa: PLC0415 - as in `load`
+    from ovmstrio.text.loading import load_task  # noqa: PLC0415 - as in `load`
 
     return cast("TextGenerator", await load_task(spec, context))
 
@@ -235,85 +227,7 @@ def _model_paths(content: bytes, directory: Path) -> tuple[Path, ...]:
 log = structlog.get_logger(__name__)
 
 
-async def load_graph(
-    spec: GraphSpec,
-    *,
-    lease: LeaseServable,
-    tasks: trio.Nursery,
-    hooks: GraphHooks = NULL_GRAPH_HOOKS,
-    hide_errors: bool = False,
-    isolation: Isolation | None = None,
-    load_text: Callable[[TextModelSpec], Awaitable[TextGenerator]] | None = None,
-    text_api: Callable[[], TextApi] | None = None,
-) -> GraphServable:
-    """Load a graph; the caller owns the servable and closes it.
-
-    After an error or cancellation, the nodes loaded so far are finalized.
-
-    Args:
-        spec: the graph's configuration.
-        lease: gives nodes access to other servables.
-        tasks: owns the graph's worker threads; must outlive the servable.
-        hooks: observers of instances.
-        hide_errors: send clients only the type of user exceptions.
-        isolation: worker processes for user code; None for threads.
-        load_text: loads the models of text-generation nodes; None if that is not possible.
-        text_api: creates the request parser and response writer of text-generation nodes.
-
-    Raises:
-        ConfigError: the file is invalid, or a node cannot be loaded.
-    """
-    examined = await run_load(partial(examine_graph, spec.graph_path, spec.base_path))
-    if examined.config is None or examined.errors:
-        raise ConfigError(examined.errors)
-    for problem in examined.problems:
-        log.warning("graph problem found", graph=spec.name, problem=str(problem))
-    threads = WorkerThreads()
-    scope = DefinitionScope(
-        spec.name,
-        spec.base_path,
-        threads,
-        lease,
-        hide_errors,
-        isolation,
-        tasks,
-        load_text=load_text,
-        text_api=text_api,
-        cache_dir=spec.cache_dir,
-    )
-    nodes: list[LoadedNode] = []
-    try:
-        await tasks.start(threads.run)
-        for node in examined.config.nodes:
-            kind = _kind_of(node)
-            resources = await kind.load(node, scope)
-            nodes.append(LoadedNode(node, kind.contract(node), resources, hooks.node(node.canonical_name)))
-    except BaseException:
-        with trio.CancelScope(shield=True):
-            await close_nodes(nodes, threads)
-        raise
-    # The side packet of Python nodes has no value, because each node holds its own state.
-    side = {ref.name: None for node in examined.config.nodes for ref in node.side_inputs if ref.name == "py"}
-    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, side)
-    return GraphServable(spec.name, loaded, hooks)
-
-
-def _kind_of(node: NodeConfig) -> CalculatorKind:
-    kind = find_kind(node.calculator)
-    if kind is None:
-        raise ConfigError([Problem(f"unknown calculator {node.calculator!r}", line=node.line)])
-    return kind
-
-
 # Graphs of one text model, served as that model
-
-
-class TextGraph(NamedTuple):
-    """A graph file that is one text model: its spec, warnings and content."""
-
-    spec: TextModelSpec
-    warnings: tuple[Problem, ...]
-    content: bytes
 
 
 def _read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
@@ -321,6 +235,9 @@ def _read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGrap
 
     Errors of the file become problems of the model.
     """
+    from ovmstrio.graphs.text_graphs import TextGraph  # noqa: PLC0415 - imported when first needed
+    from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - imported when first needed
+
     try:
         content = read_regular_bytes(spec.graph_path)
     except OSError:
@@ -354,16 +271,3 @@ def _text_model_paths(content: str, directory: Path) -> tuple[Path, ...]:
             fields, _ = read_node_options(node, HTTP_LLM.task, HTTP_LLM.options, directory, Findings(""))
             found += [fields[name] for name in ("path", "draft_path") if name in fields]
     return tuple(found)
-
-
-def _check_streams(graph: GraphConfig, findings: Findings) -> None:
-    for kind, refs, tags in (("input", graph.inputs, PAYLOADS[:2]), ("output", graph.outputs, PAYLOADS[2:])):
-        for ref in refs:
-            if ref.port.tag not in tags:
-                findings.refuse(
-                    ref.at,
-                    f"the {kind} of a graph with {graph.nodes[0].calculator} must be an HTTP payload",
-                    expected=" or ".join(tags),
-                    found=ref.port.tag or "no tag",
-                    suggestion=f'write {kind}_stream: "{tags[0]}:{ref.name}"',
-                )

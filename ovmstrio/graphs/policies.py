@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 from ovmstrio.graphs.calculator import NodeFailure
-from ovmstrio.graphs.graph_config import parse_tag_index
 from ovmstrio.graphs.packets import DONE, MAX, MIN, next_allowed
+from ovmstrio.graphs.stream_refs import parse_tag_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import Findings, Located, by_line, did_you_mean
+from ovmstrio.config.documents import Findings, by_line, did_you_mean
+from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.graphs.calculator import ContractError, NodeContract
@@ -28,11 +29,9 @@ from ovmstrio.graphs.graph_config import (
     REQUEST_OUTPUTS,
     RESPONSE_MISSING,
     GraphConfig,
-    InvalidName,
     NodeConfig,
     Port,
     StreamRef,
-    parse_tag_index,
 )
 from ovmstrio.graphs.graph_file import examine_text
 from ovmstrio.graphs.packets import (
@@ -45,6 +44,7 @@ from ovmstrio.graphs.packets import (
     type_name,
 )
 from ovmstrio.graphs.policies import policy_names
+from ovmstrio.graphs.stream_refs import InvalidName, parse_tag_index
 from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = [

@@ -15,7 +15,7 @@ from structlog.contextvars import bound_contextvars, get_contextvars
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.handlers.handler_class import HandlerMethod
 from ovmstrio.handlers.handler_code import HandlerCode
-from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.serving.batching import BatchOptions
 
 __all__ = ["BatchItem", "BatchedMethod", "Patience", "batch_options", "current_request_id", "in_log", "request_id_for"]

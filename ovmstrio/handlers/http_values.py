@@ -26,7 +26,7 @@ from ovmstrio.encoding.json_reader import (
     parse_json,
 )
 from ovmstrio.encoding.multipart import FormPart, decoded, form_parts
-from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.http_responses import HTTPError
 
 __all__ = [
     "FormData",

@@ -20,7 +20,7 @@ from ovmstrio.core.events import note_failure
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.handlers.batches import current_request_id, in_log, request_id_for
 from ovmstrio.handlers.handler_code import HIDDEN
-from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.handlers.http_values import error_answer, plain_error, text_answer, wants_json
 from ovmstrio.serving.interfaces import HANDLERS_HTTP
 from ovmstrio.transport.http.responses import JSON_TYPE, retry_after

@@ -9,7 +9,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.isolation.channel import MOST_FILES, MOST_PACKET, Message, MessagePackets
+from ovmstrio.isolation.packets import MOST_FILES, MOST_PACKET, Message, MessagePackets
 from ovmstrio.isolation.stack_requests import is_for_samples, sample_in_thread
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ import trio
 from ovmstrio.config.specs import PythonSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.core.tracing import current_span
-from ovmstrio.isolation.channel import NO_MESSAGE
 from ovmstrio.isolation.code_host import GENERATOR, VALUE
 from ovmstrio.isolation.codec import decode_error
 from ovmstrio.isolation.generator_hosts import ENDED, RAISED
 from ovmstrio.isolation.generators import End, Failed
+from ovmstrio.isolation.packets import NO_MESSAGE
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import KeptProcess, WorkerEnded, WorkerProcess
 from ovmstrio.util.backoff import Backoff

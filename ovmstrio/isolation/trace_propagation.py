@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from ovmstrio.isolation.hosted import Invocation
-from ovmstrio.telemetry.spans import asks_for_traces, exporter_names, otlp_protocol
+from ovmstrio.telemetry.trace_context import asks_for_traces, exporter_names, otlp_protocol
 
 __all__ = ["flush_spans", "follow_trace", "following_trace"]
 

@@ -17,7 +17,8 @@ import trio
 
 from ovmstrio.core.resource_registry import current_census, current_owner
 from ovmstrio.core.service import SampledThreads, readiness_may_have_changed
-from ovmstrio.isolation.channel import NO_MESSAGE, Message, MessageChannel, packet_pair
+from ovmstrio.isolation.channel import MessageChannel, packet_pair
+from ovmstrio.isolation.packets import NO_MESSAGE, Message
 from ovmstrio.isolation.printing import log_printed
 from ovmstrio.isolation.program import Program, describe_end, start_program
 from ovmstrio.isolation.stack_requests import SAMPLES, decode_samples

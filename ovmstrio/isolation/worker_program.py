@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.isolation.channel import Message, MessageChannel
+from ovmstrio.isolation.channel import MessageChannel
+from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.process_exit import ignore_stop_signals
 from ovmstrio.isolation.stack_requests import SAMPLES, encode_samples, is_for_samples, sampler_of_process
 from ovmstrio.util.stdio import ignore_failed_writes

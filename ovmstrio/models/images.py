@@ -7,13 +7,9 @@ downscales. 16-bit depth is kept for grey images only.
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from typing import Final
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput
@@ -21,7 +17,7 @@ from ovmstrio.core.tensor import Array, Dim, TensorSpec
 from ovmstrio.models.rejections import mismatch, refused, show_shape
 from ovmstrio.models.tensor_contents import elements_of
 
-__all__ = ["IMAGE_RANK", "decoded", "image_batch", "resized"]
+__all__ = ["IMAGE_RANK", "image_batch"]
 
 IMAGE_RANK: Final = 4
 _DATATYPES: Final = {"FP32", "FP64", "FP16", "INT16", "UINT8", "INT8", "UINT16", "INT32"}
@@ -66,6 +62,8 @@ def _is_channels_last(layout: str) -> bool:
 
 
 def _decode(encoded: bytes, spec: TensorSpec) -> Array:
+    from ovmstrio.models.image_files import decoded, resized  # noqa: PLC0415 - imported when first needed
+
     if not encoded:
         raise refused("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape
@@ -90,68 +88,3 @@ def _nearest(allowed: Dim, size: int) -> int:
 
 
 # Pillow
-
-MAX_PIXELS: Final = 80_000_000
-"""Limit of decoded images, checked before decoding."""
-
-_FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
-"""Common formats of OpenCV; no format that runs an external program."""
-
-_UNREADABLE: Final = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    struct.error,
-    zlib.error,
-    Warning,  # if warnings are errors
-    Image.DecompressionBombError,
-)
-"""Exceptions of Pillow's decoders for damaged files."""
-
-_DECODED_MODES: Final = {
-    "P": "RGB",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-    "LAB": "RGB",
-    "HSV": "RGB",
-    "1": "L",
-    "LA": "RGBA",
-    "PA": "RGBA",
-}
-
-
-def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
-    """Decode an image file; palettes and other colour spaces become RGB, RGBA or grey.
-
-    Raises:
-        InvalidRequest: the format is unknown, or the image is damaged or too large.
-    """
-    try:
-        image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise _unreadable(spec, f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
-        if image.mode in _DECODED_MODES:
-            return image.convert(_DECODED_MODES[image.mode])
-        image.load()
-    except InvalidRequest:
-        raise
-    except UnidentifiedImageError:
-        # Pillow's message contains only a memory address.
-        detail = f"its {len(encoded)} bytes are not an image of a known format ({', '.join(_FORMATS)})"
-        raise _unreadable(spec, detail) from None
-    except _UNREADABLE as error:
-        raise _unreadable(spec, str(error) or type(error).__name__) from None
-    return image
-
-
-def _unreadable(spec: TensorSpec, detail: str) -> InvalidRequest:
-    return refused("Image parsing failed", f"{detail}; input name: {spec.name}")
-
-
-def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize an image bilinearly."""
-    return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)

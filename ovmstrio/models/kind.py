@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
-from weakref import finalize
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import structlog
-import trio
 
-from ovmstrio.config.mapping import MAPPING_FILE, read_mapping
+from ovmstrio.config.mapping import MAPPING_FILE
 from ovmstrio.config.model_entries import ModelEntries
 from ovmstrio.config.specs import ModelSpec, SpecificVersions
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
-from ovmstrio.core.service import NOTHING_INSIDE, Inside, Servable
-from ovmstrio.core.worker_peers import SequenceOwners
-from ovmstrio.inference.blob_cache import LentFolder, compiled_files, let_file_pages_go
-from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import TrialMemory, trials_folder, try_model
-from ovmstrio.inference.crash_probe.probe import trial_of
-from ovmstrio.inference.network import Network
-from ovmstrio.inference.warmup import warm_buckets
-from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, check_auto, follows_requests
-from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.core.service import NOTHING_INSIDE, Inside
 from ovmstrio.serving.fingerprints import tree_mark
 from ovmstrio.serving.kind import Kind, Takes
-from ovmstrio.serving.model_versions import check_regular_files, find_model_file, scan
+from ovmstrio.serving.model_versions import scan
 from ovmstrio.util.lazy_import import import_aside
-from ovmstrio.util.placement import run_load
-from ovmstrio.util.regular_files import read_regular_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.kind import LoadContext
     from ovmstrio.serving.model_versions import Listing
 
-__all__ = ["ModelKind", "load_model"]
+__all__ = ["ModelKind"]
 
 _KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
 
@@ -57,7 +39,7 @@ class ModelKind(Kind[ModelSpec]):
     name = ModelSpec.kind
     spec = ModelSpec
     takes = frozenset({Takes.TENSORS})
-    loads_with: ClassVar[str] = "ovmstrio.models.kind"
+    loads_with: ClassVar[str] = "ovmstrio.models.loading"
     runs_user_code = False
     fills_cores = True
     has_versions = True
@@ -119,9 +101,11 @@ class ModelKind(Kind[ModelSpec]):
 
     async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Read, compile and warm up a version."""
+        from ovmstrio.models.sequences import SequenceManagers  # noqa: PLC0415 - imported when first needed
+
         # Imported in a thread, and only if there are models: importing OpenVINO takes long.
         await import_aside(self.loads_with)
-        from ovmstrio.models.sequences import SequenceManagers  # noqa: PLC0415 - imported on demand
+        from ovmstrio.models.loading import load_model  # noqa: PLC0415 - imported when first needed
 
         started = perf_counter()
         hooks = context.meters.servable(spec.name, str(version))
@@ -141,8 +125,8 @@ class ModelKind(Kind[ModelSpec]):
 
     def look_inside(self, spec: ModelSpec, service: Service) -> Inside:
         """Return device and compilation settings."""
-        from ovmstrio.models.servable import BatchedServable, ModelServable  # noqa: PLC0415 - as above
-        from ovmstrio.models.stateful import StatefulServable  # noqa: PLC0415 - as above
+        from ovmstrio.models.servable import BatchedServable, ModelServable  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.models.stateful import StatefulServable  # noqa: PLC0415 - imported when first needed
 
         if not isinstance(service, ModelServable | BatchedServable | StatefulServable):
             return NOTHING_INSIDE
@@ -153,156 +137,3 @@ class ModelKind(Kind[ModelSpec]):
 # Loading
 
 log = structlog.get_logger(__name__)
-
-LABELS_FILE: Final = "labels.txt"
-
-
-def _ignore_warning(_: Problem) -> None:
-    pass
-
-
-async def load_model(
-    spec: ModelSpec,
-    version: int,
-    directory: Path,
-    *,
-    hooks: ServableHooks = NULL_HOOKS,
-    managers: SequenceManagers | None = None,
-    tasks: trio.Nursery | None = None,
-    remark: Callable[[Problem], None] = _ignore_warning,
-    owners: SequenceOwners | None = None,
-) -> Servable:
-    """Load, compile and warm up one version; the caller closes the servable.
-
-    ``hooks`` receives inferences and batches, ``remark`` warnings. ``tasks`` runs batches and keeps compiled files; it
-    must outlive the servable. ``managers`` has the sequences that continue after a reload. ``owners`` forwards requests
-    to other workers; None for a single worker.
-
-    Raises:
-        ConfigError: the model is missing, unreadable or contradicts its settings, or OpenVINO crashes with it.
-        NotReady: the crash probe could not run.
-    """
-    source = await run_load(partial(_find_model, spec, directory))
-    network = await _load_cached(source, directory, hooks, tasks, remark)
-    if spec.stateful:
-        return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
-    if spec.batching is not None:
-        servable = BatchedServable(spec, spec.batching, version, network, hooks)
-        if tasks is None:
-            raise ValueError("a batched model requires a nursery: pass tasks")
-        await tasks.start(servable.serve)
-        return servable
-    if not follows_requests(spec):
-        return ModelServable(spec, version, network)
-    refusal = check_auto(network.signature.inputs)
-    if refusal:
-        raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
-    follower = NetworkSource(network, partial(_load_network, source, hooks))
-    return ModelServable(spec, version, network, follower)
-
-
-async def _load_cached(
-    source: ModelFile,
-    directory: Path,
-    hooks: ServableHooks,
-    tasks: trio.Nursery | None,
-    remark: Callable[[Problem], None],
-) -> Network:
-    lent = None if tasks is None else await run_load(partial(_lend_folder, source, directory))
-    if lent is None or tasks is None:
-        return await _try_and_load(source, directory, hooks, remark)
-    try:
-        network = await _try_and_load(replace(source, kept=lent.place), directory, hooks, remark)
-    except BaseException:
-        lent.give_back()
-        raise
-    # The folder exists as long as the model, which may be recompiled from it.
-    finalize(network, lent.give_back)
-    tasks.start_soon(_keep, lent, network)
-    return network
-
-
-async def _keep(lent: LentFolder, _: Network) -> None:
-    """Keep the compiled files, which are removed with the model otherwise."""
-    await run_load(lent.keep)
-
-
-async def _try_and_load(
-    source: ModelFile, directory: Path, hooks: ServableHooks, remark: Callable[[Problem], None]
-) -> Network:
-    verdict = await try_model(trial := trial_of(source, directory))
-    if (warning := verdict.remark(trial)) is not None:
-        remark(warning)
-    return await _load_network(source, hooks, {}, remark)
-
-
-async def _load_network(
-    source: ModelFile,
-    hooks: ServableHooks,
-    requested: Mapping[str, tuple[int, ...]],
-    remark: Callable[[Problem], None] = _ignore_warning,
-) -> Network:
-    compiled, warnings = await run_load(partial(_compile, replace(source, requested=requested)))
-    for warning in warnings:
-        log.warning(warning.message, model=source.spec.name, setting=warning.path, suggestion=warning.suggestion)
-        remark(warning)
-    timing = compiled.timing
-    if source.labels:
-        compiled = replace(compiled, signature=replace(compiled.signature, labels=source.labels))
-    network = Network(compiled, hooks)
-    log.debug(
-        "model compiled",
-        model=source.spec.name,
-        nireq=compiled.nireq,
-        streams=compiled.streams,
-        inline=network.runs_inline,
-        median_seconds=None if timing is None else timing.median_seconds,
-    )
-    return network
-
-
-def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
-    compiled, warnings = warm_buckets(compile_model(source))
-    for folder in {source.file.parent, source.spec.cache_dir or source.kept or source.file.parent}:
-        let_file_pages_go(folder)
-    return compiled, warnings
-
-
-def _lend_folder(source: ModelFile, directory: Path) -> LentFolder | None:
-    """Return a folder for the compiled files; None if they are not kept, or the model is unreadable."""
-    files = compiled_files()
-    if files is None or source.spec.cache_dir is not None:
-        return None
-    try:
-        key = TrialMemory(trials_folder()).key_of(trial_of(source, directory))
-        weights = source.file.with_suffix(".bin")
-        return files.lend(key, weights.stat().st_size if weights.exists() else 0)
-    except OSError:
-        return None
-
-
-def _find_model(spec: ModelSpec, directory: Path) -> ModelFile:
-    check_regular_files(directory)
-    problems: list[Problem] = []
-    found: list[Any] = []
-    for read in (find_model_file, read_mapping):
-        try:
-            found.append(read(directory))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    file, mapping = found
-    return ModelFile(file, spec, mapping, labels=_labels(directory))
-
-
-def _labels(directory: Path) -> tuple[str, ...]:
-    for folder in (directory, directory.parent) if directory.is_dir() else ():
-        path = folder / LABELS_FILE
-        try:
-            return tuple(read_regular_text(path).splitlines())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise ConfigError([Problem(f"the labels cannot be read: {error}", file=str(path))]) from None
-    return ()

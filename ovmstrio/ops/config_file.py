@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from ovmstrio.config.documents import Findings, InvalidSyntax, Located, load_yaml, locate, parse_yaml, shown
+from ovmstrio.config.documents import Findings, load_yaml, parse_yaml, shown
+from ovmstrio.config.located import InvalidSyntax, Located, locate
 from ovmstrio.config.sections import Section, Unusable, rules_of, whole
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.settings import (

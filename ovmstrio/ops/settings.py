@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from ovmstrio.config.documents import Located, did_you_mean
+from ovmstrio.config.documents import did_you_mean
+from ovmstrio.config.located import Located
 from ovmstrio.config.sections import Unusable, choice, flag, number, text, texts, whole
 
 __all__ = [

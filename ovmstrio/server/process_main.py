@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -10,70 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ovmstrio.server.end_watchdog import END_WATCHDOG
+from ovmstrio.server.gc_tuning import spare_the_collector
 from ovmstrio.server.malloc_trim import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.server import serve_plan
-from ovmstrio.server.signals import END_WATCHDOG
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.server import Running
     from ovmstrio.server.worker_context import Hosting
-    from ovmstrio.serving.registry import Registry
 
-__all__ = [
-    "Show",
-    "collect_rarely",
-    "keep_imports",
-    "own_process",
-    "serve_in_own_process",
-    "spare_imports",
-    "spare_the_collector",
-]
+__all__ = ["Show", "own_process", "serve_in_own_process"]
 
 # Garbage collector
-
-_SERVING_GC_THRESHOLD: Final = 20_000
-"""Threshold of the youngest generation; a call creates a few dozen objects, few of them in cycles."""
-_IMPORT_GC_THRESHOLD: Final = 200_000
-"""Threshold while importing: nearly all imported objects stay."""
-
-
-def spare_imports() -> None:
-    """Raise the collector threshold during imports, until :func:`collect_rarely`."""
-    gc.set_threshold(_IMPORT_GC_THRESHOLD, 20, 20)
-
-
-def collect_rarely() -> None:
-    """Raise the collector threshold for serving."""
-    gc.set_threshold(_SERVING_GC_THRESHOLD, 20, 20)
-
-
-def keep_imports() -> None:
-    """Freeze the collector's objects in a process that has only imported modules.
-
-    About 1 MB of them is garbage, which would take nearly 100 ms to find.
-    """
-    gc.freeze()
-
-
-async def spare_the_collector(registry: Registry) -> None:
-    """Freeze the objects of the start and raise the threshold after the first load.
-
-    The default thresholds cost 10 to 20 % of a small call.  Collection happens during the load, while the event loop is
-    idle.
-
-    Cancellation: objects up to now are frozen all the same.
-    """
-    if not registry.has_loaded:
-        _freeze()
-        await registry.wait_loaded()
-    _freeze()
-    collect_rarely()
-
-
-def _freeze() -> None:
-    gc.collect()
-    gc.freeze()
 
 
 # Process

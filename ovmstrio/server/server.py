@@ -78,7 +78,8 @@ from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.process_metrics import resident_bytes
 from ovmstrio.telemetry.recent_history import RecentPast
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import ALWAYS, asks_for_traces, sampling_of, unrecorded_spans, warn_of_propagators
+from ovmstrio.telemetry.spans import ALWAYS, sampling_of, unrecorded_spans, warn_of_propagators
+from ovmstrio.telemetry.trace_context import asks_for_traces
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import watch_overdue
 from ovmstrio.util.extras import Extra, way_to_install

@@ -12,7 +12,8 @@ from ovmstrio.core.connection import Loopback, Remote
 from ovmstrio.core.errors import GRPC_STATUSES
 from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, CallObserver, current_request
 from ovmstrio.core.tracing import current_span
-from ovmstrio.telemetry.spans import QuietSpan, RecordedSpan, read_parent
+from ovmstrio.telemetry.spans import QuietSpan, RecordedSpan
+from ovmstrio.telemetry.trace_context import read_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, WireRequest
     from ovmstrio.core.tracing import Attributes
     from ovmstrio.telemetry.recent_traces import RecentTraces
-    from ovmstrio.telemetry.spans import SpanSink, TraceParent, TraceSampling, UserContext
+    from ovmstrio.telemetry.spans import SpanSink, TraceSampling, UserContext
+    from ovmstrio.telemetry.trace_context import TraceParent
 
 __all__ = ["CallTracing", "WatchedCalls", "describe_call", "describe_end", "is_failing_status", "span_name"]
 

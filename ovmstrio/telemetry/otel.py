@@ -23,7 +23,8 @@ from opentelemetry.trace import (
 )
 
 from ovmstrio.telemetry.recent_traces import KeptSpan
-from ovmstrio.telemetry.spans import LONGEST_TEXT, MOST_EVENTS, RecordedSpan, SpanLink, exporter_names, otlp_protocol
+from ovmstrio.telemetry.spans import LONGEST_TEXT, MOST_EVENTS, RecordedSpan, SpanLink
+from ovmstrio.telemetry.trace_context import exporter_names, otlp_protocol
 from ovmstrio.util.truncation import cut, text_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import trio
 
 from ovmstrio.core.errors import ModelFailure, NotReady
 from ovmstrio.inference.engine.messages import LOADED
-from ovmstrio.isolation.channel import NO_MESSAGE
+from ovmstrio.isolation.packets import NO_MESSAGE
 from ovmstrio.isolation.worker_process import KeptProcess, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 

@@ -28,8 +28,9 @@ import trio
 
 from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.core.worker_peers import PartedAnswer
-from ovmstrio.isolation.channel import NO_MESSAGE, MessageChannel, Swift, swift_packet
+from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.codec import decode_error, encode_error
+from ovmstrio.isolation.packets import NO_MESSAGE, Swift, swift_packet
 from ovmstrio.transport.accepting import NO_ROOM, PAUSE_SECONDS
 from ovmstrio.transport.direct_stream import told_of_waiting
 from ovmstrio.workers.handoff import noted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.server.plan import plan_service, service_settings
+from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves, reason_of
 from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.workers.serve import serve_in_processes

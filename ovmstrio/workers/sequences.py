@@ -12,7 +12,7 @@ import trio
 from ovmstrio.core.errors import NotSupported, TooManySequences
 from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
-from ovmstrio.isolation.channel import Swift
+from ovmstrio.isolation.packets import Swift
 from ovmstrio.models.sequences.requests import pack, read_outputs, tell_outputs, unpack
 from ovmstrio.util.truncation import utf8
 from ovmstrio.workers.rpc import NotBegun

@@ -14,7 +14,7 @@ import trio
 from ovmstrio.auth.gate import Gate
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.serving.authorization import GuardedPlane

@@ -17,7 +17,7 @@ from ovmstrio.core.errors import NotFound
 from ovmstrio.core.request import InferInput, InferRequest, InferResponse, ParameterValue, StreamProblem, StreamReply
 from ovmstrio.core.service import InferStream, LeasedServable
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.graphs.kind import load_graph
+from ovmstrio.graphs.loading import load_graph
 from ovmstrio.graphs.servable import GraphServable
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.protocols.openai.text_documents import OpenAITexts

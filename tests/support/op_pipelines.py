@@ -16,7 +16,8 @@ from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.ops.tensors import holds_arrays, pack, unpack
 from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.server.kinds import KINDS
-from ovmstrio.server.plan import Plan, service_settings
+from ovmstrio.server.plan import Plan
+from ovmstrio.server.service_plan import service_settings
 from ovmstrio.serving.hosted_service import host
 from ovmstrio.serving.kind import LoadContext
 from tests.support.served_in_thread import ServedPlan, serving_plan

@@ -19,7 +19,7 @@ from ovmstrio.core.service import LeasedServable, Servable
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.pipelines.builtin.builtin_node import BuiltinNode, open_builtin
 from ovmstrio.pipelines.custom_node import CustomNode
-from ovmstrio.pipelines.kind import load_pipeline
+from ovmstrio.pipelines.loading import load_pipeline
 from ovmstrio.pipelines.python_node import open_python_node
 from ovmstrio.pipelines.servable import DagServable
 from tests.support.servables import raw_request

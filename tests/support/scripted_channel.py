@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ovmstrio.isolation.channel import Message
+from ovmstrio.isolation.packets import Message
 
 
 class ScriptedChannel:

@@ -24,7 +24,7 @@ from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.crash_probe import trying_models
 from ovmstrio.inference.crash_probe.workers import TrialMode
 from ovmstrio.inference.network import Network
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceManager, SequenceManagers
 from ovmstrio.models.servable import BatchedServable, ModelServable
 from ovmstrio.models.stateful import StatefulServable

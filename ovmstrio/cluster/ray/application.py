@@ -11,9 +11,11 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import LocalityMixin, RequestRouter
 
-from ovmstrio.cluster.layout import INGRESS, lay_out, shard_names
+from ovmstrio.cluster.layout import INGRESS, drain_seconds, lay_out, shard_names
+from ovmstrio.cluster.ray.autoscaling import wanted_replicas
+from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
-from ovmstrio.cluster.ray.replica import GroupReplica, ReplicaPlan, wanted_replicas
+from ovmstrio.cluster.ray.replica import GroupReplica
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.documents import expected_by, shown
@@ -24,7 +26,7 @@ from ovmstrio.server.settings import ServerSettings
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from ray.serve import Application
     from ray.serve.request_router import PendingRequest, RunningReplica
@@ -32,22 +34,11 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.layout import ClusterLayout
     from ovmstrio.config.specs import Autoscaling
 
-__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application", "drain_seconds"]
+__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application"]
 
 # Drain time
 
 _DRAIN_SECONDS: Final = 30
-_START_SECONDS: Final = 120
-
-
-def drain_seconds(callees: Iterable[int]) -> int:
-    """Return the drain time of a group in seconds, given those of the groups that it calls.
-
-    All groups are replaced at the same time.  Calls of a group with one replica wait until its replacement has started,
-    so
-    the calling replica must live that long.
-    """
-    return max((each + _START_SECONDS for each in callees), default=_DRAIN_SECONDS)
 
 
 # Request router

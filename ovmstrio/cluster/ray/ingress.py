@@ -13,8 +13,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import orjson
@@ -24,10 +23,11 @@ from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc import GrpcAnswer
-from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, NAME, READY, STREAM
+from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
 from ovmstrio.cluster.ray.request_streams import answer_stream, pass_stream
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
+from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http import BODILESS, HttpRequest
@@ -36,7 +36,7 @@ from ovmstrio.serving.ovms_errors import inflated_body
 from ovmstrio.transport.http.responses import error_answer, size_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
@@ -44,83 +44,9 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http import Headers
 
-__all__ = ["ClusterIngress", "HttpTarget", "grpc_target", "http_target", "is_openai", "plain_path"]
+__all__ = ["ClusterIngress"]
 
 # Routing
-
-_BY_NAME: Final = ("/v1/models/", "/v2/models/")
-_STREAMED: Final = "/generate_stream"
-_OPENAI: Final = (
-    "/v3/",
-    "/v1/chat/",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/audio/",
-    "/v1/images/",
-    "/v1/rerank",
-    "/v1/tokenize",
-    "/v1/v2/rerank",
-    "/v2/rerank",
-)
-_LIST: Final = "/v1/models"
-_ANY_PATH: Final = "/v3/"
-_INGRESS_HINT: Final = 'place all text models in the group "ingress"'
-
-
-class HttpTarget(NamedTuple):
-    """Service of a request (empty for the server itself), and whether the response may be streamed."""
-
-    name: str
-    may_stream: bool
-
-
-def plain_path(request: HttpRequest) -> str:
-    """Return the decoded path of a request without trailing slash."""
-    return unquote(request.target.partition("?")[0]).rstrip("/") or "/"
-
-
-def is_openai(path: str) -> bool:
-    """Return whether a path belongs to the OpenAI API, whose bodies name the model."""
-    return path.startswith(_OPENAI) or path == _LIST
-
-
-def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
-    """Return the service of a request; raises NotSupported without a model name in an OpenAI body."""
-    path = plain_path(request)
-    if is_openai(path):
-        return HttpTarget(_openai_name(request, path, names), may_stream=True)
-    for prefix in _BY_NAME:
-        if path.startswith(prefix):
-            name = path.removeprefix(prefix).partition("/")[0]
-            return HttpTarget(name if name in names else name.partition(":")[0], path.endswith(_STREAMED))
-    first = path.removeprefix("/").partition("/")[0]
-    return HttpTarget(first, may_stream=True) if first in names else HttpTarget("", may_stream=False)
-
-
-def _openai_name(request: HttpRequest, path: str, names: Collection[str]) -> str:
-    """Return the model of the body or the graph of the path; empty for JSON without a name (rejected anyway)."""
-    try:
-        document = orjson.loads(request.body)
-    except orjson.JSONDecodeError:
-        document = None
-    name = document.get("model") if isinstance(document, dict) else None
-    if isinstance(name, str):
-        return name
-    if path.startswith(_ANY_PATH) and (first := path.removeprefix(_ANY_PATH).partition("/")[0]) in names:
-        return first
-    if request.method == "POST" and "json" in (request.header("content-type") or ""):
-        return ""
-    raise NotSupported(f"{path}: only JSON requests with a model are forwarded to other groups; {_INGRESS_HINT}")
-
-
-def grpc_target(path: str, data: bytes) -> str:
-    """Return the service of a gRPC call; empty for the server itself."""
-    where = CALLS[path]
-    if not where:
-        return ""
-    first = first_text(data)
-    return (first if where == NAME else first_text(first)).decode(errors="replace")
 
 
 # Ingress

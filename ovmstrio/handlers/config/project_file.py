@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 import structlog
 import yaml
 
-from ovmstrio.config.documents import Document, Findings, load_yaml, shown
+from ovmstrio.config.documents import Findings, load_yaml, shown
+from ovmstrio.config.located import Document
 from ovmstrio.config.sections import Rules, Section, any_spelling, any_word, flag, number, rules_of, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.dotenv import parse_dotenv

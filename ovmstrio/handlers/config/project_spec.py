@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ovmstrio.config.documents import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.sections import Unusable, any_spelling, flag, written
 
 __all__ = [

@@ -22,7 +22,7 @@ from ovmstrio.core.connection import UNKNOWN, UnixSocket
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.handlers.grpc.rpc_call import RpcCall
 from ovmstrio.handlers.handler_code import HIDDEN
-from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.isolation.user_code import is_async
 from ovmstrio.util.truncation import text_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.handlers.http_results import HTTPError
+from ovmstrio.handlers.http_responses import HTTPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,13 +21,11 @@ from ovmstrio.handlers.config.project_spec import ModelsSpec, ProjectBatching, P
 from ovmstrio.handlers.models.client import Array, ModelClient, ModelNames, flat_list, read_inputs, version_text
 from ovmstrio.handlers.models.loader import LoadModel, ModelLoader, StorageThreads
 from ovmstrio.handlers.models.model_cache import Shelf, StorageSync, Validate, WatchOptions, lease_models
-from ovmstrio.handlers.models.saved_model import (
+from ovmstrio.handlers.models.saved_model import SavedModel, choose_signature, read_saved_model
+from ovmstrio.handlers.models.saved_model_run import (
     BatchedRun,
     RunnableModel,
-    SavedModel,
-    choose_signature,
     load_saved_model,
-    read_saved_model,
     run_batch,
     run_model,
     submit,

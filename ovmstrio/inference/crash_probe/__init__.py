@@ -11,8 +11,8 @@ Only the worker's program imports OpenVINO, so that a server without models does
 
 from __future__ import annotations
 
-from ovmstrio.inference.crash_probe.probe import Trial, Verdict
 from ovmstrio.inference.crash_probe.results import TrialMemory, trials_folder
+from ovmstrio.inference.crash_probe.verdict import Trial, Verdict
 from ovmstrio.inference.crash_probe.workers import TrialPool, try_model, try_model_from_thread, trying_models
 
 __all__ = [

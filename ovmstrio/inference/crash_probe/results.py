@@ -20,7 +20,7 @@ from typing import Any, Final
 import structlog
 from platformdirs import user_cache_path
 
-from ovmstrio.inference.crash_probe.probe import Trial, Verdict
+from ovmstrio.inference.crash_probe.verdict import Trial, Verdict
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 
 __all__ = ["TrialMemory", "trials_folder"]

@@ -16,8 +16,8 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe.probe import Trial, Verdict
 from ovmstrio.inference.crash_probe.results import TrialMemory
+from ovmstrio.inference.crash_probe.verdict import Trial, Verdict
 from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
 from ovmstrio.util.placement import run_load

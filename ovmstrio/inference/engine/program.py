@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.isolation.blocking_channel import BlockingChannel
-    from ovmstrio.isolation.channel import Message
+    from ovmstrio.isolation.packets import Message
 
 __all__ = ["EngineProgram", "serve"]
 

@@ -14,7 +14,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tracing import current_span
-from ovmstrio.isolation.channel import NO_MESSAGE
+from ovmstrio.isolation.packets import NO_MESSAGE
 from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import ReportStage, Result, Sample

@@ -81,7 +81,9 @@ def test_check_lists_loaded_versions_and_warnings(tmp_path: Path) -> None:
     assert result.stdout.split("\n") == ["loads  a version 3", "ok: 1 version loaded, no problem found", ""]
     (base / "drafts").mkdir()
     result = check("a")
-    assert (result.exit_code, 'warning  directory "drafts" is not a version' in result.stdout) == (0, True), result.output
+    assert (result.exit_code, 'warning  directory "drafts" is not a version' in result.stdout) == (0, True), (
+        result.output
+    )
     assert "ok: 0 errors and 1 warning in 1 file; 1 version loaded" in result.stdout
 
 

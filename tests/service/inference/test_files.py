@@ -28,7 +28,7 @@ from ovmstrio.inference.blob_cache import (
     let_file_pages_go,
 )
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from tests.support import ir
 from tests.support.servables import EXACT, raw_request, tensors
 

@@ -19,7 +19,7 @@ from ovmstrio.core.hooks import NULL_HOOKS
 from ovmstrio.core.request import RequestedOutput
 from ovmstrio.core.tensor import Dim
 from ovmstrio.inference.infer_requests import Slot
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.models.servable import ModelServable
 from tests.support import ir
 from tests.support.examples import examples

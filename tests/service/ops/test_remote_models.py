@@ -15,7 +15,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelFailure, NotFound
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.encoding.status_errors import Unreachable
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.ops.predictor.kserve import PipelinePredictor
 from ovmstrio.ops.predictor.make import PredictorMaker
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import GraphSpec
-from ovmstrio.graphs.kind import load_graph
+from ovmstrio.graphs.loading import load_graph
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.serving.data_plane import DataPlane

@@ -12,7 +12,7 @@ from ovmstrio.config.documents import by_line
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
 from ovmstrio.ops.config_file import examine_pipeline_config
-from ovmstrio.server.plan import plan_service, service_settings
+from ovmstrio.server.service_plan import plan_service, service_settings
 from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 

@@ -18,7 +18,8 @@ from structlog.testing import capture_logs
 
 from ovmstrio.models.servable import ModelServable
 from ovmstrio.telemetry.logs import configure_logs
-from ovmstrio.telemetry.spans import TraceParent, sampling_of, warn_of_propagators
+from ovmstrio.telemetry.spans import sampling_of, warn_of_propagators
+from ovmstrio.telemetry.trace_context import TraceParent
 from ovmstrio.transport.grpc import stream
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds

@@ -8,7 +8,8 @@ import pytest
 import structlog
 import trio
 
-from ovmstrio.isolation.channel import Message, MessageChannel, packet_pair
+from ovmstrio.isolation.channel import MessageChannel, packet_pair
+from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests
 from ovmstrio.transport.direct_stream import DirectStream, close_now
 from ovmstrio.workers.handoff import ConnectionInbox

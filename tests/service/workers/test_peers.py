@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
-from ovmstrio.isolation.channel import Swift, swift_packet
+from ovmstrio.isolation.packets import Swift, swift_packet
 from ovmstrio.models.sequences.requests import pack, unpack
 from ovmstrio.workers.rpc import LEFT, Peers
 from ovmstrio.workers.sequences import SWIFT_STEP, BoardDirectory, PeerOwners, answer_step

@@ -21,7 +21,7 @@ from ovmstrio.inference.crash_probe import workers as pool
 from ovmstrio.inference.crash_probe import workers as trial_workers
 from ovmstrio.inference.crash_probe.probe import compile_plain, trial_of
 from ovmstrio.isolation.worker_process import WorkerProcess
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from tests.support import ir
 from tests.support.servables import load_saved, raw_request, refusal_of, saved, trying, verdicts
 from tests.support.waits import WAIT_SECONDS

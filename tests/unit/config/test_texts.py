@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.documents import Findings, InvalidSyntax, locate, parse_json, parse_yaml
+from ovmstrio.config.documents import Findings, parse_json, parse_yaml
+from ovmstrio.config.located import InvalidSyntax, locate
 from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
 from ovmstrio.config.proto_text import parse_proto
 from ovmstrio.config.sections import (

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.graphs.graph_config import InvalidName, Port, is_stream_name, parse_stream, parse_tag_index
+from ovmstrio.graphs.graph_config import Port
 from ovmstrio.graphs.packets import DONE, MAX, MIN, UNSET, AutomaticTimestamps, Packet
+from ovmstrio.graphs.stream_refs import InvalidName, is_stream_name, parse_stream, parse_tag_index
 from ovmstrio.graphs.streams import InputStream, TimestampMismatch
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ovmstrio.core.errors import ConfigError, Overloaded, Problem, ServerError
-from ovmstrio.isolation.channel import MOST_INLINE, NO_MESSAGE, MessagePackets
 from ovmstrio.isolation.codec import MOST_KEPT, Encoded, RegionPool, decode, decode_error, encode_error, find_shared
+from ovmstrio.isolation.packets import MOST_INLINE, NO_MESSAGE, MessagePackets
 from ovmstrio.isolation.user_code import place_in
 from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS
 

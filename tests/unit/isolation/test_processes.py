@@ -12,8 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.isolation.channel import MOST_INLINE, NO_MESSAGE, MessageChannel, PacketSocket, packet_pair
+from ovmstrio.isolation.channel import MessageChannel, PacketSocket, packet_pair
 from ovmstrio.isolation.codec import Region
+from ovmstrio.isolation.packets import MOST_INLINE, NO_MESSAGE
 from ovmstrio.isolation.program import describe_end, describe_exit
 from ovmstrio.pipelines.native.abi import PRECISIONS
 

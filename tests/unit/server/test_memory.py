@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.server import memory_limit as module
+from ovmstrio.server.gc_tuning import spare_the_collector
 from ovmstrio.server.malloc_trim import Growth, give_back_freed_memory
 from ovmstrio.server.memory_limit import memory_limit, pending_answers
-from ovmstrio.server.process_main import spare_the_collector
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.registry import Registry
 from tests.support.waits import WAIT_SECONDS

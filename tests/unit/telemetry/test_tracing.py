@@ -17,16 +17,8 @@ from ovmstrio.core.tracing import Span, current_span, part_of_call
 from ovmstrio.telemetry.call_tracing import CallTracing
 from ovmstrio.telemetry.otel import UserSpans
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import (
-    MOST_EVENTS,
-    RecordedSpan,
-    TraceParent,
-    TraceSampling,
-    read_parent,
-    span_of,
-    unrecorded_spans,
-    written_parent,
-)
+from ovmstrio.telemetry.spans import MOST_EVENTS, RecordedSpan, TraceSampling, span_of, unrecorded_spans
+from ovmstrio.telemetry.trace_context import TraceParent, read_parent, written_parent
 from tests.support.callers import LOCAL
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -18,7 +18,7 @@ from ovmstrio.graphs.calculator import ContractError
 from ovmstrio.graphs.calculators.inference import Session
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.serving.registry import Registry
 from tests.support import ir
 from tests.support.graph_nodes import contract_of, options, refs, run_nodes

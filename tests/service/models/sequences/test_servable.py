@@ -22,7 +22,7 @@ from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import Control, SequenceManagers
 from ovmstrio.models.sequences.requests import read_control
 from ovmstrio.models.stateful import StatefulServable

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from ovmstrio.config.specs import BatchingSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.tensor import Dim
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.telemetry.log_levels import LogLevel
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support import ir

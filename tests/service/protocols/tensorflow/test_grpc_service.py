@@ -13,7 +13,7 @@ from PIL import Image
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE
 from ovmstrio.serving.interfaces import KSERVE_GRPC

@@ -15,7 +15,7 @@ import pytest
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferRequest
 from ovmstrio.encoding.messages import METHOD, REQUEST, message_class
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.protocols import grpc_codec
 from ovmstrio.protocols.kserve.grpc_requests import decode_request

@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.service import Servable
-from ovmstrio.models.kind import load_model
+from ovmstrio.models.loading import load_model
 from tests.support import ir
 from tests.support.servables import EXACT
 from tests.support.stub_registry import load_pass_through
