@@ -32,7 +32,7 @@ from ovmstrio.telemetry.logs import configure_logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
 
 __all__ = ["run"]
 

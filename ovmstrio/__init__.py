@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Servable, Service
     from ovmstrio.core.tensor import Array, Tensor, TensorSpec
     from ovmstrio.server.kinds import KINDS, Kinds, table_of
-    from ovmstrio.server.server import Running, serve
+    from ovmstrio.server.running import Running
+    from ovmstrio.server.server import serve
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.kind import Kind, LoadContext, Takes
     from ovmstrio.telemetry.logs import configure_logs

@@ -13,7 +13,7 @@ from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, show_data
 
 if TYPE_CHECKING:
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
     from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["register"]

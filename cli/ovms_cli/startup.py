@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.serving.records import VersionStatus
 
 __all__ = ["show_startup"]

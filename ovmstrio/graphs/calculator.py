@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.core.service import LeaseServable, TextApi
-    from ovmstrio.graphs.instance import NodeRun
     from ovmstrio.isolation.isolated_code import Isolation
     from ovmstrio.isolation.thread_pool import WorkerThreads
 
@@ -139,6 +138,18 @@ class InstanceContext:
     http: HttpRequest | None = None
 
 
+class NodeState:
+    """The part of a node's state in a running instance that its contexts read."""
+
+    __slots__ = ("config", "context", "side", "side_outputs")
+
+    def __init__(self, config: NodeConfig, context: InstanceContext) -> None:
+        self.config = config
+        self.context = context
+        self.side: Mapping[Port, Any] = {}
+        self.side_outputs: dict[Port, Any] = {}
+
+
 class NodeContext:
     """A calculator's view of one run of its node; created by the engine.
 
@@ -152,7 +163,7 @@ class NodeContext:
     __slots__ = ("_run", "bounds", "emitted", "inputs", "is_done", "settled", "timestamp")
 
     def __init__(
-        self, run: NodeRun, timestamp: int, inputs: Mapping[Port, Any], settled: Mapping[Port, int] = _NO_BOUNDS
+        self, run: NodeState, timestamp: int, inputs: Mapping[Port, Any], settled: Mapping[Port, int] = _NO_BOUNDS
     ) -> None:
         self._run = run
         self.timestamp = timestamp
@@ -166,7 +177,7 @@ class NodeContext:
     @property
     def node(self) -> NodeConfig:
         """The node's configuration."""
-        return self._run.plan.config
+        return self._run.config
 
     @property
     def instance(self) -> InstanceContext:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.graphs.graph_config import ChatRoles
+    from ovmstrio.graphs.graph_stream import GraphStream
     from ovmstrio.graphs.packets import Packet
-    from ovmstrio.graphs.servable import GraphStream
 
 __all__ = ["GraphGeneration", "Said", "SaidMaker", "generate_text", "no_chat"]
 

@@ -24,7 +24,7 @@ from ovmstrio.core.errors import FailedPrecondition, PayloadTooLarge, ServerErro
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.tracing import current_span
-from ovmstrio.graphs.calculator import NodeContext, NodeFailure
+from ovmstrio.graphs.calculator import NodeContext, NodeFailure, NodeState
 from ovmstrio.graphs.packets import DONE, MIN, Packet, TensorValue, next_allowed
 from ovmstrio.graphs.policies import CLOSE, make_policy
 from ovmstrio.graphs.requests import DEADLOCK, TIMESTAMP_PARAMETER, graph_failure, node_failure
@@ -58,7 +58,7 @@ __all__ = [
 # Nodes of a running instance
 
 
-class NodeRun:
+class NodeRun(NodeState):
     """State of one node in a running instance.
 
     Attributes:
@@ -73,7 +73,6 @@ class NodeRun:
         "active",
         "calculator",
         "can_throttle",
-        "context",
         "is_close_forced",
         "is_closed",
         "is_delivering",
@@ -83,15 +82,13 @@ class NodeRun:
         "pending",
         "plan",
         "policy",
-        "side",
-        "side_outputs",
         "streams",
     )
 
     def __init__(self, plan: GraphNodePlan, context: InstanceContext, max_queue_size: int) -> None:
         config = plan.config
+        super().__init__(config, context)
         self.plan = plan
-        self.context = context
         self.name = config.canonical_name
         self.streams = [
             InputStream(ref.name, ref.port, limit=max_queue_size, is_back_edge=ref.port in config.back_edges)
@@ -99,8 +96,6 @@ class NodeRun:
         ]
         self.policy = make_policy(plan.policy, self.streams, processes_bounds=plan.contract.processes_bounds)
         self.calculator: Calculator | None = None
-        self.side: Mapping[Port, Any] = {}
-        self.side_outputs: dict[Port, Any] = {}
         self.max_in_flight = max(1, config.max_in_flight)
         self.active = 0
         self.is_queued = False

@@ -22,7 +22,6 @@ __all__ = [
     "swift_packet",
 ]
 
-
 _PACKED: Final = b"s"
 
 

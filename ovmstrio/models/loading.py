@@ -32,9 +32,9 @@ from ovmstrio.serving.model_versions import check_regular_files, find_model_file
 from ovmstrio.util.placement import run_load
 from ovmstrio.util.regular_files import read_regular_text
 
-log = structlog.get_logger(__name__)
-
 __all__ = ["LABELS_FILE", "load_model"]
+
+log = structlog.get_logger(__name__)
 
 
 LABELS_FILE: Final = "labels.txt"

@@ -3,69 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+import trio
 
+from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.specs import PipelineSpec
-from ovmstrio.core.errors import Problem
+from ovmstrio.core.errors import ConfigError, NotFound, NotReady, Problem
+from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.service import Inside, SequenceServable
 from ovmstrio.models.servable import ModelServable
 from ovmstrio.pipelines.custom_node import CustomNode
-from ovmstrio.pipelines.structure import Code, problem_of
-
-if TYPE_CHECKING:
-    from ovmstrio.config.specs import PipelineNode
-    from ovmstrio.core.service import Servable
-
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
-
-from ovmstrio.config.documents import did_you_mean
-from ovmstrio.core.errors import ConfigError, NotFound, NotReady
-from ovmstrio.pipelines.run import CustomNodeCall, NodeCall, ServableCall
-from ovmstrio.pipelines.signatures import (
-    NodeSignature,
-    signature_of_custom_node,
-    signature_of_servable,
-)
-from ovmstrio.pipelines.structure import placed
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ovmstrio.config.specs import PipelineNode
-    from ovmstrio.core.service import LeaseServable
-
-from functools import partial
-from typing import TYPE_CHECKING
-
-import trio
-
-from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.pipelines.open_node import open_custom_node
 from ovmstrio.pipelines.plan import draw, make_plan
-from ovmstrio.pipelines.run import TimedNodeCall
+from ovmstrio.pipelines.run import CustomNodeCall, NodeCall, ServableCall, TimedNodeCall
 from ovmstrio.pipelines.servable import DagServable
 from ovmstrio.pipelines.signatures import (
+    NodeSignature,
     check_entry,
     check_nodes,
     describe_inputs,
     describe_outputs,
+    signature_of_custom_node,
+    signature_of_servable,
 )
-from ovmstrio.pipelines.structure import EXIT, examine_structure
+from ovmstrio.pipelines.structure import EXIT, Code, examine_structure, placed, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ovmstrio.config.specs import PipelineNode
     from ovmstrio.core.hooks import Meters
-    from ovmstrio.core.service import LeaseServable, NodeTally, StreamTally
+    from ovmstrio.core.service import LeaseServable, NodeTally, Servable, StreamTally
     from ovmstrio.pipelines.plan import NodePlan
 
-log = structlog.get_logger(__name__)
-
 __all__ = ["load_pipeline", "look_inside"]
+
+log = structlog.get_logger(__name__)
 
 
 _OpenNode = Callable[[Path, str, Mapping[str, str]], Awaitable[CustomNode]]

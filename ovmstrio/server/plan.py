@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,18 +33,18 @@ from ovmstrio.server.command_line import (
 )
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.readiness_file import usual_file
-from ovmstrio.server.systemd import Notifier
+from ovmstrio.server.systemd import Notifier, inherited_addresses
 from ovmstrio.server.worker_count import count_workers
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
     from ovmstrio.handlers.config.project_spec import ProjectSpec
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["Plan", "own_port", "plan_project", "read_plan"]
+__all__ = ["Plan", "managed", "own_port", "plan_project", "read_plan"]
 
 
 log = structlog.get_logger(__name__)
@@ -77,6 +77,21 @@ class Plan:
     kinds: Kinds = field(default_factory=lambda: KINDS)
     notifier: Notifier = field(default_factory=Notifier)
     while_serving: Callable[[Running], AbstractContextManager[object]] = nullcontext
+
+
+def managed(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
+    """Return the plan with inherited sockets and the notifier; their variables are removed from the environment.
+
+    Raises:
+        ConfigError: the name of a socket is no protocol.
+    """
+    named = inherited_addresses(environ)
+    return replace(
+        plan,
+        grpc=named.get("grpc") or plan.grpc,
+        rest=named.get("rest") or plan.rest,
+        notifier=Notifier.of_environment(environ),
+    )
 
 
 async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS) -> Plan:

@@ -16,7 +16,7 @@ from ovmstrio.server.server import serve_plan
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.server.worker_context import Hosting
 
 __all__ = ["Show", "own_process", "serve_in_own_process"]

@@ -55,6 +55,7 @@ from ovmstrio.server.memory_limit import memory_limit, pending_answers
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reloading import Reloading
+from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.worker_context import Hosting
 from ovmstrio.serving.admission import Admission
@@ -98,43 +99,7 @@ if TYPE_CHECKING:
     from ovmstrio.transport.listeners import Listener
     from ovmstrio.util.cores import CoreShare, CoreUser
 
-__all__ = [
-    "FrontEnd",
-    "Hosting",
-    "Running",
-    "ServerTraces",
-    "Sharing",
-    "open_traces",
-    "serve",
-    "serve_plan",
-    "share_cores",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server that accepts connections.
-
-    Attributes:
-        grpc: gRPC addresses, ``host:port`` or ``unix:/path``.
-        started: ``time.perf_counter`` time of the start.
-    """
-
-    plane: DataPlane
-    grpc: list[str]
-    rest: list[str]
-    metrics: list[str]
-    started: float
-    probes: Sequence[str] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Uptime."""
-        return perf_counter() - self.started
-
-    async def wait_loaded(self) -> None:
-        """Wait until every configured service was loaded or has failed to load."""
-        await self.plane.registry.wait_loaded()
+__all__ = ["FrontEnd", "Hosting", "ServerTraces", "Sharing", "open_traces", "serve", "serve_plan", "share_cores"]
 
 
 # CPU pinning

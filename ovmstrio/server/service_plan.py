@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.ops.config_file import Ports
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.ops.web_service import WebService
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.plan import Plan
 

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -17,10 +16,9 @@ from ovmstrio.core.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 
-    from ovmstrio.server.plan import Plan
     from ovmstrio.serving.records import Readiness
 
-__all__ = ["Notifier", "managed"]
+__all__ = ["Notifier", "inherited_addresses"]
 
 # Notifications
 
@@ -124,22 +122,12 @@ _MAX_SOCKETS: Final = 64
 _SOCKET_VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
-def managed(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
-    """Return the plan with inherited sockets and the notifier; their variables are removed from the environment.
+def inherited_addresses(environ: MutableMapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return addresses of inherited sockets by protocol; the variables are removed from the environment.
 
     Raises:
         ConfigError: the name of a socket is no protocol.
     """
-    named = _inherited(environ)
-    return replace(
-        plan,
-        grpc=named.get("grpc") or plan.grpc,
-        rest=named.get("rest") or plan.rest,
-        notifier=Notifier.of_environment(environ),
-    )
-
-
-def _inherited(environ: MutableMapping[str, str]) -> dict[str, tuple[str, ...]]:
     pid, number, names = (environ.pop(key, "") for key in _SOCKET_VARIABLES)
     if pid != str(os.getpid()) or not number.isdecimal() or not 0 < int(number) <= _MAX_SOCKETS:
         return {}

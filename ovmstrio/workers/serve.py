@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.server.gc_tuning import collect_rarely
+from ovmstrio.server.plan import managed
 from ovmstrio.server.process_main import own_process, serve_in_own_process
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
-from ovmstrio.server.systemd import managed
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan

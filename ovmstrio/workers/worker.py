@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import LeaseServable
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.reloading import Reloading
-    from ovmstrio.server.server import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
 

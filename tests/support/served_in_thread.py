@@ -16,7 +16,8 @@ import trio
 
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.server.plan import Plan, plan_project, read_plan
-from ovmstrio.server.server import Running, serve_plan
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_context import Hosting
 from ovmstrio.serving.data_plane import DataPlane

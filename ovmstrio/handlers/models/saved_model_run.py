@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from ovmstrio.handlers.models.client import Array
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-import struct
-from collections.abc import Sequence
 
 import numpy as np
 import trio
@@ -25,12 +18,15 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.service import Servable
 from ovmstrio.core.tensor import BYTES, RawTensor, Tensor
+from ovmstrio.handlers.models.client import Array
 from ovmstrio.handlers.models.saved_model import SavedModelSignature, choose_signature, read_saved_model
 from ovmstrio.models.loading import load_model
 from ovmstrio.serving.batching import Batcher
 
-__all__ = ["BatchedRun", "RunnableModel", "load_saved_model", "run_batch", "run_model", "submit"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
+__all__ = ["BatchedRun", "RunnableModel", "load_saved_model", "run_batch", "run_model", "submit"]
 
 _GRAPH: Final = "saved_model.pb"
 

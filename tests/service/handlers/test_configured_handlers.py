@@ -15,7 +15,8 @@ import trio
 from google.protobuf.wrappers_pb2 import StringValue
 
 from ovmstrio.auth.key_file import write_key_file
-from ovmstrio.server.server import Running, serve
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
 from tests.support.callers import entry_of
 from tests.support.projects import write_project

@@ -9,7 +9,8 @@ import httpx
 import pytest
 import trio
 
-from ovmstrio.server.server import Running, serve
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
 from tests.support.projects import write_project
 from tests.support.waits import WAIT_SECONDS

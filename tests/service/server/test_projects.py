@@ -17,7 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ovmstrio.server.listening import open_noted_listeners
 from ovmstrio.server.plan import own_port, plan_project
-from ovmstrio.server.server import Running, serve_plan
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve_plan
 from ovmstrio.transport.listeners import address_of
 from tests.support.projects import make_project
 

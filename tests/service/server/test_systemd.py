@@ -12,9 +12,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.server.listening import open_noted_listeners
-from ovmstrio.server.plan import Plan, read_plan
+from ovmstrio.server.plan import Plan, managed, read_plan
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.systemd import Notifier, managed
+from ovmstrio.server.systemd import Notifier
 from ovmstrio.serving.records import Readiness
 from ovmstrio.transport.accepting import Accepting
 from ovmstrio.transport.listeners import address_of, is_inherited

@@ -13,7 +13,8 @@ import trustme
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.server.listening import Certificates
-from ovmstrio.server.server import Running, serve
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.transport.listeners import open_listeners, socket_of
 from tests.support import ir

@@ -24,7 +24,8 @@ from ovmstrio.ops.process_info import list_processes
 from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.plan import Plan
-from ovmstrio.server.server import Running, serve_plan
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve_plan
 from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves
 from ovmstrio.server.worker_context import Hosting

@@ -21,7 +21,8 @@ from structlog.testing import capture_logs
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_service import HandlerServable
 from ovmstrio.server.plan import plan_project
-from ovmstrio.server.server import Running, serve_plan
+from ovmstrio.server.running import Running
+from ovmstrio.server.server import serve_plan
 from ovmstrio.server.worker_context import Hosting
 from tests.support.projects import make_project, write_project, written
 from tests.support.system_servers import write_config
