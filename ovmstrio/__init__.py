@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
-    from ovmstrio.client.connect import ClientTls, open_client
+    from ovmstrio.client.connect import open_client
+    from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
     from ovmstrio.core.service import Servable, Service
     from ovmstrio.core.tensor import Array, Tensor, TensorSpec

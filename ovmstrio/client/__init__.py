@@ -16,7 +16,8 @@ from ovmstrio.client.api import (
     StreamRequest,
     TensorInfo,
 )
-from ovmstrio.client.connect import ClientTls, open_client
+from ovmstrio.client.connect import open_client
+from ovmstrio.client.tls import ClientTls
 from ovmstrio.core.tensor import Array
 from ovmstrio.encoding.status_errors import Unreachable
 

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ServerError
 from ovmstrio.encoding.status_errors import Unreachable, error_of_http
 
 if TYPE_CHECKING:
-    from ovmstrio.client.connect import ClientTls
+    from ovmstrio.client.tls import ClientTls
 
 __all__ = ["ChatClient", "ChatMessage", "ChatPiece", "ChatUsage"]
 

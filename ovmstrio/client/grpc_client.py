@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from ovmstrio.client.api import Parameter, Posted, SequenceState
-    from ovmstrio.client.connect import ClientTls
+    from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
 
 __all__ = ["GrpcClient", "Messages", "next_message", "open_stream", "read_outputs", "read_reply", "request_message"]

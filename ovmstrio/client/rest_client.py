@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from ovmstrio.client.api import Parameter
-    from ovmstrio.client.connect import ClientTls
+    from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
 
 __all__ = ["RestClient", "body_of", "only", "read_events", "split_events"]

@@ -12,19 +12,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
 from ovmstrio.core.latency_histogram import TIME_BOUNDS, no_times
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     import trio
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NOTHING_INSIDE",
     "CountedService",
-    "Documents",
     "GrpcDeclaration",
     "GrpcServices",
     "HttpRoutes",
@@ -46,8 +44,6 @@ __all__ = [
     "LeasedServable",
     "NodeTally",
     "OrderedService",
-    "PayloadDocument",
-    "PayloadService",
     "SampledThreads",
     "SequenceInfo",
     "SequenceServable",
@@ -56,7 +52,6 @@ __all__ = [
     "StackFrame",
     "StreamTally",
     "StreamingServable",
-    "TextApi",
     "readiness_may_have_changed",
     "readiness_reconsidered",
 ]
@@ -298,64 +293,6 @@ NOTHING_INSIDE: Final = Inside()
 
 
 # Raw HTTP payloads
-
-
-class PayloadDocument(NamedTuple):
-    """A response body, or a part of a streamed one, with its content type."""
-
-    data: bytes
-    media_type: str
-
-
-class Documents(Protocol):
-    """Response documents of a service."""
-
-    async def receive(self) -> PayloadDocument | None:
-        """Return the next document, or None at the end.
-
-        Raises:
-            ServerError: the service failed.
-
-        Cancellation: no document is lost.
-        """
-
-
-class PayloadService(Service, Protocol):
-    """A service that may accept raw HTTP requests."""
-
-    @property
-    def takes_payloads(self) -> bool:
-        """Whether raw HTTP requests are accepted; constant for the life of the service."""
-
-    def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
-        """Process a request with a decoded body; ``deadline`` is on trio's clock.
-
-        Leaving the block early stops the work.
-
-        Raises:
-            NotSupported: on entering, raw HTTP requests are not accepted.
-            ServerError: on entering, the request failed.
-        """
-
-
-class TextApi(Protocol):
-    """Adapter from text-generation HTTP requests to text models."""
-
-    async def answer(
-        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
-    ) -> None:
-        """Answer with one document, or one per event if the body requests a stream.
-
-        Args:
-            model: generates the text.
-            name: model name for the response if the body has none.
-            request: has the path and an unencoded JSON body.
-            send: is called with each document.
-
-        Raises:
-            InvalidRequest: unknown path or malformed body.
-            ServerError: as ``TextGenerator.generate`` and ``send``.
-        """
 
 
 # Layer times

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.payloads import TextApi
     from ovmstrio.core.request import ParameterValue
-    from ovmstrio.core.service import LeaseServable, TextApi
+    from ovmstrio.core.service import LeaseServable
     from ovmstrio.isolation.isolated_code import Isolation
     from ovmstrio.isolation.thread_pool import WorkerThreads
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.hooks import GraphHooks
-    from ovmstrio.core.service import LeaseServable, TextApi
+    from ovmstrio.core.payloads import TextApi
+    from ovmstrio.core.service import LeaseServable
     from ovmstrio.graphs.calculator import CalculatorKind
     from ovmstrio.graphs.graph_config import NodeConfig
     from ovmstrio.isolation.isolated_code import Isolation

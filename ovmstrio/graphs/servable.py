@@ -14,8 +14,9 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, Gathered, GraphFailure, InvalidRequest, NotSupported, ServerError
 from ovmstrio.core.generation import GenerationLimits, Task
+from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue, ServableMetadata, StreamProblem
-from ovmstrio.core.service import Inside, PayloadDocument
+from ovmstrio.core.service import Inside
 from ovmstrio.core.tensor import INVALID, RawTensor, TensorSpec
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, USER_DOCUMENT, parse_as_python, read_json
 from ovmstrio.graphs.calculator import InstanceContext
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import Generation, GenerationRequest
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.service import Documents, InferStream
+    from ovmstrio.core.payloads import Documents
+    from ovmstrio.core.service import InferStream
     from ovmstrio.graphs.graph_config import StreamRef
     from ovmstrio.graphs.instance import Sink
     from ovmstrio.graphs.packets import Packet
@@ -324,7 +326,7 @@ class GraphServable:
         return bool(self._plan.config.payload)
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
-        """Process a raw HTTP request; see :class:`ovmstrio.core.service.PayloadService`.
+        """Process a raw HTTP request; see :class:`ovmstrio.core.payloads.PayloadService`.
 
         Raises:
             NotSupported: the graph has no input for HTTP requests.

@@ -20,7 +20,8 @@ from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, Patience, batch_options
 from ovmstrio.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
-from ovmstrio.handlers.handler import LoadedHandler, invoke
+from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_calls import invoke
 from ovmstrio.handlers.handler_class import (
     GRPC_ARGUMENTS,
     HTTP_ARGUMENTS,

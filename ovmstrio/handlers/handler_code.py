@@ -9,7 +9,7 @@ import structlog
 
 from ovmstrio.core.errors import ServerError, UserCodeError
 from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.http_results import starlette_error
+from ovmstrio.handlers.starlette_responses import starlette_error
 from ovmstrio.isolation.user_code import describe, place_in, trimmed
 
 __all__ = ["HIDDEN", "HandlerCode"]

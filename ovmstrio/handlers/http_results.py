@@ -13,73 +13,20 @@ The classes have the names of Starlette's::
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import trio
-
-from ovmstrio.core.http import ByteStream, Callback, Headers, HttpAnswer
-from ovmstrio.handlers.http_responses import HTTPError, Response, StreamingResponse
-from ovmstrio.util.regular_files import open_regular
+from ovmstrio.core.http import ByteStream, HttpAnswer
+from ovmstrio.handlers.http_responses import Response, StreamingResponse
+from ovmstrio.handlers.starlette_responses import starlette_answer
 
 if TYPE_CHECKING:
-    from ovmstrio.handlers.handler import LoadedHandler
+    from ovmstrio.handlers.handler_calls import HandlerCalls
 
-__all__ = ["starlette_answer", "starlette_error", "to_answer"]
+__all__ = ["to_answer"]
 
 
 # Starlette's responses and errors, from handlers that import Starlette
-
-_CHUNK: Final = 64 * 1024
-# Range requests are not supported.
-_DROPPED_HEADERS: Final = frozenset({"accept-ranges"})
-
-OpenStream = Callable[[Any, Callable[[Any], bytes], str], ByteStream]
-
-
-async def starlette_answer(result: Any, open_stream: OpenStream, method: str) -> HttpAnswer | None:
-    """Convert a Starlette response; return None for other objects. OSError if its file cannot be read."""
-    module: Any = sys.modules.get("starlette.responses")
-    if module is None or not isinstance(result, module.Response):
-        return None
-    if isinstance(result, module.FileResponse):
-        result.set_stat_headers(await trio.Path(result.path).stat())
-        body: bytes | ByteStream = open_stream(_pieces(Path(result.path)), bytes, method)
-    elif isinstance(result, module.StreamingResponse):
-        body = open_stream(result.body_iterator, _encoder(result.charset), method)
-    else:
-        body = bytes(result.body)
-    after: tuple[Callback, ...] = () if result.background is None else (result.background,)
-    return HttpAnswer(result.status_code, _headers(result, is_buffered=isinstance(body, bytes)), body, after)
-
-
-def starlette_error(error: BaseException) -> HTTPError | None:
-    """Convert a Starlette ``HTTPException``; return None for other errors."""
-    module: Any = sys.modules.get("starlette.exceptions")
-    if module is None or not isinstance(error, module.HTTPException):
-        return None
-    known: Any = error
-    made = HTTPError(known.status_code, str(known.detail), getattr(known, "headers", None))
-    return made.with_traceback(error.__traceback__)
-
-
-def _headers(response: Any, *, is_buffered: bool) -> Headers:
-    # The server sets content-length of a buffered body.
-    dropped = _DROPPED_HEADERS | {"content-length"} if is_buffered else _DROPPED_HEADERS
-    pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers)
-    return tuple((name, value) for name, value in pairs if name not in dropped)
-
-
-def _pieces(file: Path) -> Iterator[bytes]:
-    with open_regular(file) as opened:
-        while piece := opened.read(_CHUNK):
-            yield piece
-
-
-def _encoder(charset: str) -> Callable[[Any], bytes]:
-    return lambda piece: piece.encode(charset) if isinstance(piece, str) else bytes(piece)
 
 
 # Conversion of results
@@ -90,7 +37,7 @@ _JSON: Final = "application/json"
 _LINES: Final = "application/x-ndjson"
 
 
-async def to_answer(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
+async def to_answer(result: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
     """Convert the result of a method to a response; the caller closes a streamed body.
 
     Raises:
@@ -107,7 +54,7 @@ async def to_answer(result: Any, handler: LoadedHandler, method: str) -> HttpAns
         raise handler.convert_error(error, method) from None
 
 
-def _buffered(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
+def _buffered(result: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
     if isinstance(result, bytes | bytearray | memoryview):
         return _ok(_BYTES, bytes(result))
     if isinstance(result, str):
@@ -117,7 +64,7 @@ def _buffered(result: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
     return _ok(_JSON, _encode_json(result))
 
 
-def _response(response: Response, handler: LoadedHandler, method: str) -> HttpAnswer:
+def _response(response: Response, handler: HandlerCalls, method: str) -> HttpAnswer:
     after = () if response.background is None else (response.background,)
     body: bytes | ByteStream = response.body
     if isinstance(response, StreamingResponse):
@@ -148,7 +95,7 @@ _JSON_ENCODER: Final = json.JSONEncoder(default=_array_to_list)
 # Streams
 
 
-async def _stream_values(values: Any, handler: LoadedHandler, method: str) -> HttpAnswer:
+async def _stream_values(values: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
     chunks = _Chunks()
     stream = handler.stream(values, chunks.encode, method)
     try:

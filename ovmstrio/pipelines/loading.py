@@ -18,9 +18,9 @@ from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.service import Inside, SequenceServable
 from ovmstrio.models.servable import ModelServable
 from ovmstrio.pipelines.custom_node import CustomNode
+from ovmstrio.pipelines.node_calls import CustomNodeCall, NodeCall, ServableCall, TimedNodeCall
 from ovmstrio.pipelines.open_node import open_custom_node
 from ovmstrio.pipelines.plan import draw, make_plan
-from ovmstrio.pipelines.run import CustomNodeCall, NodeCall, ServableCall, TimedNodeCall
 from ovmstrio.pipelines.servable import DagServable
 from ovmstrio.pipelines.signatures import (
     NodeSignature,

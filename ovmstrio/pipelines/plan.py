@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import NodeInput, PipelineNode, PipelineSpec
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.tensor import Tensor
-    from ovmstrio.pipelines.run import NodeCall
+    from ovmstrio.pipelines.node_calls import NodeCall
     from ovmstrio.pipelines.structure import Level, Structure
 
 __all__ = ["Link", "NodePlan", "draw", "make_plan"]

@@ -9,18 +9,16 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, NotReady, PayloadTooLarge, ServerError
-from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, ServableMetadata
-from ovmstrio.core.tensor import RawTensor
+from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.tracing import current_span
-from ovmstrio.models.sequences.requests import read_control
 from ovmstrio.remote.endpoint import NotSent
+from ovmstrio.remote.sequences import SequenceStep, given_id, step_of
 from ovmstrio.serving.hosted_service import ResidentService
 from ovmstrio.util.backoff import Backoff
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from ovmstrio.remote.endpoint import RemoteDescription
     from ovmstrio.remote.targets import Target, Targets
 
-__all__ = ["RemoteServable", "SequenceStep", "given_id", "hedged", "step_of"]
+__all__ = ["RemoteServable", "hedged"]
 
 # Hedging
 
@@ -86,39 +84,6 @@ class _Race(Generic[_T]):
 
 
 # Sequences
-
-_START: Final = "sequence_start"
-
-
-class SequenceStep(NamedTuple):
-    """Sequence parameters of a request; id 0 lets the server choose an id."""
-
-    id: int | str
-    starts: bool
-    ends: bool
-
-
-def step_of(request: InferRequest) -> SequenceStep | None:
-    """Return a request's sequence parameters, or None; invalid ones are left to the remote server's validation."""
-    named = SEQUENCE_ID in request.parameters or _START in request.parameters
-    if not named and not any(given.name in {SEQUENCE_ID, SEQUENCE_CONTROL} for given in request.inputs):
-        return None
-    with suppress(ServerError):
-        control, _ = read_control(request)
-        return SequenceStep(control.id, control.start, control.end)
-    return SequenceStep(0, starts=False, ends=False)
-
-
-def given_id(response: InferResponse) -> int | str:
-    """Return the sequence id that the server chose, 0 if none."""
-    details = response.parameters.get(SEQUENCE_ID, 0)
-    if isinstance(details, int | str) and details:
-        return details
-    for output in response.outputs:
-        if output.name == SEQUENCE_ID:
-            raw = output.data if isinstance(output, RawTensor) else output.array.tobytes()
-            return int.from_bytes(raw, "little")
-    return 0
 
 
 # Servable

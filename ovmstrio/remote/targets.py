@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from ovmstrio.remote.endpoint import Endpoint
-    from ovmstrio.remote.servable import SequenceStep
+    from ovmstrio.remote.sequences import SequenceStep
 
 __all__ = ["Breaker", "Target", "Targets", "watch"]
 

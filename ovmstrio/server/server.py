@@ -92,7 +92,8 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.events import CallObserver, RequestObserver
-    from ovmstrio.core.service import LeaseServable, TextApi
+    from ovmstrio.core.payloads import TextApi
+    from ovmstrio.core.service import LeaseServable
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.telemetry.log_rate_limit import RepeatedFaults

@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.core.callers import OVER_LIMIT, allowance_of_caller
-from ovmstrio.core.errors import CallerLimited, DeadlineExceeded, NotSupported
 from ovmstrio.core.events import CANCELLED
-from ovmstrio.core.generation import Task
-from ovmstrio.serving.kind import Takes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Self
 
-    from ovmstrio.core.callers import Allowance
-    from ovmstrio.core.events import CallEvent, Door
-    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, TextGenerator
+    from ovmstrio.core.events import CallEvent
     from ovmstrio.core.service import Service
-    from ovmstrio.core.speech import Speech, SpeechRequest, TextSpeaker, Transcriber, Transcript, TranscriptionRequest
-    from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.instances import Lease
     from ovmstrio.serving.response_budget import Room
 
-__all__ = [
-    "ObservedCall",
-    "call_generative",
-    "charge_caller",
-    "code_of",
-    "open_generation",
-    "open_speech",
-    "open_transcript",
-]
+__all__ = ["ObservedCall", "code_of"]
 
 End = Callable[["CallEvent", BaseException | None], None]
 
@@ -94,152 +75,3 @@ def code_of(error: BaseException) -> str:
         isinstance(error, BaseExceptionGroup) and error.split(trio.Cancelled)[1] is None
     )
     return CANCELLED if cancelled else type(error).__name__
-
-
-_T = TypeVar("_T")
-
-_UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH})
-"""Tasks that are not charged in tokens and not refused for exhausted tokens."""
-
-
-async def call_generative(
-    plane: DataPlane,
-    name: str,
-    task: Task | None,
-    door: Door,
-    method: str,
-    *,
-    request_id: str = "",
-    received: int = 0,
-    is_stream: bool = False,
-) -> ObservedCall:
-    """Lease a service for a generative task; see ``DataPlane.call``.
-
-    ``task`` is None if the caller checks the service's tasks itself.
-
-    Raises:
-        CallerLimited: the caller's token quota is exhausted.
-        NotSupported: the service does not do the task.
-        ServerError: as ``DataPlane.call``.
-    """
-    call = await plane.call(name, door, method, request_id=request_id, received=received, is_stream=is_stream)
-    if Takes.GENERATION in call.takes:
-        does = cast("GenerativeService", call.service).tasks
-        # A text service without tasks (by configuration) raises its own error.
-        if task is None or task in does or (task is Task.TEXT_GENERATION and not does):
-            if task is not None and task not in _UNCHARGED:
-                _check_tokens(plane, call)
-            return call
-        offer = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
-    else:
-        offer = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.takes))}"
-    wanted = "any of this" if task is None else task.value
-    with call:
-        raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {offer}')
-
-
-def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:
-    """Check the caller's token quota; end the call if it is exhausted."""
-    allowance = allowance_of_caller()
-    if allowance is None:
-        return
-    try:
-        allowance.check_tokens()
-    except CallerLimited:
-        plane.note_refused_caller(OVER_LIMIT)
-        with call:
-            raise
-
-
-def charge_caller(tokens: int) -> None:
-    """Charge tokens to the current caller's quota, if it has one."""
-    allowance = allowance_of_caller()
-    if allowance is not None:
-        allowance.spend_tokens(tokens)
-
-
-class _ChargedGeneration:
-    """A generation whose tokens are charged to the caller as they arrive."""
-
-    def __init__(self, generation: Generation, allowance: Allowance) -> None:
-        self._generation = generation
-        self._pieces = aiter(generation)
-        self._allowance = allowance
-        self._charged = 0
-        self.charge_prompt()
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._generation.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._generation.cached_tokens
-
-    def charge_prompt(self) -> None:
-        """Charge prompt tokens that are not charged yet; user code reports them only at its end."""
-        self._allowance.spend_tokens(self._generation.prompt_tokens - self._charged)
-        self._charged = self._generation.prompt_tokens
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Piece:
-        piece = await anext(self._pieces)
-        self._allowance.spend_tokens(piece.tokens)
-        return piece
-
-
-@asynccontextmanager
-async def open_generation(model: TextGenerator, asked: GenerationRequest) -> AsyncIterator[Generation]:
-    """Generate text until the request's deadline, charging its tokens; leaving the block cancels the request.
-
-    Raises:
-        DeadlineExceeded: on leaving, if the deadline has passed.
-        ServerError: as ``TextGenerator.generate``.
-    """
-    async with _until(asked.deadline, model.generate(asked)) as generation:
-        allowance = allowance_of_caller()
-        if allowance is None:
-            yield generation
-        else:
-            charged = _ChargedGeneration(generation, allowance)
-            try:
-                yield charged
-            finally:
-                charged.charge_prompt()
-
-
-@asynccontextmanager
-async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> AsyncIterator[Transcript]:
-    """Transcribe a recording until the request's deadline; leaving the block cancels the request.
-
-    Raises:
-        DeadlineExceeded: on leaving, if the deadline has passed.
-        ServerError: as ``Transcriber.transcribe``.
-    """
-    service = cast("Transcriber", call.service)
-    async with _until(asked.deadline, service.transcribe(asked)) as transcript:
-        yield transcript
-
-
-@asynccontextmanager
-async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator[Speech]:
-    """Synthesize speech until the request's deadline; leaving the block cancels the request.
-
-    Raises:
-        DeadlineExceeded: on leaving, if the deadline has passed.
-        ServerError: as ``TextSpeaker.speak``.
-    """
-    service = cast("TextSpeaker", call.service)
-    async with _until(asked.deadline, service.speak(asked)) as speech:
-        yield speech
-
-
-@asynccontextmanager
-async def _until(deadline: float, opened: AbstractAsyncContextManager[_T]) -> AsyncIterator[_T]:
-    with trio.CancelScope(deadline=deadline) as scope:
-        async with opened as made:
-            yield made
-    if scope.cancelled_caught:
-        raise DeadlineExceeded("the request's deadline passed before the response was complete")

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
-    from ovmstrio.core.service import Inside, LeaseServable, Service, TextApi
+    from ovmstrio.core.payloads import TextApi
+    from ovmstrio.core.service import Inside, LeaseServable, Service
     from ovmstrio.core.worker_peers import EngineSharing, SequenceOwners
     from ovmstrio.serving.model_versions import Listing
 

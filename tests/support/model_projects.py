@@ -15,7 +15,8 @@ from trio.testing import MockClock
 
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.handlers.models.storage import LocalStorage, ModelStorage, Moved
+from ovmstrio.handlers.models.storage import LocalStorage, ModelStorage
+from ovmstrio.handlers.models.transfer import Moved
 from ovmstrio.handlers.models.version_index import StoredFile
 
 TEXT_MODELS = """

@@ -17,7 +17,7 @@ from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.config.text_entries import read_text_options
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.core.service import PayloadDocument
+from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.graphs.calculator import ContractError, DefinitionScope, NodeContract, NodeFailure
 from ovmstrio.graphs.calculators.nodes import check_tags, options_of
 from ovmstrio.graphs.graph_config import NodeConfig, Port
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.service import TextApi
+    from ovmstrio.core.payloads import TextApi
     from ovmstrio.graphs.calculator import NodeContext
 
 __all__ = [

@@ -28,7 +28,7 @@ from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
     from ovmstrio.handlers.grpc.services import Rpc
-    from ovmstrio.handlers.handler import LoadedHandler
+    from ovmstrio.handlers.handler_calls import HandlerCalls
 
 __all__ = ["PASSING", "BlockingRequests", "CallEndedError", "CallRun", "HandlerContext", "Metadatum", "WrongReplyError"]
 
@@ -362,7 +362,7 @@ _CALLBACK_SECONDS: Final = 2.0
 class CallRun:
     """Execution of one call."""
 
-    def __init__(self, rpc: Rpc, call: RpcCall, handler: LoadedHandler) -> None:
+    def __init__(self, rpc: Rpc, call: RpcCall, handler: HandlerCalls) -> None:
         self._rpc = rpc
         self._call = call
         self._handler = handler

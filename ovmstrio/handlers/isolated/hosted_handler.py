@@ -31,10 +31,11 @@ from ovmstrio.handlers.grpc.call_run import CallRun
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_code import HIDDEN, HandlerCode
 from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.http_results import starlette_error, to_answer
+from ovmstrio.handlers.http_results import to_answer
 from ovmstrio.handlers.http_values import http_arguments
 from ovmstrio.handlers.isolated.messages import ANSWER, MethodRow, answer_head, read_request, refusal_row
 from ovmstrio.handlers.models.library import ProjectModels, open_models
+from ovmstrio.handlers.starlette_responses import starlette_error
 from ovmstrio.isolation.codec import encode_error
 from ovmstrio.isolation.generator_hosts import RAISED
 from ovmstrio.isolation.hosted import Hosted, Invocation

@@ -18,7 +18,7 @@ import fsspec
 from fsspec.callbacks import Callback
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.handlers.models.storage import STALL_SECONDS, Moved
+from ovmstrio.handlers.models.transfer import STALL_SECONDS, Moved
 from ovmstrio.handlers.models.version_index import StoredFile
 
 __all__ = ["FsspecStorage"]

@@ -11,11 +11,21 @@ from google.protobuf.message import DecodeError
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.handlers.models.saved_model_run import _GRAPH
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_signature", "read_saved_model"]
+__all__ = [
+    "GRAPH_FILE",
+    "SavedModel",
+    "SavedModelSignature",
+    "SavedModelTensor",
+    "choose_signature",
+    "read_saved_model",
+]
+
+
+GRAPH_FILE: Final = "saved_model.pb"
+
 
 _MESSAGE: Final = message_class("saved_model.SavedModel")
 _SERVE: Final = "serve"
@@ -119,7 +129,7 @@ def read_saved_model(folder: Path) -> SavedModel:
     Raises:
         ConfigError: the file is missing or damaged.
     """
-    file = folder / _GRAPH
+    file = folder / GRAPH_FILE
     try:
         return SavedModel(_MESSAGE.FromString(read_regular_bytes(file, max_bytes=None)))
     except (OSError, DecodeError) as error:

@@ -19,7 +19,7 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.service import Servable
 from ovmstrio.core.tensor import BYTES, RawTensor, Tensor
 from ovmstrio.handlers.models.client import Array
-from ovmstrio.handlers.models.saved_model import SavedModelSignature, choose_signature, read_saved_model
+from ovmstrio.handlers.models.saved_model import GRAPH_FILE, SavedModelSignature, choose_signature, read_saved_model
 from ovmstrio.models.loading import load_model
 from ovmstrio.serving.batching import Batcher
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["BatchedRun", "RunnableModel", "load_saved_model", "run_batch", "run_model", "submit"]
-
-_GRAPH: Final = "saved_model.pb"
 
 
 _PRECISE: Final = {"EXECUTION_MODE_HINT": "ACCURACY"}
@@ -175,9 +173,9 @@ def _with_graph_file(folder: Path, content: bytes) -> Iterator[Path]:
     """Provide a copy of a folder, made of links, with another graph file."""
     with tempfile.TemporaryDirectory(prefix="ovmstrio-signature-", ignore_cleanup_errors=True) as made:
         for path in folder.iterdir():
-            if path.name != _GRAPH:
+            if path.name != GRAPH_FILE:
                 (Path(made) / path.name).symlink_to(path)
-        (Path(made) / _GRAPH).write_bytes(content)
+        (Path(made) / GRAPH_FILE).write_bytes(content)
         yield Path(made)
 
 

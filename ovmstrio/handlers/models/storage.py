@@ -16,18 +16,17 @@ from urllib.parse import unquote, urlsplit
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, part_of_server
 from ovmstrio.handlers.config.project_spec import ModelsSpec
+from ovmstrio.handlers.models.transfer import STALL_SECONDS, Moved
 from ovmstrio.handlers.models.version_index import ModelKey, StoredFile, VersionFiles, models_below, versions_of
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 
 __all__ = [
-    "STALL_SECONDS",
     "Copy",
     "CopyMaker",
     "LocalStorage",
     "ModelSource",
     "ModelStorage",
-    "Moved",
     "OpenStorage",
     "local_path",
     "open_sources",
@@ -45,8 +44,6 @@ _PACKAGES: Final = {
     "abfs": "adlfs",
 }
 _PIECE_BYTES: Final = 8 * 2**20
-STALL_SECONDS: Final = 60.0
-"""Default time that a storage may send nothing before a download fails."""
 
 
 class ModelStorage(Protocol):
@@ -72,9 +69,6 @@ class ModelStorage(Protocol):
         """Close connections; called once, with no other call running."""
         ...
 
-
-Moved = Callable[[], None]
-"""Called from any thread when a piece of a file has been received."""
 
 OpenStorage = Callable[[str], ModelStorage]
 """Opens the storage of a location."""

@@ -19,7 +19,7 @@ from openvino import opset13
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Sampling
 from ovmstrio.inference.engine.pipeline import reason_of
-from ovmstrio.inference.engine.sequences import configure
+from ovmstrio.inference.engine.sampling import configure
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest, Grammar

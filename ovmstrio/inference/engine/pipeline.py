@@ -11,7 +11,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
-from ovmstrio.inference.engine.sequences import configure
+from ovmstrio.inference.engine.sampling import configure
 
 __all__ = ["GIB", "Pipeline", "PipelineOptions", "reason_of"]
 

@@ -10,7 +10,7 @@ from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidField, MalformedJson, ServiceMissing
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.protocols.openai.fields import type_of
-from ovmstrio.serving.calls import call_generative
+from ovmstrio.serving.generation_calls import call_generative
 from ovmstrio.serving.interfaces import OPENAI_REST
 from ovmstrio.serving.ovms_errors import inflated_body
 from ovmstrio.transport.http.router import rule

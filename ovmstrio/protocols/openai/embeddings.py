@@ -15,7 +15,7 @@ from ovmstrio.core.http import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, shown
 from ovmstrio.protocols.openai.text_endpoint import read_apart
-from ovmstrio.serving.calls import charge_caller
+from ovmstrio.serving.generation_calls import charge_caller
 from ovmstrio.transport.http.responses import JSON_TYPE
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.service import PayloadDocument, PayloadService
+    from ovmstrio.core.payloads import PayloadDocument, PayloadService
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane

@@ -16,7 +16,7 @@ from ovmstrio.encoding.json_output import text_pieces
 from ovmstrio.protocols.openai.api import PREFIXES
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.text_endpoint import read_apart
-from ovmstrio.serving.calls import charge_caller
+from ovmstrio.serving.generation_calls import charge_caller
 from ovmstrio.transport.http.responses import JSON_TYPE
 from ovmstrio.util.truncation import AT_ONCE
 

@@ -14,7 +14,7 @@ from ovmstrio.core.speech import SoundForm, SpeechRequest
 from ovmstrio.protocols.openai.deltas import write_event
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_payload
-from ovmstrio.serving.calls import open_speech
+from ovmstrio.serving.generation_calls import open_speech
 from ovmstrio.transport.http.deadlines import deadline_of
 from ovmstrio.transport.http.event_streams import UNBUFFERED, answer_with_events
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.callers import allowance_of_caller
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.service import PayloadDocument
+from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.protocols.openai.api import Body, model_of, read_document
 from ovmstrio.protocols.openai.chat import Chat
 from ovmstrio.protocols.openai.completions import Completions
@@ -43,7 +43,7 @@ TEXT_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
 
 
 class OpenAITexts:
-    """Text endpoints for graph nodes; see :class:`ovmstrio.core.service.TextApi`."""
+    """Text endpoints for graph nodes; see :class:`ovmstrio.core.payloads.TextApi`."""
 
     async def answer(
         self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]

@@ -21,7 +21,7 @@ from ovmstrio.core.generation import Task
 from ovmstrio.protocols.openai.deltas import DONE, JoinedText, write_event
 from ovmstrio.protocols.openai.fields import type_of
 from ovmstrio.protocols.openai.raw_http_routes import answer_payload, takes_payloads
-from ovmstrio.serving.calls import open_generation
+from ovmstrio.serving.generation_calls import open_generation
 from ovmstrio.transport.http.deadlines import deadline_of
 from ovmstrio.transport.http.event_streams import answer_with_events
 from ovmstrio.transport.http.responses import json_answer

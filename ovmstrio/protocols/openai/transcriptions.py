@@ -17,7 +17,7 @@ from ovmstrio.protocols.openai.api import model_of
 from ovmstrio.protocols.openai.deltas import write_event
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_payload
-from ovmstrio.serving.calls import open_transcript
+from ovmstrio.serving.generation_calls import open_transcript
 from ovmstrio.serving.ovms_errors import inflated_body
 from ovmstrio.transport.http.deadlines import deadline_of
 from ovmstrio.transport.http.event_streams import answer_with_events

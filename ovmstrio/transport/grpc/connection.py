@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
@@ -44,146 +43,20 @@ from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.transport.grpc.headers import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater
+from ovmstrio.transport.grpc.reusable_scope import LentScope
+from ovmstrio.transport.grpc.senders import Senders
 from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.send_budget import PendingShare, current_share
 from ovmstrio.transport.stall_detector import Standstill, unsent_bytes
-from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from types import TracebackType
-    from typing import Self
 
     from ovmstrio.transport.grpc.core import StreamState
 
-__all__ = ["NO_ROUTES", "Connection", "Endings", "LentScope", "Routes", "Senders", "StallWatch", "close_stream"]
+__all__ = ["NO_ROUTES", "Connection", "Endings", "Routes", "StallWatch", "close_stream"]
 
 # -- Blocked senders ---------------------------------------------------------------------------------------------------
-
-_MAX_STALE_ENTRIES: Final = 64
-"""Stale heap entries that are allowed in addition to one per waiting sender."""
-
-
-class _Message:
-    __slots__ = ("left", "standstill", "stream")
-
-    def __init__(self, stream: StreamState, size: int) -> None:
-        self.stream = stream
-        self.left = size
-        self.standstill = Standstill(trio.current_time())
-
-
-class Senders:
-    """Senders of one connection that wait for flow-control windows or for the writer.
-
-    ``counted`` is the number of bytes queued in the core that the share still counts; the writer resets it.
-    """
-
-    def __init__(
-        self, core: Http2Core, share: PendingShare, high_water_bytes: int, mark_dirty: Callable[[], None]
-    ) -> None:
-        self.counted = 0
-        self._core = core
-        self._share = share
-        self._messages: dict[int, _Message] = {}
-        self._high_water_bytes = high_water_bytes
-        self._mark_dirty = mark_dirty
-        self._queue = trio.lowlevel.ParkingLot()
-        self._starved: dict[int, tuple[StreamState, Wakeup]] = {}
-        self._by_credit: list[tuple[int, int]] = []
-
-    async def send(self, stream: StreamState, prefix: bytes, message: bytes | memoryview | PiecedMessage) -> bool:
-        """Send a message in pieces, as windows and writer allow; return False if the stream ended first."""
-        pieces = iter(message.pieces if isinstance(message, PiecedMessage) else ((b"", memoryview(message)),))
-        rest = memoryview(b"")
-        left = len(prefix) + len(message)
-        waiting = self._messages[stream.stream_id] = _Message(stream, left)
-        self._share.add(left)
-        try:
-            while left:
-                await self._turn(stream)
-                if stream.local_closed:
-                    return False
-                while left and self._is_open() and (room := self._core.sendable(stream)) > 0:
-                    if not rest:
-                        before, rest = next(pieces, (b"", rest))
-                        prefix += before
-                    start, data = prefix[:room], rest[: max(0, room - len(prefix))]
-                    self._core.send_data(stream, start, data)
-                    prefix, rest = prefix[room:], rest[len(data) :]
-                    left -= len(start) + len(data)
-                self.counted += waiting.left - left
-                waiting.left = left
-                self._mark_dirty()
-        finally:
-            del self._messages[stream.stream_id]
-            self._share.give_back(waiting.left)
-            self.let_next()
-        return True
-
-    def stalled(self, now: float, patience_seconds: float) -> list[StreamState]:
-        """Return the streams on which nothing was sent for ``patience_seconds``."""
-        return [
-            each.stream
-            for each in self._messages.values()
-            if each.standstill.seconds(each.left, now) >= patience_seconds
-        ]
-
-    def __len__(self) -> int:
-        """Return the number of waiting messages."""
-        return len(self._messages)
-
-    def let_next(self) -> None:
-        """Wake the next sender of the queue, and the next one whose stream window has opened."""
-        if not self._is_open():
-            return
-        if self._queue:
-            self._queue.unpark()
-        # Streams with the largest credit come first, whatever the peer's INITIAL_WINDOW_SIZE is.
-        heap, initial = self._by_credit, self._core.windows.initial
-        while heap and heap[0][0] < initial:
-            _, stream_id = heappop(heap)
-            if self.wake(stream_id):
-                return
-
-    def wake(self, stream_id: int) -> bool:
-        """Wake the sender of a stream whose window has opened; return False if there is none."""
-        starved = self._starved.pop(stream_id, None)
-        if starved is None:
-            return False
-        starved[0].is_starved = False
-        starved[1].wake()
-        return True
-
-    def _is_open(self) -> bool:
-        return self._core.windows.connection > 0 and self._core.waiting_bytes < self._high_water_bytes
-
-    async def _turn(self, stream: StreamState) -> None:
-        """Wait until bytes of a stream may be sent, or the stream has ended."""
-        windows = self._core.windows
-        while not stream.local_closed:
-            if windows.of(stream) <= 0:
-                await self._wait_for_window(stream)
-            elif not self._is_open():
-                await self._queue.park()
-            else:
-                return
-
-    async def _wait_for_window(self, stream: StreamState) -> None:
-        self.let_next()
-        wakeup = Wakeup()
-        self._starved[stream.stream_id] = stream, wakeup
-        stream.is_starved = True
-        if len(self._by_credit) > 2 * len(self._starved) + _MAX_STALE_ENTRIES:
-            self._by_credit = [(-each.credit, number) for number, (each, _) in self._starved.items()]
-            heapify(self._by_credit)
-        else:
-            heappush(self._by_credit, (-stream.credit, stream.stream_id))
-        try:
-            await wakeup.wait()
-        finally:
-            stream.is_starved = False
-            self._starved.pop(stream.stream_id, None)
 
 
 # -- Stalled peers -----------------------------------------------------------------------------------------------------
@@ -257,54 +130,6 @@ class Endings:
 
 
 # -- Reusable cancel scope (creating and entering one costs a tenth of a call) -----------------------------------------
-
-
-class LentScope:
-    """Cancel scope that a task enters once and uses for consecutive calls.
-
-    A call that never blocks cannot be cancelled meanwhile and leaves the scope unchanged. The first call that blocks
-    keeps the scope and the task, and leaves the scope when it ends. Cancelling the scope between calls ends the task.
-
-    Attributes:
-        scope: the scope in use.
-        is_kept: the current call blocks, or has blocked.
-    """
-
-    __slots__ = ("_has_deadline", "_has_exited", "is_kept", "scope")
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self.is_kept = self._has_exited = self._has_deadline = False
-
-    def __enter__(self) -> Self:
-        self.scope.__enter__()
-        return self
-
-    def lend(self, deadline: float) -> trio.CancelScope:
-        """Return the scope with the deadline of a call, in trio time; ``math.inf`` for none."""
-        if deadline != math.inf:
-            self._has_deadline, self.scope.deadline = True, deadline
-        return self.scope
-
-    def take_back(self, error: BaseException | None) -> bool:
-        """Reclaim the scope after a call; return whether the scope caught the call's error."""
-        scope = self.scope
-        if self.is_kept:
-            self._has_exited = True
-            return scope.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        if scope.cancel_called:
-            scope.__exit__(None, None, None)
-            self.scope = trio.CancelScope()
-            self.scope.__enter__()
-        elif self._has_deadline:
-            scope.deadline = math.inf
-        self._has_deadline = False
-        return False
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        return False if self._has_exited else self.scope.__exit__(kind, error, traceback)
 
 
 # -- Connection --------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 from grpclib.const import Handler, Status
@@ -29,9 +29,18 @@ from ovmstrio.transport.grpc.messages import ACCEPTED_ENCODINGS, message_prefix
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
+    from grpclib.encoding.base import CodecBase
+
     from ovmstrio.core.events import CallEvent, RequestObserver
-    from ovmstrio.core.request import Arrival
-    from ovmstrio.transport.grpc.connection import Connection, LentScope
+    from ovmstrio.core.request import Arrival, Arrivals
+    from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+    from ovmstrio.transport.grpc.core import Http2Core
+    from ovmstrio.transport.grpc.headers import FailureTranslator
+    from ovmstrio.transport.grpc.limits import TransportLimits
+    from ovmstrio.transport.grpc.messages import Inflater
+    from ovmstrio.transport.grpc.reusable_scope import LentScope
+    from ovmstrio.transport.grpc.senders import Senders
+    from ovmstrio.transport.send_budget import PendingShare
 
 __all__ = ["Call", "Metadata", "OrderedHandler", "Peer", "current_call"]
 
@@ -58,6 +67,26 @@ class OrderedHandler(Handler):
     """Handler of unary requests whose arrival order may matter; its calls have an ``arrival``."""
 
     __slots__ = ()
+
+
+class CallHost(Protocol):
+    """The connection of a call, as the call uses it; a protocol, because the connection's module imports this one."""
+
+    arrivals: Arrivals
+    core: Http2Core
+    codec: CodecBase
+    limits: TransportLimits
+    failures: FailureTranslator
+    faults: RepeatedFaults
+    inflater: Inflater
+    observer: RequestObserver | None
+    peer: Peer
+    senders: Senders
+    share: PendingShare
+
+    @property
+    def mark_dirty(self) -> Callable[[], None]:
+        """Wakes the writer for bytes that wait in the core."""
 
 
 class Call:
@@ -103,7 +132,7 @@ class Call:
         "told",
     )
 
-    def __init__(self, host: Connection, state: StreamState, handler: Handler) -> None:
+    def __init__(self, host: CallHost, state: StreamState, handler: Handler) -> None:
         head = state.head
         self._host = host
         self.state = state

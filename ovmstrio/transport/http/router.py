@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http import Headers, HttpRequest
-    from ovmstrio.transport.http.fast_path import Head
+    from ovmstrio.transport.http.heads import Head
     from ovmstrio.transport.http.responses import Cors
 
 __all__ = ["BodyView", "Mounts", "Refusals", "Route", "RoutedRequest", "Router", "Rule", "ToldRequests", "rule"]

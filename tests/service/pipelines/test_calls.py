@@ -11,7 +11,7 @@ from ovmstrio.core import errors
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotFound, PipelineFailure, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.service import LeasedServable, Servable
-from ovmstrio.pipelines.run import ServableCall
+from ovmstrio.pipelines.node_calls import ServableCall
 from tests.support import ir
 from tests.support.graphs import graph_text, inference_graph, loaded, python_node
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library

@@ -10,7 +10,7 @@ import trio.testing
 
 from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.service import PayloadDocument
+from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.graphs.graph_file import examine_text
 from ovmstrio.graphs.validate import examine_graph
 from ovmstrio.isolation.isolated_code import Isolation

@@ -14,8 +14,9 @@ from ovmstrio.config.specs import PipelineNode
 from ovmstrio.core.errors import CustomNodeFailure, NothingToGather, PipelineFailure
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import BY_NAME, Array, Tensor
+from ovmstrio.pipelines.node_calls import NodeCall
 from ovmstrio.pipelines.plan import make_plan
-from ovmstrio.pipelines.run import MAX_SHARDS, MAX_TASKS, NodeCall, PipelineRun
+from ovmstrio.pipelines.run import MAX_SHARDS, MAX_TASKS, PipelineRun
 from ovmstrio.pipelines.structure import examine_structure
 from tests.support.pipelines import make_node, make_pipeline
 from tests.support.waits import WAIT_SECONDS

@@ -20,7 +20,8 @@ from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
 from ovmstrio.core.service import readiness_reconsidered
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription
-from ovmstrio.remote.servable import RemoteServable, SequenceStep, hedged
+from ovmstrio.remote.sequences import SequenceStep
+from ovmstrio.remote.servable import RemoteServable, hedged
 from ovmstrio.remote.targets import Breaker, Target, Targets, watch
 from ovmstrio.server.kinds import KINDS
 

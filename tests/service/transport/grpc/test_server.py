@@ -16,9 +16,9 @@ import trio.testing
 import trustme
 from grpclib.const import Cardinality, Handler, Status
 
-from ovmstrio.transport.grpc.connection import LentScope
 from ovmstrio.transport.grpc.frames import ErrorCode, FrameType
 from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.grpc.reusable_scope import LentScope
 from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.listeners import PlainListener, open_listeners, tls_context
 from tests.support.bare_http2 import BareConnection, frame, framed

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.serving.authorization import GuardedPlane
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastLane, read_head
+from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastLane
+from ovmstrio.transport.http.heads import read_head
 from ovmstrio.transport.http.responses import Cors
 from tests.service.handlers.servers import serving_handler
 from tests.service.transport.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
