@@ -11,16 +11,13 @@ import structlog
 import trio
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Findings, check_members
+from ovmstrio.config.documents import check_members
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.located import Located
 from ovmstrio.config.service_options import check_python, read_python
 from ovmstrio.config.specs import GraphSpec, PythonSpec, ServableSpec, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.service import NOTHING_INSIDE
-from ovmstrio.graphs.calculators.text import HTTP_LLM, TEXT_CALCULATORS, read_node_options
-from ovmstrio.graphs.graph_file import examine_text
-from ovmstrio.graphs.text_graphs import _check_streams
 from ovmstrio.serving.fingerprints import graph_mark, paths_mark
 from ovmstrio.serving.kind import Dependency, Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
@@ -187,11 +184,13 @@ def _engine_files(path: Path) -> Iterator[Path]:
 
 def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
     """Return the text model that the graph consists of; None for any other graph. Reads the disk."""
+    from ovmstrio.graphs.text_graphs import read_text_graph  # noqa: PLC0415 - imported when first needed
+
     try:
         content = read_regular_bytes(spec.graph_path)
     except (OSError, ValueError):
         return None
-    return _read_text_graph(spec, cache_dir) if _TEXT_MODEL.search(content) else None
+    return read_text_graph(spec, cache_dir) if _TEXT_MODEL.search(content) else None
 
 
 def _served_spec(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
@@ -217,11 +216,6 @@ def _session_calls(content: bytes, file: str) -> tuple[Dependency, ...]:
         return ()
 
 
-@lru_cache(maxsize=64)
-def _model_paths(content: bytes, directory: Path) -> tuple[Path, ...]:
-    return _text_model_paths(content.decode(errors="replace"), directory)
-
-
 # Loading
 
 log = structlog.get_logger(__name__)
@@ -230,44 +224,8 @@ log = structlog.get_logger(__name__)
 # Graphs of one text model, served as that model
 
 
-def _read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
-    """Parse a graph file as one text model; None for any other graph or an unreadable file. Reads the disk.
+@lru_cache(maxsize=64)
+def _model_paths(content: bytes, directory: Path) -> tuple[Path, ...]:
+    from ovmstrio.graphs.text_graphs import text_model_paths  # noqa: PLC0415 - imported when first needed
 
-    Errors of the file become problems of the model.
-    """
-    from ovmstrio.graphs.text_graphs import TextGraph  # noqa: PLC0415 - imported when first needed
-    from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - imported when first needed
-
-    try:
-        content = read_regular_bytes(spec.graph_path)
-    except OSError:
-        return None
-    examined = examine_graph(spec.graph_path, spec.base_path)
-    graph = examined.config
-    if graph is None or len(graph.nodes) != 1 or graph.nodes[0].calculator not in TEXT_CALCULATORS:
-        return None
-    node = graph.nodes[0]
-    calculator = TEXT_CALCULATORS[node.calculator]
-    findings = Findings(graph.file)
-    _check_streams(graph, findings)
-    fields, problems = read_node_options(node, calculator.task, calculator.options, spec.base_path, findings)
-    made = TextModelSpec(
-        **spec.model_dump(include={"name", "base_path", "origin", "max_concurrency"}),
-        task=calculator.task,
-        cache_dir=cache_dir,
-        problems=(*spec.problems, *examined.errors, *findings.all, *problems),
-        place=spec.place,
-        **fields,
-    )
-    return TextGraph(made, tuple(each for each in examined.problems if each.severity != "error"), content)
-
-
-def _text_model_paths(content: str, directory: Path) -> tuple[Path, ...]:
-    """Return the model and draft paths of a graph's text-generation nodes; none if the file cannot be parsed."""
-    config = examine_text(content, "").config
-    found: list[Path] = []
-    for node in config.nodes if config is not None else ():
-        if node.calculator == HTTP_LLM.name:
-            fields, _ = read_node_options(node, HTTP_LLM.task, HTTP_LLM.options, directory, Findings(""))
-            found += [fields[name] for name in ("path", "draft_path") if name in fields]
-    return tuple(found)
+    return text_model_paths(content.decode(errors="replace"), directory)

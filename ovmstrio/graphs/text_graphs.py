@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ovmstrio.config.documents import Findings
-from ovmstrio.config.specs import TextModelSpec
+from ovmstrio.config.specs import GraphSpec, TextModelSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.graphs.calculators.text import PAYLOADS
+from ovmstrio.graphs.calculators.text import HTTP_LLM, PAYLOADS, TEXT_CALCULATORS, read_node_options
+from ovmstrio.graphs.graph_file import examine_text
+from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ovmstrio.graphs.graph_config import GraphConfig
 
-__all__ = ["TextGraph"]
+__all__ = ["TextGraph", "read_text_graph", "text_model_paths"]
 
 
 class TextGraph(NamedTuple):
@@ -34,3 +39,43 @@ def _check_streams(graph: GraphConfig, findings: Findings) -> None:
                     found=ref.port.tag or "no tag",
                     suggestion=f'write {kind}_stream: "{tags[0]}:{ref.name}"',
                 )
+
+
+def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph | None:
+    """Parse a graph file as one text model; None for any other graph or an unreadable file. Reads the disk.
+
+    Errors of the file become problems of the model.
+    """
+    try:
+        content = read_regular_bytes(spec.graph_path)
+    except OSError:
+        return None
+    examined = examine_graph(spec.graph_path, spec.base_path)
+    graph = examined.config
+    if graph is None or len(graph.nodes) != 1 or graph.nodes[0].calculator not in TEXT_CALCULATORS:
+        return None
+    node = graph.nodes[0]
+    calculator = TEXT_CALCULATORS[node.calculator]
+    findings = Findings(graph.file)
+    _check_streams(graph, findings)
+    fields, problems = read_node_options(node, calculator.task, calculator.options, spec.base_path, findings)
+    made = TextModelSpec(
+        **spec.model_dump(include={"name", "base_path", "origin", "max_concurrency"}),
+        task=calculator.task,
+        cache_dir=cache_dir,
+        problems=(*spec.problems, *examined.errors, *findings.all, *problems),
+        place=spec.place,
+        **fields,
+    )
+    return TextGraph(made, tuple(each for each in examined.problems if each.severity != "error"), content)
+
+
+def text_model_paths(content: str, directory: Path) -> tuple[Path, ...]:
+    """Return the model and draft paths of a graph's text-generation nodes; none if the file cannot be parsed."""
+    config = examine_text(content, "").config
+    found: list[Path] = []
+    for node in config.nodes if config is not None else ():
+        if node.calculator == HTTP_LLM.name:
+            fields, _ = read_node_options(node, HTTP_LLM.task, HTTP_LLM.options, directory, Findings(""))
+            found += [fields[name] for name in ("path", "draft_path") if name in fields]
+    return tuple(found)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
-__all__ = ["PiecedMessage", "memory_to_fill"]
+__all__ = ["PiecedMessage"]
 
 # ----------------------------------------------------------------------
 # A message that is too large to be joined from its pieces for nothing
@@ -53,17 +51,3 @@ class PiecedMessage:
 # ----------------------------------------------------------------------
 # Memory for large messages that end with tensors, whose numbers can be used where they lie only if aligned
 # ----------------------------------------------------------------------
-
-_ALIGNMENT: Final = 64
-"""What no number and no vector of a processor needs more than."""
-
-
-def memory_to_fill(size: int) -> memoryview:
-    """Give so many bytes, of any values, whose end is aligned.
-
-    Whatever stands before a message's tensors has any length, but the last of them, or several that follow each other,
-    end where the message does; so each element of theirs is aligned as well.
-    """
-    whole = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -(whole.__array_interface__["data"][0] + size) % _ALIGNMENT
-    return whole[start : start + size].data

@@ -34,7 +34,7 @@ from ovmstrio.transport.accepting import Accepting
 from ovmstrio.transport.listeners import address_of
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.workers.shared_state import Board
-from ovmstrio.workers.worker import CHANGED, CUT, DRAIN, WorkerTask
+from ovmstrio.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import trio
 
@@ -22,14 +22,6 @@ from ovmstrio.handlers.models.client import Array, ModelClient, ModelNames, flat
 from ovmstrio.handlers.models.loader import LoadModel, ModelLoader, StorageThreads
 from ovmstrio.handlers.models.model_cache import Shelf, StorageSync, Validate, WatchOptions, lease_models
 from ovmstrio.handlers.models.saved_model import SavedModel, choose_signature, read_saved_model
-from ovmstrio.handlers.models.saved_model_run import (
-    BatchedRun,
-    RunnableModel,
-    load_saved_model,
-    run_batch,
-    run_model,
-    submit,
-)
 from ovmstrio.handlers.models.storage import (
     Copy,
     CopyMaker,
@@ -43,6 +35,9 @@ from ovmstrio.handlers.models.version_index import LATEST
 from ovmstrio.serving.batching import Batcher, BatchOptions, open_batcher
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.util.backoff import Backoff
+
+if TYPE_CHECKING:
+    from ovmstrio.handlers.models.saved_model_run import BatchedRun, RunnableModel
 
 __all__ = [
     "LibraryOptions",
@@ -186,6 +181,8 @@ class SavedModelLoader:
 
     def __call__(self, folder: str) -> RunnableModel:
         """Load a model; raise ConfigError if the model fails to load, or its signature is missing or ambiguous."""
+        from ovmstrio.handlers.models.saved_model_run import load_saved_model  # noqa: PLC0415 - imported when first needed
+
         return trio.from_thread.run(load_saved_model, Path(folder), self.key_for(Path(folder)), trio_token=self._loop)
 
     def key_for(self, folder: Path) -> str | None:
@@ -202,6 +199,8 @@ class TensorFlowClient(TensorFlowClientBase):
         names: ModelNames,
         batcher: Batcher[BatchedRun, list[Tensor]] | None = None,
     ) -> None:
+        from ovmstrio.handlers.models.saved_model_run import run_model, submit  # noqa: PLC0415 - imported when first needed
+
         self._loader = loader
         self._names = names
         self._run = run_model if batcher is None else partial(submit, batcher)
@@ -372,6 +371,8 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
 
 @asynccontextmanager
 async def _open_tensorflow(library: ModelLibrary, batching: ProjectBatching | None) -> AsyncIterator[TensorFlowClient]:
+    from ovmstrio.handlers.models.saved_model_run import run_batch  # noqa: PLC0415 - imported when first needed
+
     if batching is None:
         yield TensorFlowClient(library.loader, library.names)
         return

@@ -24,7 +24,7 @@ from ovmstrio.encoding.inflate import (
     in_inflating_thread,
 )
 from ovmstrio.transport.send_budget import ByteBudget
-from ovmstrio.util.buffers import memory_to_fill
+from ovmstrio.util.aligned_memory import memory_to_fill
 
 __all__ = ["ACCEPTED_ENCODINGS", "PREFIX_BYTES", "Inflater", "MessageBuffer", "message_prefix"]
 

@@ -30,7 +30,7 @@ from ovmstrio.transport.http.buffered_stream import send_answer, send_bounded
 from ovmstrio.transport.http.heads import METHODS, Head, read_head
 from ovmstrio.transport.http.responses import error_answer, has_bare_line_feed, plain_answer, slowness_refusal
 from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS, Ending
-from ovmstrio.util.buffers import memory_to_fill
+from ovmstrio.util.aligned_memory import memory_to_fill
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
