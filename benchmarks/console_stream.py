@@ -16,12 +16,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from benchmarks.report import Row
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.console.aggregator import Gathering
-from ovmstrio.console.stream import FrameMaker, Wishes, stream
-from ovmstrio.core.events import OK, CallEvent, Door
+from ovmstrio.console.aggregator import ConsoleAggregator
+from ovmstrio.console.stream import FrameMaker, StreamFilter, send_events
+from ovmstrio.core.events import OK, ApiInterface, CallEvent
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.logs import configure_logs
-from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.telemetry.recent_history import RecentHistory
 from tests.support.stub_registry import load_pass_through, registry_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["run"]
 SERVICES: Final = 50
 SECONDS: Final = 200
 GOAL_MS: Final = 5.0
-_DOOR: Final = Door("KServe", "gRPC", "ModelInfer")
+_DOOR: Final = ApiInterface("KServe", "gRPC", "ModelInfer")
 
 
 class _Viewer:
@@ -78,11 +78,11 @@ async def _milliseconds(viewers: int) -> tuple[float, float]:
 
 async def _watch(plane: DataPlane, names: Sequence[str], sinks: Sequence[_Viewer]) -> float:
     """Let viewers look for some seconds, and give the median of what these take."""
-    gathering = Gathering(plane, RecentPast())
+    gathering = ConsoleAggregator(plane, RecentHistory())
     frames, taken = FrameMaker(plane, gathering), []
 
     async def view(sink: _Viewer) -> None:
-        await stream(plane, frames, gathering, Wishes(), cast("EventSink", sink), still_may=_may)
+        await send_events(plane, frames, gathering, StreamFilter(), cast("EventSink", sink), still_may=_may)
 
     async with trio.open_nursery() as nursery:
         for sink in sinks:

@@ -20,7 +20,7 @@ from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.pipelines.loading import load_pipeline
-from ovmstrio.pipelines.servable import DagServable
+from ovmstrio.pipelines.servable import PipelineServable
 from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.grpc_responses import encode_response
 from ovmstrio.server.kinds import KINDS
@@ -59,7 +59,7 @@ async def main(spec: PipelineSpec, library: Path) -> None:
 
 
 async def _measure(
-    spec: PipelineSpec, pipeline: DagServable, copied: Callable[[], int], before_node: Callable[[], int]
+    spec: PipelineSpec, pipeline: PipelineServable, copied: Callable[[], int], before_node: Callable[[], int]
 ) -> None:
     message = framed_infer_request(spec.name, "x", np.zeros((1, TENSOR_BYTES // 4), np.float32))[_FRAME:]
     ways = []

@@ -11,7 +11,7 @@ from unittest import mock
 import trio
 
 from benchmarks.report import Row
-from ovmstrio.protocols.openai.api import Body, OpenAIApi, model_of
+from ovmstrio.protocols.openai.api import Body, OpenAIApi, model_name
 from ovmstrio.util.truncation import format_error
 from tests.support.scripted_services import CHAT, WORDS, load_encoder, text_spec
 from tests.unit.protocols.servers import Serving, serving_rest
@@ -89,7 +89,7 @@ async def _refusal_ms(server: Serving, path: str, document: dict[str, Any]) -> f
     async def parsed(_: OpenAIApi, request: Any) -> Body:
         del request
         await trio.lowlevel.checkpoint()
-        return Body(document, model_of(document), 6 * _CHARACTERS)
+        return Body(document, model_name(document), 6 * _CHARACTERS)
 
     async def watch() -> None:
         nonlocal longest

@@ -36,15 +36,15 @@ def _served(folder: str, poison_after: int | None) -> list[str]:
     """Make the texts of the seven as an engine does."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - only the process that measures loads the library
     from ovmstrio.inference.engine.engine import Engine, Limits  # noqa: PLC0415 - as above
-    from ovmstrio.inference.engine.grammar_precompile import FormCompiler  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.messages import encode_request  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
-    from ovmstrio.inference.engine.prompts import Prompts  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.prompts import PromptTokenizer  # noqa: PLC0415 - as above
 
     pipeline = Pipeline(PipelineOptions(folder, "CPU", _THREADS))
-    prompts = Prompts(pipeline.tokenizer, str, _CONTEXT)
+    prompts = PromptTokenizer(pipeline.tokenizer, str, _CONTEXT)
     answers: dict[int, Any] = {}
-    engine = Engine(pipeline, prompts, Limits(_CONTEXT), answers.__setitem__, FormCompiler(pipeline, Path(folder)))
+    engine = Engine(pipeline, prompts, Limits(_CONTEXT), answers.__setitem__, GrammarCompiler(pipeline, Path(folder)))
 
     def add(number: int, **more: Any) -> None:
         sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=_TOKENS)
@@ -74,7 +74,7 @@ def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.batch import Batch  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
-    from ovmstrio.inference.engine.sequences import AskedTexts  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.sequences import QueuedRequest  # noqa: PLC0415 - as above
 
     pipeline = Pipeline(PipelineOptions(folder, "CPU", {**_THREADS, **_EXACT}))
     batch = Batch(pipeline)
@@ -82,7 +82,7 @@ def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
     def begin(number: int, **more: Any) -> None:
         request = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), **more)
         prompt = pipeline.tokenizer.encode(_TEXT.format(number)).input_ids.data[0].tolist()
-        batch.begin(AskedTexts(number, 0, request, prompt, _TOKENS, 1, is_proven="grammar" not in more))
+        batch.begin(QueuedRequest(number, 0, request, prompt, _TOKENS, 1, is_proven="grammar" not in more))
 
     made: list[list[int]] = [[] for _ in range(_NEIGHBOURS + 1)]
     for number in range(_NEIGHBOURS):

@@ -25,7 +25,7 @@ from ovmstrio.encoding.generated.inference import (
 )
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
-from ovmstrio.server.server import Hosting, serve_plan
+from ovmstrio.server.server import WorkerProcessContext, serve_plan
 from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.telemetry.logs import configure_logs
 
@@ -151,7 +151,7 @@ async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Door, f
     plan = plan_service(service, service_settings({"grpc_bind_address": "127.0.0.1"}))
     measured = trio.Event()
     async with trio.open_nursery() as nursery:
-        serve = partial(serve_plan, plan, Hosting(until=measured.wait), handle_signals=False)
+        serve = partial(serve_plan, plan, WorkerProcessContext(until=measured.wait), handle_signals=False)
         running = await nursery.start(serve)
         found = await trio.to_thread.run_sync(_measure, running, counted)
         measured.set()

@@ -37,12 +37,12 @@ from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.encoding.messages import decode_request
 from ovmstrio.handlers.building import open_handler
-from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.models.loading import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.serving.authorization import CallerNames, GuardedPlane
+from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.access_log import RequestLog
 from ovmstrio.telemetry.metrics import Metrics
@@ -202,7 +202,7 @@ async def _serving_rest(plane: DataPlane, **options: Any) -> AsyncIterator[str]:
 
 async def _rest_infer(folder: Path, load: Load, request: bytes, *, is_guarded: bool = False) -> float:
     registry = registry_of(load, poll_seconds=0)
-    plane = GuardedPlane(registry, observers=(CallerNames(),)) if is_guarded else DataPlane(registry)
+    plane = AuthorizingDataPlane(registry, observers=(CallerRecorder(),)) if is_guarded else DataPlane(registry)
     options = {"gate": gate_of({"shop": "infer:echo"})} if is_guarded else {}
     (folder / "echo" / "1").mkdir(parents=True)
     async with trio.open_nursery() as nursery:
@@ -225,7 +225,7 @@ async def _rest_handler(folder: Path) -> float:
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
     request = _post("/", b'{"a":1}', "Content-Type: application/json")
     async with open_models(project) as models, open_handler(project) as handler:
-        servable = HandlerServable(project.name, handler, LocalLimit(project.max_concurrency), None, models)
+        servable = HandlerService(project.name, handler, LocalLimit(project.max_concurrency), None, models)
         servable.gone()
         async with (
             open_plane_of(spec, servable, lambda: "") as plane,

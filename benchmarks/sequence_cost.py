@@ -21,10 +21,10 @@ import trio
 from benchmarks.report import Row
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.infer_requests import Blocking, Slot
+from ovmstrio.inference.infer_requests import InferMode, Slot
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.tensors import StateChange
-from ovmstrio.models.sequences import Control, SequenceManagers
+from ovmstrio.models.sequences import SequenceControl, SequenceManagers
 from tests.support import ir
 
 __all__ = ["run"]
@@ -47,12 +47,12 @@ class _Swapping:
 
     async def start(self) -> None:
         for number in range(1, self._count + 1):
-            await self._run(Control(number, start=True))
+            await self._run(SequenceControl(number, start=True))
 
     async def step(self, number: int) -> None:
-        await self._run(Control(number))
+        await self._run(SequenceControl(number))
 
-    async def _run(self, control: Control) -> None:
+    async def _run(self, control: SequenceControl) -> None:
         async with self._manager.turn(control) as sequence:
             change = StateChange(self._variables, sequence.state, keep=True)
             await self._network.infer([_X], change)
@@ -63,7 +63,7 @@ class _Holding:
     """An infer request for each sequence, with the sequence's state in it."""
 
     def __init__(self, model: Any, network: Network, count: int) -> None:
-        self._make = partial(Slot, model, network.signature, Blocking.SYNCHRONOUS)
+        self._make = partial(Slot, model, network.signature, InferMode.SYNCHRONOUS)
         self._count = count
         self._slots: list[Slot] = []
 

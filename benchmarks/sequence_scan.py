@@ -15,7 +15,7 @@ import trio.testing
 from benchmarks.report import Row
 from ovmstrio.core.request import InferRequest
 from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.sequences.manager import clean_sequences, scan
+from ovmstrio.models.sequences.manager import clean_sequences, remove_idle_sequences
 from ovmstrio.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request
@@ -56,7 +56,7 @@ class _Measurement:
         times = []
         for _ in range(2):
             begin = time.perf_counter()
-            scan(self._managers)
+            remove_idle_sequences(self._managers)
             times.append((time.perf_counter() - begin) * _MILLISECONDS)
         return times
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.client.chat import ChatClient, ChatPiece, ChatUsage
+    from ovmstrio.client.chat import ChatClient, ChatDelta, ChatUsage
 
 __all__ = ["ChatAnswer", "ChatConversation"]
 
@@ -28,7 +28,7 @@ class ChatAnswer:
     last: float = 0.0
     started: float = field(default_factory=perf_counter)
 
-    def add(self, piece: ChatPiece) -> None:
+    def add(self, piece: ChatDelta) -> None:
         """Take what has come."""
         self.text += piece.text
         self.reasoning += piece.reasoning
@@ -100,7 +100,7 @@ class ChatConversation:
     system: str = ""
     said: list[dict[str, str]] = field(default_factory=list)
 
-    def ask(self, message: str, show: Callable[[ChatPiece], None]) -> ChatAnswer:
+    def ask(self, message: str, show: Callable[[ChatDelta], None]) -> ChatAnswer:
         """Say something, and have the answer shown as it comes.
 
         What Ctrl-C stops is remembered as far as it has come; what fails was never said.

@@ -14,7 +14,7 @@ from ovmstrio.encoding.status_errors import Unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.client.chat import ChatPiece
+    from ovmstrio.client.chat import ChatDelta
 
 __all__ = ["answer_aloud", "converse", "show_piece"]
 
@@ -36,7 +36,7 @@ class _Shown:
         self._is_dim = False
         self._is_begun = False
 
-    def piece(self, piece: ChatPiece) -> None:
+    def piece(self, piece: ChatDelta) -> None:
         if piece.reasoning and sys.stdout.isatty():
             self._write(piece.reasoning, is_dim=True)
         self._write(piece.text + piece.calls, is_dim=False)
@@ -57,7 +57,7 @@ class _Shown:
             sys.stdout.flush()
 
 
-def show_piece() -> tuple[Callable[[ChatPiece], None], Callable[[], None]]:
+def show_piece() -> tuple[Callable[[ChatDelta], None], Callable[[], None]]:
     """Give what shows an answer's pieces, and what ends it."""
     shown = _Shown()
     return shown.piece, shown.end

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ovmstrio.config.pipeline_entries import find_library
 from ovmstrio.core.errors import Problem
-from ovmstrio.isolation.program import describe_exit
+from ovmstrio.isolation.program import describe_probe_exit
 from ovmstrio.pipelines.native.library import remove_leftovers
 
 __all__ = ["Item", "LibraryVerdict", "check_library"]
@@ -66,7 +66,7 @@ def check_library(library: str, params: Mapping[str, str], timeout: float) -> Li
     if told.get("step") == "done":
         return _verdict(library, told, "")
     remove_leftovers(path)
-    return _verdict(library, told, describe_exit(done.returncode))
+    return _verdict(library, told, describe_probe_exit(done.returncode))
 
 
 def _told(report: Path) -> dict[str, Any]:

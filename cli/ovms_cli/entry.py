@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ovms_cli.exits import EX_INTERRUPTED
-from ovmstrio.server.end_watchdog import END_WATCHDOG
-from ovmstrio.server.gc_tuning import spare_imports
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
+from ovmstrio.server.gc_tuning import raise_gc_threshold
 from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
 
 __all__ = ["main"]
@@ -14,7 +14,7 @@ def main() -> None:
     """Run the command line; one that is interrupted ends with 130 and without a word."""
     open_standard_streams()
     ignore_failed_writes("stderr")
-    spare_imports()
+    raise_gc_threshold()
     try:
         from ovms_cli.main import main as run
 
@@ -22,4 +22,4 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(EX_INTERRUPTED) from None
     finally:
-        END_WATCHDOG.bound_exit()
+        SHUTDOWN_WATCHDOG.bound_exit()

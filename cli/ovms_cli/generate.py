@@ -38,14 +38,14 @@ def generate(
     from importlib.metadata import version
 
     from ovmstrio.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
-    from ovmstrio.handlers.config.project_file import expanded
+    from ovmstrio.handlers.config.project_file import to_yaml
 
     project = _read(config)
     context = output.resolve()
     if not project.directory.is_relative_to(context):
         context = project.directory
     ruler = "-" * 80
-    echo(f"{ruler}\n{expanded(project)}{ruler}")
+    echo(f"{ruler}\n{to_yaml(project)}{ruler}")
     file = output / _NAME
     try:
         output.mkdir(parents=True, exist_ok=True)

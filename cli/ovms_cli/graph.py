@@ -13,7 +13,7 @@ from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, show
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
-    from ovmstrio.graphs.validate import Examination
+    from ovmstrio.graphs.validate import GraphValidation
 
 __all__ = ["register"]
 
@@ -47,17 +47,17 @@ def check(
 
 def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: FileOption = None) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
-    from ovmstrio.graphs.plan import draw
+    from ovmstrio.graphs.plan import draw_graph
 
     examined = _examine(path)
     if examined.config is None:
         show_problems(examined.problems)
         raise typer.Exit(1)
-    write_picture(render(draw(examined.config), picture, plain=output is not None), output)
+    write_picture(render(draw_graph(examined.config), picture, plain=output is not None), output)
     point_to(f"ovms graph check {path}", examined.problems)
 
 
-def _examine(path: Path) -> Examination:
-    from ovmstrio.graphs.validate import examine_graph
+def _examine(path: Path) -> GraphValidation:
+    from ovmstrio.graphs.validate import validate_graph
 
-    return examine_graph(file_of(path, "graph.pbtxt"))
+    return validate_graph(file_of(path, "graph.pbtxt"))

@@ -66,7 +66,7 @@ def new(
     """
     from datetime import UTC, datetime
 
-    from ovmstrio.auth.key_file import CallerEntry, digest_of, new_key
+    from ovmstrio.auth.key_file import CallerEntry, key_hash, new_key
     from ovmstrio.core.callers import Scopes
 
     with ending_with(EX_USAGE, ValueError):
@@ -77,7 +77,7 @@ def new(
     entry = CallerEntry(
         name,
         scopes,
-        digest_of(key) if key else "",
+        key_hash(key) if key else "",
         certificate,
         subject,
         requests_per_second,
@@ -127,11 +127,11 @@ def _write(file: Path, entries: list[CallerEntry]) -> None:
     """Write the file, once what it will hold has been seen to be usable."""
     import json
 
-    from ovmstrio.auth.key_file import read_callers, write_key_file
+    from ovmstrio.auth.key_file import parse_callers, write_key_file
     from ovmstrio.core.errors import ConfigError
 
     try:
-        read_callers(json.dumps({"callers": [each.document() for each in entries]}).encode(), str(file))
+        parse_callers(json.dumps({"callers": [each.document() for each in entries]}).encode(), str(file))
         write_key_file(file, entries)
     except ConfigError as error:
         fail(error.message)

@@ -15,7 +15,7 @@ import typer
 
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 from ovms_cli.ovms_lines import OWN_OPTIONS, Commands
-from ovmstrio.server.gc_tuning import collect_rarely
+from ovmstrio.server.gc_tuning import set_serving_gc_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ def main() -> None:
     names = _meant(sys.argv[1:])
     if names != _SERVE:
         # A server does once it has loaded.
-        collect_rarely()
+        set_serving_gc_threshold()
     try:
         command_line(names)()
     except KeyboardInterrupt:

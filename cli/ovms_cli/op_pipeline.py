@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ovms_cli.tables import Output
     from ovmstrio.core.errors import Problem
-    from ovmstrio.ops.config_file import ExaminedConfig
+    from ovmstrio.ops.config_file import ValidatedConfig
     from ovmstrio.ops.web_service import WebService
     from ovmstrio.util.drawing import Drawing
 
@@ -82,17 +82,17 @@ def _raised(error: Exception, script: Path) -> Problem:
     return Problem(f"the script raised {type(error).__name__}: {error}", str(script), lines[-1] if lines else None)
 
 
-def _examine(config: Path, service: WebService | None) -> ExaminedConfig:
+def _examine(config: Path, service: WebService | None) -> ValidatedConfig:
     """Examine what a service would be configured with: the file, unless its script gives a dictionary.
 
     Raises:
         ConfigError: there is nothing to read.
     """
-    from ovmstrio.ops.config_file import examine_pipeline_config
+    from ovmstrio.ops.config_file import validate_pipeline_config
 
     if service is not None and service.yml_dict is not None:
-        return examine_pipeline_config(yml_dict=service.yml_dict)
-    return examine_pipeline_config(config)
+        return validate_pipeline_config(yml_dict=service.yml_dict)
+    return validate_pipeline_config(config)
 
 
 def show_service(config: Path, service: Path | None, picture: PictureFormat, output: Path | None) -> None:
@@ -154,7 +154,7 @@ class _Findings:
     def look_at(self, config: Path, script: Path | None, *, load: bool) -> None:
         import trio
 
-        from ovmstrio.ops.validate import examine_pipeline
+        from ovmstrio.ops.validate import validate_pipeline
 
         examined = _examine(config, None)
         self.problems += examined.problems
@@ -167,4 +167,4 @@ class _Findings:
         self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
         with_script = _examine(config, service)
         self.problems += [problem for problem in with_script.problems if problem not in self.problems]
-        self.problems += trio.run(lambda: examine_pipeline(graph, with_script, load=load))
+        self.problems += trio.run(lambda: validate_pipeline(graph, with_script, load=load))

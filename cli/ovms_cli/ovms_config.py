@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ovms_cli.console import EX_USAGE, fail, stdout
-from ovmstrio.server.command_line import CONFIGURING
+from ovmstrio.server.command_line import CONFIG_COMMANDS
 from ovmstrio.util.regular_files import open_regular, read_regular_bytes
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _IN_PLACE: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
 
 
 def manage_config(arguments: Sequence[str]) -> None:
-    """Do what one of ``CONFIGURING`` among the arguments says; what cannot be done ends the program."""
+    """Do what one of ``CONFIG_COMMANDS`` among the arguments says; what cannot be done ends the program."""
     given = _read(arguments)
     repository = given.model_repository_path or os.environ.get(_REPOSITORY)
     if given.list_models:
@@ -76,7 +76,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
     parser = _Parser(prog="ovms", add_help=False, allow_abbrev=False)
     command = parser.add_mutually_exclusive_group(required=True)
-    for name in sorted(CONFIGURING):
+    for name in sorted(CONFIG_COMMANDS):
         command.add_argument(f"--{name}", action="store_true")
     options = _OF_TENSORS | TEXT_OPTIONS | {"model_name", "model_path", "model_repository_path", "config_path"}
     for name in sorted(options):
@@ -126,9 +126,9 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _makes_text(path: Path) -> bool:
-    from ovmstrio.server.command_line import makes_text
+    from ovmstrio.server.command_line import is_text_generation_folder
 
-    return path.suffix == ".gguf" or makes_text(path) or any(path.glob("*.gguf"))
+    return path.suffix == ".gguf" or is_text_generation_folder(path) or any(path.glob("*.gguf"))
 
 
 # What is configured
@@ -167,7 +167,7 @@ def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tu
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
     """Give the settings of the model, where those that are JSON are that, and those that are none stay texts."""
-    named = {"model_name", "model_path", "model_repository_path", "config_path", *CONFIGURING}
+    named = {"model_name", "model_path", "model_repository_path", "config_path", *CONFIG_COMMANDS}
     settings: dict[str, Any] = {}
     for name, value in vars(given).items():
         if value is None or name in named:

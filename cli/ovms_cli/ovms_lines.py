@@ -63,15 +63,15 @@ class ServeCommand(LateCommand):
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        from ovmstrio.server.command_line import CONFIGURING, refused_options, with_source_in_place
+        from ovmstrio.server.command_line import CONFIG_COMMANDS, unsupported_options, use_local_source_model
 
-        if {_name(each) for each in args} & CONFIGURING:
+        if {_name(each) for each in args} & CONFIG_COMMANDS:
             from ovms_cli.ovms_config import manage_config
 
             manage_config(args)
             raise typer.Exit
-        args = with_source_in_place(args)
-        refused = refused_options(args)
+        args = use_local_source_model(args)
+        refused = unsupported_options(args)
         if refused:
             fail("\n       ".join(refused), EX_USAGE)
         flags = {str(each.name) for each in self.get_params(ctx) if getattr(each, "is_flag", False)}
@@ -99,8 +99,8 @@ def _name(option: str) -> str:
 def _begin_like_ovms(arguments: Sequence[str]) -> bool:
     if not arguments or not arguments[0].startswith("--") or arguments[0] in OWN_OPTIONS:
         return False
-    from ovmstrio.server.command_line import CONFIGURING, WAYS_OUT
+    from ovmstrio.server.command_line import CONFIG_COMMANDS, UNSUPPORTED_HINTS
     from ovmstrio.server.settings import ServerSettings
 
     name = _name(arguments[0].partition("=")[0])
-    return name in WAYS_OUT or name in CONFIGURING or name in ServerSettings.model_fields
+    return name in UNSUPPORTED_HINTS or name in CONFIG_COMMANDS or name in ServerSettings.model_fields

@@ -96,7 +96,7 @@ def show(
 
         show_service(of_ops, service, picture, output)
         return
-    from ovmstrio.pipelines.plan import draw
+    from ovmstrio.pipelines.plan import draw_pipeline
 
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
@@ -108,7 +108,7 @@ def show(
     parts = []
     for spec in pipelines:
         title = f"{spec.name}\n" if len(pipelines) > 1 else ""
-        parts.append(title + render(draw(spec), picture, plain=output is not None))
+        parts.append(title + render(draw_pipeline(spec), picture, plain=output is not None))
     write_picture("\n".join(parts), output)
     point_to(f"ovms pipeline check {config}{f' {name}' if name else ''}", problems)
 
@@ -128,7 +128,7 @@ def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
 
 def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     """Give the pipelines that are asked for, and what is wrong with the file and with them as far as it can be seen."""
-    from ovmstrio.config.config_file import examine_config
+    from ovmstrio.config.config_file import parse_config_leniently
     from ovmstrio.config.documents import did_you_mean
     from ovmstrio.config.specs import PipelineSpec
     from ovmstrio.core.errors import ConfigError
@@ -136,7 +136,7 @@ def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     from ovmstrio.server.kinds import KINDS
 
     try:
-        examined = examine_config(KINDS.values(), read_regular_bytes(file), file)
+        examined = parse_config_leniently(KINDS.values(), read_regular_bytes(file), file)
     except ConfigError as error:
         return [], list(error.problems)
     except OSError as error:

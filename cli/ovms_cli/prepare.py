@@ -14,7 +14,7 @@ from ovms_cli.console import EX_USAGE, ending_with, fail
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
-    from ovmstrio.inference.conversion.inputs import InputForm
+    from ovmstrio.inference.conversion.inputs import InputSpec
 
 __all__ = ["register"]
 
@@ -135,7 +135,7 @@ def _check_quantization(quantize: Quantization | None, calibration: Path | None,
         fail(f"--calibration: {calibration} is no folder; expected one with .npy files", EX_USAGE)
 
 
-def _forms(options: Sequence[str]) -> dict[str, InputForm]:
+def _forms(options: Sequence[str]) -> dict[str, InputSpec]:
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.inference.conversion.inputs import parse_input_form
 

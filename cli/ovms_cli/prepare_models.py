@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.inference.conversion import Conversion, Converted
-    from ovmstrio.inference.conversion.sources import FoundModel
+    from ovmstrio.inference.conversion.sources import ModelSource
 
     Outcome: TypeAlias = Converted | Path | Exception
     """What came of a model: the folder where it was before stands for what was left as it is."""
@@ -79,7 +79,7 @@ def _prepare_one(
 
 def _prepare_several(
     folder: Path,
-    found: Sequence[FoundModel],
+    found: Sequence[ModelSource],
     repository: Path,
     version: int,
     wanted: Conversion,
@@ -90,7 +90,7 @@ def _prepare_several(
     from ovmstrio.core.errors import AlreadyExists, ServerError
     from ovmstrio.inference.conversion import convert
 
-    outcomes: dict[FoundModel, Outcome] = {}
+    outcomes: dict[ModelSource, Outcome] = {}
     for model in found:
         with stderr().status(f"converting {model.path} ..."):
             try:
@@ -180,7 +180,7 @@ def _show(converted: Converted, name: str) -> None:
     next_steps(serve, *infer)
 
 
-def _models(folder: Path, outcomes: Mapping[FoundModel, Outcome]) -> Table:
+def _models(folder: Path, outcomes: Mapping[ModelSource, Outcome]) -> Table:
     from rich.table import Table
 
     columns = ("model", "from", "framework", "inputs", "outputs", "result")
@@ -197,7 +197,7 @@ def _models(folder: Path, outcomes: Mapping[FoundModel, Outcome]) -> Table:
     return table
 
 
-def _show_failures(outcomes: Mapping[FoundModel, Outcome]) -> None:
+def _show_failures(outcomes: Mapping[ModelSource, Outcome]) -> None:
     if any(isinstance(outcome, Path) for outcome in outcomes.values()):
         note("what is there already was left as it is; --force replaces it")
     for error in (outcome for outcome in outcomes.values() if isinstance(outcome, Exception)):

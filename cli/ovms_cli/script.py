@@ -52,7 +52,7 @@ def call_script(
     Raises:
         BaseException: whatever the script raises.
     """
-    from ovmstrio.ops.numpy1_compat import numpy_one
+    from ovmstrio.ops.numpy1_compat import numpy1_compat
     from ovmstrio.ops.prepared_service import run_as_main
     from ovmstrio.ops.web_service import set_service_runner
 
@@ -69,7 +69,7 @@ def call_script(
     set_service_runner(note_and_serve)
     main: Any = sys.modules[_MAIN]
     try:
-        with numpy_one():
+        with numpy1_compat():
             run_as_main(script)
     finally:
         set_service_runner(None)

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from ovms_cli.console import note
-from ovmstrio.client.api import interrupts_cancel
+from ovmstrio.client.api import cancel_on_interrupt
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def stream_steps(model: SequenceModel, steps: Steps, number: int) -> Generator[S
     """
     patience = _Patience()
     last: Mapping[str, Array] | None = None
-    with interrupts_cancel(patience.lose):
+    with cancel_on_interrupt(patience.lose):
         try:
             for step, inputs in enumerate(steps):
                 began = perf_counter()

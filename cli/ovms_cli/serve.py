@@ -79,11 +79,11 @@ def _service_parameter() -> inspect.Parameter:
 def run_server(options: dict[str, Any]) -> None:
     """Run a server until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     from ovmstrio.server.command_line import ignored_options, read_settings
-    from ovmstrio.server.gc_tuning import keep_imports
+    from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
     from ovmstrio.workers.serve import serve_in_processes
 
-    keep_imports()
+    freeze_imports()
     with usage():
         settings = read_settings(options)
     if settings.config_path is None and settings.model_name is None:

@@ -48,18 +48,18 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 @contextmanager
 def usage() -> Iterator[None]:
     """Exit with 64 for options that cannot be used; says everything that is wrong with them."""
-    from ovmstrio.server.command_line import UsageProblems
+    from ovmstrio.server.command_line import UsageError
 
     try:
         yield
-    except UsageProblems as problems:
+    except UsageError as problems:
         fail("\n       ".join(problems.lines), EX_USAGE)
 
 
 def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
     """Log as the settings say, and a project as it says itself; exits with 1 if the log's file cannot be opened."""
     from ovmstrio.server.project_logs import configure_project_logs
-    from ovmstrio.telemetry.log_levels import LOG_LEVEL, read_log_levels
+    from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
     from ovmstrio.telemetry.logs import configure_logs
     from ovmstrio.util.stdio import ignore_failed_writes
 
@@ -68,7 +68,7 @@ def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) ->
     try:
         if project is None:
             configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-            LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
+            LOG_LEVEL.set_parts(parse_log_levels(settings.log_levels or ""))
         else:
             configure_project_logs(project.log_level, settings)
     except OSError as error:
@@ -89,14 +89,14 @@ def run_to_the_end(
     import trio
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.isolation.printing import prints_logged
+    from ovmstrio.isolation.printing import log_prints
 
     gently = failed = False
     is_json = settings.log_format == "json"
     reports = [tell] if tell else [_log_reasons] if is_json else [_print_reasons]
     if settings.log_path is not None and reports == [_print_reasons]:
         reports.append(_log_reasons)
-    with prints_logged(is_all=True) if is_json else nullcontext():
+    with log_prints(is_all=True) if is_json else nullcontext():
         try:
             try:
                 gently = trio.run(serve)
@@ -114,17 +114,17 @@ def run_to_the_end(
 def _log_reasons(group: BaseExceptionGroup[Any]) -> None:
     import structlog
 
-    from ovmstrio.server.start_failures import leaves, reason_of
+    from ovmstrio.server.start_failures import error_message, flatten_errors
 
-    for error in leaves(group):
-        structlog.get_logger(__name__).error(reason_of(error, with_traceback=True) or str(error))
+    for error in flatten_errors(group):
+        structlog.get_logger(__name__).error(error_message(error, with_traceback=True) or str(error))
 
 
 def _print_reasons(group: BaseExceptionGroup[Any]) -> None:
     from rich.markup import escape
 
-    from ovmstrio.server.start_failures import leaves, reason_of
+    from ovmstrio.server.start_failures import error_message, flatten_errors
 
-    for error in leaves(group):
-        reason = reason_of(error, with_traceback=True) or str(error)
+    for error in flatten_errors(group):
+        reason = error_message(error, with_traceback=True) or str(error)
         stderr().print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)

@@ -35,9 +35,9 @@ def stop(
 
     Exits with 1 if there is none, or one does not end in time.
     """
-    from ovmstrio.ops.process_info import FILE_NAME, home, signal_processes, wait_ended
+    from ovmstrio.ops.process_info import FILE_NAME, serving_home, signal_processes, wait_for_exit
 
-    where = folder or home()
+    where = folder or serving_home()
     if not where.is_dir():
         fail(f"{where}: no such folder; give the one that has the service's {FILE_NAME}", EX_USAGE)
     sent, _ = signal_processes(signal.SIGKILL if kill else signal.SIGINT, port, where)
@@ -46,7 +46,7 @@ def stop(
         fail(f"no running service{of_port} is known in {where.absolute()}; services note themselves where they start")
     late = []
     for process in sent:
-        if wait_ended(process, timeout):
+        if wait_for_exit(process, timeout):
             say(f"ended {_names([process])}")
         else:
             late.append(process)

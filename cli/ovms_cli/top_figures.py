@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.events import QUESTIONS
+from ovmstrio.core.events import QUERY_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -139,7 +139,7 @@ def _read_sample(look: Look, name: str, labels: Mapping[str, str], value: float)
     bare = name.removesuffix("_total")
     if name.removesuffix("_bucket") in _TIMES:
         look.times[key][float(labels["le"])] += int(value)
-    elif bare in _FAILURES and labels.get("method") not in QUESTIONS:
+    elif bare in _FAILURES and labels.get("method") not in QUERY_METHODS:
         look.failures[key] += int(value)
     elif bare in _AT_WORK:
         look.at_work[key] += int(value)

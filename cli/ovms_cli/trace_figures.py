@@ -18,7 +18,7 @@ from ovms_cli.console import echo, stdout
 from ovms_cli.stream_text import safe_for_terminals
 from ovms_cli.tables import fitted, print_table
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops.config_file import examine_pipeline_config
+from ovmstrio.ops.config_file import validate_pipeline_config
 
 __all__ = ["HEADER", "NoFigures", "NoServer", "NoTarget", "draw", "find_url", "open_source", "print_figures", "rows"]
 
@@ -69,7 +69,7 @@ def find_url(target: str) -> str:
 
 def _http_port(file: Path) -> int:
     try:
-        settings = examine_pipeline_config(file).settings
+        settings = validate_pipeline_config(file).settings
     except ConfigError as error:
         raise NoTarget(str(error)) from None
     if not settings.http_port:

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.ops.process_info import home, list_processes, signal_processes
+from ovmstrio.ops.process_info import list_processes, serving_home, signal_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def stop_serving(command: str, port: int | None = None) -> bool:
         _print(f"process {process.pid}, ports {process.port}: already ended")
     if not sent:
         where = f"on port {port} " if port is not None else ""
-        _print(f"no running service {where}found in {home()}")
+        _print(f"no running service {where}found in {serving_home()}")
     return bool(sent)
 
 

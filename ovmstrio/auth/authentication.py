@@ -16,23 +16,31 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ovmstrio.auth.key_file import CallerEntry
-from ovmstrio.auth.quota import CallerAllowance, SharedAllowance
+from ovmstrio.auth.quota import CallerQuota, SharedQuota
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ovmstrio.core.worker_peers import Ledger
+    from ovmstrio.core.worker_peers import Counters
 
-__all__ = ["NEVER", "Authentication", "Directory", "Known", "TokenVerifier", "VerifiedClaims", "bearer_of"]
+__all__ = [
+    "NEVER",
+    "Authentication",
+    "CallerDirectory",
+    "IdentifiedCaller",
+    "TokenVerifier",
+    "VerifiedClaims",
+    "request_credential",
+]
 
 # Caller directory
 
 NEVER: Final = float("inf")
 
 
-class Directory:
+class CallerDirectory:
     """Callers by key hash, certificate name and token subject.
 
     Secrets are compared by hash only, so that timing reveals nothing.
@@ -41,7 +49,7 @@ class Directory:
         ledger: counters shared by all workers, or None.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time, ledger: Ledger | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, ledger: Counters | None = None) -> None:
         self._clock = clock
         self._ledger = ledger
         self._callers: dict[CallerEntry, Caller] = {}
@@ -91,10 +99,10 @@ class Directory:
 
     def _caller(self, entry: CallerEntry) -> Caller:
         limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
-        allowance: CallerAllowance | None = None
+        allowance: CallerQuota | None = None
         if any(limits):
-            shared = None if self._ledger is None else SharedAllowance(self._ledger, entry)
-            allowance = shared or CallerAllowance(entry.name, *limits)
+            shared = None if self._ledger is None else SharedQuota(self._ledger, entry)
+            allowance = shared or CallerQuota(entry.name, *limits)
         return Caller(entry.name, entry.proof, entry.scopes, allowance)
 
 
@@ -130,7 +138,7 @@ class VerifiedClaims:
     expires_at: float
 
 
-class Known(NamedTuple):
+class IdentifiedCaller(NamedTuple):
     """An identified caller and the validity of that identification.
 
     Attributes:
@@ -154,7 +162,7 @@ class TokenVerifier(Protocol):
         """
 
 
-def bearer_of(headers: Iterable[tuple[str, str]]) -> str:
+def request_credential(headers: Iterable[tuple[str, str]]) -> str:
     """Return the key or token of a request, or an empty string."""
     shown = ""
     for name, value in headers:
@@ -171,7 +179,7 @@ class Authentication:
     """Identifies callers."""
 
     def __init__(
-        self, directory: Directory, verifier: TokenVerifier | None = None, clock: Callable[[], float] = time.time
+        self, directory: CallerDirectory, verifier: TokenVerifier | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._directory = directory
         self._verifier = verifier
@@ -196,7 +204,7 @@ class Authentication:
         if note is not None and note[0] is seen and (note[2] == NEVER or self._clock() < note[2]):
             caller: Caller = note[1]
             return caller
-        shown = bearer_of(headers)
+        shown = request_credential(headers)
         known = seen.get(self._digest(shown)) if shown else None
         if known is None or not (known[1] == NEVER or self._clock() < known[1]):
             return None
@@ -206,9 +214,11 @@ class Authentication:
 
     def holds(self, known: object) -> bool:
         """Return whether the result of :meth:`known` is still valid."""
-        return isinstance(known, Known) and known.among is self._seen and self._clock() < known.until
+        return isinstance(known, IdentifiedCaller) and known.among is self._seen and self._clock() < known.until
 
-    async def known(self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Known:
+    async def known(
+        self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
+    ) -> IdentifiedCaller:
         """Return the caller of a request as :meth:`identify`, with its validity.
 
         Raises:
@@ -216,9 +226,9 @@ class Authentication:
         """
         headers, among = tuple(headers), self._seen
         caller = await self.identify(headers, certificate)
-        shown = bearer_of(headers)
+        shown = request_credential(headers)
         found = self._seen.get(self._digest(shown)) if shown else None
-        return Known(caller, 0.0 if found is None else found[1], among)
+        return IdentifiedCaller(caller, 0.0 if found is None else found[1], among)
 
     def _digest(self, shown: str) -> bytes:
         """Return the keyed hash of a secret, so that no one can construct collisions."""
@@ -236,7 +246,7 @@ class Authentication:
 
         Cancellation: no checkpoint for cached credentials.
         """
-        shown = bearer_of(headers)
+        shown = request_credential(headers)
         if not shown:
             caller = None if certificate is None else self._directory.by_certificate(certificate)
             if caller is None:

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.auth.authentication import bearer_of
+from ovmstrio.auth.authentication import request_credential
 from ovmstrio.core.callers import current_caller
 
 if TYPE_CHECKING:
     from ovmstrio.core.http import Headers
 
-__all__ = ["without_proof"]
+__all__ = ["strip_credentials"]
 
 _CERTIFICATE: Final = "certificate"
 _CREDENTIAL_HEADERS: Final = frozenset({"authorization", "x-api-key"})
 
 
-def without_proof(headers: Headers) -> Headers:
+def strip_credentials(headers: Headers) -> Headers:
     """Return the headers without the credentials that authenticated the running task's caller."""
     caller = current_caller.get()
     if caller is None or caller.proof == _CERTIFICATE:
         return headers
-    shown = bearer_of(headers)
-    return tuple(line for line in headers if line[0] not in _CREDENTIAL_HEADERS or bearer_of((line,)) != shown)
+    shown = request_credential(headers)
+    return tuple(line for line in headers if line[0] not in _CREDENTIAL_HEADERS or request_credential((line,)) != shown)

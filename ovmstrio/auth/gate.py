@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ovmstrio.auth.revocable_streams import LongRequests
-from ovmstrio.core.callers import NO_SCOPE, OVER_LIMIT, Caller, Need, current_caller
+from ovmstrio.auth.revocable_streams import RevocableStreams
+from ovmstrio.core.callers import MISSING_SCOPE_REASON, OVER_LIMIT_REASON, Caller, Permission, current_caller
 from ovmstrio.core.errors import CallerLimited, MissingScope, Unauthenticated
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["Gate"]
 log = structlog.get_logger(__name__)
 
 
-def nobody_told(reason: str) -> None:
+def no_metric(reason: str) -> None:
     """Ignore the rejection."""
     del reason
 
@@ -28,7 +28,7 @@ def nobody_told(reason: str) -> None:
 def _rejection_reason(error: Unauthenticated | MissingScope | CallerLimited) -> str:
     if isinstance(error, Unauthenticated):
         return "not_known" if error.is_wrong else "nothing_shown"
-    return NO_SCOPE if isinstance(error, MissingScope) else OVER_LIMIT
+    return MISSING_SCOPE_REASON if isinstance(error, MissingScope) else OVER_LIMIT_REASON
 
 
 class Gate:
@@ -43,19 +43,19 @@ class Gate:
     """
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
-        self.refused: Callable[[str], object] = nobody_told
-        self.long_requests = LongRequests()
+        self.refused: Callable[[str], object] = no_metric
+        self.long_requests = RevocableStreams()
         self._authentication = authentication
         self.guards_everything = guards_everything
 
     def let_in_now(
-        self, need: Need, service: str, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None
+        self, need: Permission, service: str, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None
     ) -> bool:
         """Admit a request with cached credentials and sufficient permission, without waiting.
 
         Returns False without effect otherwise; then :meth:`let_in` decides.  ``notes`` is a cache for repeated headers.
         """
-        if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+        if need is Permission.NOTHING or not (self.guards_everything or need is Permission.GENERATE):
             current_caller.set(None)
             return True
         caller = self._authentication.seen(headers, notes)
@@ -71,7 +71,7 @@ class Gate:
         return True
 
     async def let_in(
-        self, need: Need, service: str, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
+        self, need: Permission, service: str, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
     ) -> Caller | None:
         """Authenticate a request and set the task's ``current_caller``.
 
@@ -89,7 +89,7 @@ class Gate:
             MissingScope: the permission is missing.
             CallerLimited: the quota is exceeded.
         """
-        if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+        if need is Permission.NOTHING or not (self.guards_everything or need is Permission.GENERATE):
             current_caller.set(None)
             return None
         try:
@@ -103,7 +103,7 @@ class Gate:
         return caller
 
     async def look_again(
-        self, need: Need, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
+        self, need: Permission, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
     ) -> Caller | None:
         """Check an admitted request again, without counting it, and return its caller; None without authentication.
 
@@ -111,7 +111,7 @@ class Gate:
             Unauthenticated: the credentials are not valid any more.
             MissingScope: the permission was removed.
         """
-        if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+        if need is Permission.NOTHING or not (self.guards_everything or need is Permission.GENERATE):
             return None
         caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
         caller.demand(need)

@@ -27,13 +27,21 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Findings, Schema, by_line, check_members, items_of, load_document
+from ovmstrio.config.documents import (
+    OPTIONAL,
+    Findings,
+    Schema,
+    check_members,
+    list_items,
+    load_document,
+    sorted_by_line,
+)
 from ovmstrio.config.located import Located
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["CallerEntry", "digest_of", "new_key", "read_callers", "read_key_file", "write_key_file"]
+__all__ = ["CallerEntry", "key_hash", "new_key", "parse_callers", "read_key_file", "write_key_file"]
 
 _PREFIX: Final = "ovms_"
 _RANDOM_BYTES: Final = 32
@@ -102,7 +110,7 @@ def new_key() -> str:
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
-def digest_of(secret: str) -> str:
+def key_hash(secret: str) -> str:
     """Return the hash of an API key."""
     return sha256(secret.encode()).hexdigest()
 
@@ -118,20 +126,20 @@ def read_key_file(path: Path) -> list[CallerEntry]:
     except OSError as error:
         problem = Problem(f"callers file not readable: {error.strerror or error}", str(path))
         raise ConfigError([problem]) from None
-    return read_callers(content, str(path))
+    return parse_callers(content, str(path))
 
 
-def read_callers(content: bytes, file: str) -> list[CallerEntry]:
+def parse_callers(content: bytes, file: str) -> list[CallerEntry]:
     """Parse the content of a callers file; raises ConfigError if invalid, with all problems."""
     document = load_document(content, file)
     findings = Findings(file)
     findings.refuse_repeated(document)
-    items = items_of(check_members(document.root, _File, findings), "callers")
+    items = list_items(check_members(document.root, _File, findings), "callers")
     entries = [entry for entry in (_read_entry(item, findings) for item in items) if entry is not None]
     for what in ("name", *_CREDENTIALS):
         _refuse_duplicates(what, items, findings)
     if findings.fatal:
-        raise ConfigError(by_line(findings.fatal))
+        raise ConfigError(sorted_by_line(findings.fatal))
     return entries
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.errors import CallerLimited
-from ovmstrio.core.worker_peers import Bucket
+from ovmstrio.core.worker_peers import TokenBucketLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ovmstrio.auth.key_file import CallerEntry
-    from ovmstrio.core.worker_peers import Ledger
+    from ovmstrio.core.worker_peers import Counters
 
-__all__ = ["CallerAllowance", "SharedAllowance", "TokenBucket"]
+__all__ = ["CallerQuota", "SharedQuota", "TokenBucket"]
 
 
 _MINUTE: Final = 60.0
@@ -42,12 +42,12 @@ class TokenBucket:
         self._filled_at: float | None = None
 
     @property
-    def level(self) -> Bucket:
+    def level(self) -> TokenBucketLevel:
         """Tokens left and the time of the count."""
-        return Bucket(self._tokens, self._filled_at or 0.0)
+        return TokenBucketLevel(self._tokens, self._filled_at or 0.0)
 
     @level.setter
-    def level(self, level: Bucket) -> None:
+    def level(self, level: TokenBucketLevel) -> None:
         self._tokens, self._filled_at = level if level.filled_at else (self._burst, None)
 
     def take(self) -> float:
@@ -71,7 +71,7 @@ class TokenBucket:
         self._tokens -= number
 
 
-class CallerAllowance:
+class CallerQuota:
     """Quota of one caller."""
 
     __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_token_bucket", "_tokens_per_minute", "under_way")
@@ -133,12 +133,12 @@ class CallerAllowance:
 # Shared quotas
 
 
-class SharedAllowance(CallerAllowance):
+class SharedQuota(CallerQuota):
     """Quota of one caller, counted exactly in memory shared by all workers."""
 
     __slots__ = ("_counters", "_ledger")
 
-    def __init__(self, ledger: Ledger, entry: CallerEntry) -> None:
+    def __init__(self, ledger: Counters, entry: CallerEntry) -> None:
         limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
         # trio's clock differs between processes.
         super().__init__(entry.name, *limits, clock=time.monotonic)

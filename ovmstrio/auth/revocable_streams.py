@@ -23,10 +23,16 @@ from ovmstrio.core.errors import ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["LongRequest", "LongRequests", "begin_long", "long_requests", "while_known"]
+__all__ = [
+    "RevocableStream",
+    "RevocableStreams",
+    "cancel_on_revocation",
+    "current_revocable_streams",
+    "register_stream",
+]
 
 
-class LongRequest:
+class RevocableStream:
     """One open stream.
 
     Args:
@@ -56,51 +62,53 @@ class LongRequest:
             self.scope.cancel()
 
 
-class LongRequests:
+class RevocableStreams:
     """Open streams of one server."""
 
     def __init__(self) -> None:
-        self._open: set[LongRequest] = set()
+        self._open: set[RevocableStream] = set()
 
     def __len__(self) -> int:
         """Return the number of streams."""
         return len(self._open)
 
-    def __iter__(self) -> Iterator[LongRequest]:
+    def __iter__(self) -> Iterator[RevocableStream]:
         """Iterate over a snapshot."""
         return iter(tuple(self._open))
 
-    def add(self, request: LongRequest) -> None:
+    def add(self, request: RevocableStream) -> None:
         """Add a stream."""
         self._open.add(request)
 
-    def remove(self, request: LongRequest) -> None:
+    def remove(self, request: RevocableStream) -> None:
         """Remove a finished stream."""
         self._open.discard(request)
 
 
-long_requests: Final[ContextVar[LongRequests | None]] = ContextVar("long_requests", default=None)
+current_revocable_streams: Final[ContextVar[RevocableStreams | None]] = ContextVar(
+    "current_revocable_streams", default=None
+)
 """Open streams of the running task's server; None without authentication."""
 
 
-def begin_long(
+def register_stream(
     headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
-) -> tuple[LongRequest, Callable[[], None]] | None:
+) -> tuple[RevocableStream, Callable[[], None]] | None:
     """Register the running task's request; None without authentication.
 
     Returns:
         The entry and a function that must be called once at the end of the request.
     """
-    every, caller = long_requests.get(), current_caller.get()
+    every, caller = current_revocable_streams.get(), current_caller.get()
     if every is None or caller is None:
         return None
-    request = LongRequest(caller, headers, certificate)
+    request = RevocableStream(caller, headers, certificate)
     every.add(request)
     return request, partial(every.remove, request)
 
 
 @contextmanager
-def while_known(headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Iterator[None]:
+def cancel_on_revocation(headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Iterator[None]:
     """Run the block until the caller's credentials are revoked.
 
     Raises:
@@ -109,7 +117,7 @@ def while_known(headers: Iterable[tuple[str, str]], certificate: Mapping[str, An
 
     Cancellation: the block is cancelled on revocation, and the error is raised instead.
     """
-    begun = begin_long(headers, certificate)
+    begun = register_stream(headers, certificate)
     if begun is None:
         yield
         return

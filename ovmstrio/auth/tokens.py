@@ -18,12 +18,12 @@ from joserfc.jwk import KeySet
 from ovmstrio.auth.authentication import VerifiedClaims
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem, Unauthenticated
-from ovmstrio.core.tracing import part_of_server
+from ovmstrio.core.tracing import client_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["FileKeys", "IssuerKeys", "SigningKeys", "TokenRules", "Tokens", "read_key_set"]
+__all__ = ["FileKeys", "IssuerKeys", "JwtVerifier", "SigningKeys", "TokenRules", "parse_key_set"]
 
 
 _ALGORITHMS: Final = (
@@ -72,7 +72,7 @@ class FileKeys:
         return False
 
 
-def read_key_set(document: Any, origin: str) -> KeySet:
+def parse_key_set(document: Any, origin: str) -> KeySet:
     """Parse a JSON Web Key Set; raises ConfigError if invalid or not public."""
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
@@ -100,7 +100,7 @@ class TokenRules:
     leeway_seconds: int = 60
 
 
-class Tokens:
+class JwtVerifier:
     """Token verifier."""
 
     def __init__(self, keys: SigningKeys, rules: TokenRules, clock: Callable[[], float] = time.time) -> None:
@@ -200,7 +200,7 @@ class IssuerKeys:
             self._requested_at = trio.current_time()
             try:
                 about = {"url.full": self._issuer + _DISCOVERY}
-                with trio.fail_after(_FETCH_SECONDS), part_of_server("fetch signing keys", about):
+                with trio.fail_after(_FETCH_SECONDS), client_span("fetch signing keys", about):
                     self._keys = await self._fetch()
             except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError, OSError) as error:
                 log.error("signing keys not fetched", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - an expected error
@@ -217,7 +217,7 @@ class IssuerKeys:
             address = metadata.get("jwks_uri")
             if not isinstance(address, str) or urlsplit(address).scheme not in {"https", urlsplit(self._issuer).scheme}:
                 raise ValueError(f"unsafe jwks_uri {address!r}")
-            return read_key_set(await _document(client, address), address)
+            return parse_key_set(await _document(client, address), address)
 
 
 async def _document(client: httpx.AsyncClient, address: str) -> dict[str, Any]:

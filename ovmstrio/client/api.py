@@ -32,8 +32,8 @@ __all__ = [
     "StreamRequest",
     "TensorInfo",
     "Value",
-    "interrupts_cancel",
-    "to_wire",
+    "cancel_on_interrupt",
+    "to_raw_tensor",
 ]
 
 # -- Streams -----------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class StreamReply:
     error: str = ""
 
 
-def to_wire(name: str, value: Value, datatype: str | None = None) -> RawTensor:
+def to_raw_tensor(name: str, value: Value, datatype: str | None = None) -> RawTensor:
     """Convert an input to a raw tensor; raises ``InvalidRequest`` if KServe has no datatype for the array."""
     if isinstance(value, bytes):
         return RawTensor(name, "BYTES", (len(value),), value)
@@ -168,7 +168,7 @@ class Client(ABC):
         Inputs are arrays or bytes; see ``Value``. ``datatypes`` names KServe datatypes that the array does not
         determine (``BF16``); ``parameters`` are request parameters, such as those of sequences.
         """
-        tensors = [to_wire(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
+        tensors = [to_raw_tensor(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
         return self._infer(model, version, tensors, parameters or {})
 
     @abstractmethod
@@ -243,7 +243,7 @@ class Client(ABC):
 
 
 @contextmanager
-def interrupts_cancel(cancel: Callable[[], object]) -> Iterator[None]:
+def cancel_on_interrupt(cancel: Callable[[], object]) -> Iterator[None]:
     """On Ctrl-C inside the block call ``cancel``, and raise ``KeyboardInterrupt`` at the end of the block.
 
     An immediate exception inside the library might leave a lock taken. No effect in other threads, or if the program

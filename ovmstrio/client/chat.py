@@ -17,7 +17,7 @@ from ovmstrio.encoding.status_errors import Unreachable, error_of_http
 if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
 
-__all__ = ["ChatClient", "ChatMessage", "ChatPiece", "ChatUsage"]
+__all__ = ["ChatClient", "ChatDelta", "ChatMessage", "ChatUsage"]
 
 ChatMessage = Mapping[str, str]
 """``role`` and ``content``."""
@@ -38,7 +38,7 @@ class ChatUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPiece:
+class ChatDelta:
     """Delta of an answer; ``finish`` and ``usage`` come near the end."""
 
     text: str = ""
@@ -80,7 +80,7 @@ class ChatClient:
         except (ValueError, LookupError, TypeError):
             raise self._not_openai() from None
 
-    def stream(self, model: str, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Generator[ChatPiece]:
+    def stream(self, model: str, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Generator[ChatDelta]:
         """Send a chat request and yield the answer's deltas; closing the iterator cancels the request at once.
 
         ``options`` are further request fields, such as ``temperature``.
@@ -112,7 +112,7 @@ class ChatClient:
     def _open(self) -> httpx.Client:
         return httpx.Client(headers=self._headers, timeout=self._timeout, verify=self._verify)
 
-    def _piece(self, data: bytes) -> ChatPiece:
+    def _piece(self, data: bytes) -> ChatDelta:
         try:
             document = orjson.loads(data)
             if "error" in document:
@@ -120,10 +120,10 @@ class ChatClient:
             usage = document.get("usage")
             chat_usage = None if usage is None else _usage(usage)
             if not document.get("choices"):
-                return ChatPiece(usage=chat_usage)
+                return ChatDelta(usage=chat_usage)
             choice = document["choices"][0]
             delta = choice.get("delta") or {}
-            return ChatPiece(
+            return ChatDelta(
                 text=delta.get("content") or "",
                 reasoning=delta.get("reasoning_content") or "",
                 calls="".join(_call(each) for each in delta.get("tool_calls") or ()),

@@ -17,8 +17,8 @@ from ovmstrio.client.api import (
     StreamReply,
     StreamRequest,
     TensorInfo,
-    interrupts_cancel,
-    to_wire,
+    cancel_on_interrupt,
+    to_raw_tensor,
 )
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, NotSupported, ServerError
 from ovmstrio.encoding.messages import message_class
@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = ["GrpcClient", "Messages", "next_message", "open_stream", "read_outputs", "read_reply", "request_message"]
+__all__ = [
+    "GrpcClient",
+    "RequestIterator",
+    "next_message",
+    "open_stream",
+    "read_outputs",
+    "read_reply",
+    "request_message",
+]
 
 # -- Streams -----------------------------------------------------------------------------------------------------------
 
@@ -41,7 +49,7 @@ _METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FIELDS: Final[dict[type, str]] = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 
-class Messages:
+class RequestIterator:
     """Iterator of encoded requests; keeps the exception that ended the iteration, which grpcio does not report."""
 
     def __init__(self, model: str, requests: Iterable[StreamRequest]) -> None:
@@ -59,7 +67,7 @@ class Messages:
 
 
 def open_stream(
-    channel: grpc.Channel, messages: Messages, timeout: float | None, metadata: Sequence[tuple[str, str]] = ()
+    channel: grpc.Channel, messages: RequestIterator, timeout: float | None, metadata: Sequence[tuple[str, str]] = ()
 ) -> Any:
     """Open a stream and return grpcio's call; messages are read in a thread of the library."""
     call = channel.stream_stream(
@@ -71,7 +79,7 @@ def open_stream(
 
 
 def _message(model: str, request: StreamRequest) -> Any:
-    tensors = [to_wire(name, value) for name, value in request.inputs.items()]
+    tensors = [to_raw_tensor(name, value) for name, value in request.inputs.items()]
     try:
         message = request_message(tensors, request.parameters, model_name=model, id=request.id)
         if request.timestamp is not None:
@@ -94,7 +102,7 @@ def request_message(tensors: Sequence[RawTensor], parameters: Mapping[str, Param
 
 def next_message(call: Any) -> Any:
     """Wait for the next message of the server; None at the end of the stream."""
-    with interrupts_cancel(call.cancel):
+    with cancel_on_interrupt(call.cancel):
         return next(call, None)
 
 
@@ -155,7 +163,7 @@ class GrpcClient(Client):
         self, model: str, requests: Iterable[StreamRequest], *, timeout: float | None = None
     ) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once."""
-        messages = Messages(model, requests)
+        messages = RequestIterator(model, requests)
         call = open_stream(self._channel, messages, timeout, self._metadata)
         try:
             while (message := next_message(call)) is not None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = ["RestClient", "body_of", "only", "read_events", "split_events"]
+__all__ = ["RestClient", "encode_body", "read_events", "single_request", "split_events"]
 
 # -- Streams (Triton's ``generate_stream`` with server-sent events) ----------------------------------------------------
 
@@ -46,7 +46,7 @@ _JSON_TYPES: Final = frozenset({"bool", "int64", "float64"})
 """Array types that JSON preserves."""
 
 
-def only(requests: Iterable[StreamRequest]) -> StreamRequest:
+def single_request(requests: Iterable[StreamRequest]) -> StreamRequest:
     """Return the single request of a REST stream; raises ``InvalidRequest`` if there is not exactly one."""
     found = list(requests)
     if len(found) != 1:
@@ -54,7 +54,7 @@ def only(requests: Iterable[StreamRequest]) -> StreamRequest:
     return found[0]
 
 
-def body_of(request: StreamRequest) -> bytes:
+def encode_body(request: StreamRequest) -> bytes:
     """Encode the request body; raises ``InvalidRequest`` if JSON cannot represent an input or parameter."""
     inputs = {name: _value(name, value) for name, value in request.inputs.items()}
     parameters = dict(request.parameters)
@@ -178,7 +178,7 @@ class RestClient(Client):
         self, model: str, requests: Iterable[StreamRequest], *, timeout: float | None = None
     ) -> Generator[StreamReply]:
         """Stream to a graph with one request; closing the iterator cancels the stream at once."""
-        path, body = f"{_model_path(model, '')}/generate_stream", body_of(only(requests))
+        path, body = f"{_model_path(model, '')}/generate_stream", encode_body(single_request(requests))
         stream_timeout = httpx.Timeout(self._http.timeout.connect, read=timeout)
         message = f"no server answers REST at {self._url}"
         try:

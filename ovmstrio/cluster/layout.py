@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, ServerSpec
     from ovmstrio.server.kinds import Kinds
 
-__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "drain_seconds", "lay_out", "shard_names"]
+__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "drain_seconds", "make_layout", "shard_names"]
 
 # ----------------------------------------------------------------------
 # Which services of a configuration run together, and which groups call each other
@@ -84,7 +84,7 @@ def shard_names(group: str, shards: int) -> list[str]:
     return [group] if shards == 1 else [f"{group}-{shard}-of-{shards}" for shard in range(shards)]
 
 
-def lay_out(spec: ServerSpec, kinds: Kinds) -> ClusterLayout:
+def make_layout(spec: ServerSpec, kinds: Kinds) -> ClusterLayout:
     """Return the groups of a configuration; blocking, as graph files are read.
 
     Raises:

@@ -14,28 +14,28 @@ from ovmstrio.config.documents import (
     OPTIONAL,
     Findings,
     Schema,
-    by_line,
     check_members,
     did_you_mean,
-    items_of,
+    list_items,
     load_document,
+    sorted_by_line,
 )
 from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
-from ovmstrio.config.service_options import with_limits
+from ovmstrio.config.service_options import apply_entry_options
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, families_like
+from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, matching_families
 from ovmstrio.util.regular_files import read_regular_bytes
 
 __all__ = [
     "ConfigFile",
-    "Examined",
-    "ReadsConfig",
+    "ConfigReader",
+    "ParsedConfig",
     "Subconfigs",
     "check_families",
-    "examine_config",
     "parse_config",
+    "parse_config_leniently",
     "with_article",
 ]
 
@@ -84,10 +84,10 @@ class Subconfigs:
         entries = ModelEntries(findings, path.parent, self.cache_dir, dict(self.known))
         entries.read(top["model_config_list"].value if "model_config_list" in top else ())
         if findings.fatal:
-            return by_line([*findings.fatal, *findings.problems])
+            return sorted_by_line([*findings.fatal, *findings.problems])
         self._refuse_other_kinds(entries)
         self.known |= entries.known
-        self.problems += by_line(findings.problems)
+        self.problems += sorted_by_line(findings.problems)
         return ()
 
     def _refuse_other_kinds(self, entries: ModelEntries) -> None:
@@ -127,7 +127,7 @@ class ConfigFile:
 
     def items(self, section: str) -> list[Located]:
         """Return the entries of an optional list."""
-        return items_of(self.members, section)
+        return list_items(self.members, section)
 
     def place(self, entry: Located) -> Place:
         """Return the position of an entry."""
@@ -146,7 +146,7 @@ class ConfigFile:
         return first is entry
 
 
-class ReadsConfig(Protocol):
+class ConfigReader(Protocol):
     """Configuration parser of a service kind; implemented by ``ovmstrio.serving.kind.Kind``."""
 
     section: ClassVar[str]
@@ -184,7 +184,7 @@ class _Metrics(Schema):
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ParsedConfig:
     """Result of parsing; with ``fatal`` problems the file is unusable."""
 
     spec: ServerSpec
@@ -192,7 +192,7 @@ class Examined:
 
 
 def parse_config(
-    kinds: Iterable[ReadsConfig], content: bytes, path: Path, *, cache_dir: Path | None = None
+    kinds: Iterable[ConfigReader], content: bytes, path: Path, *, cache_dir: Path | None = None
 ) -> ServerSpec:
     """Parse the content of a configuration file.
 
@@ -210,17 +210,17 @@ def parse_config(
     Raises:
         ConfigError: the file is unusable, with all problems.
     """
-    examined = examine_config(kinds, content, path, cache_dir=cache_dir)
+    examined = parse_config_leniently(kinds, content, path, cache_dir=cache_dir)
     if examined.fatal:
         spec = examined.spec
         own = [problem for service in spec.services for problem in service.problems]
-        raise ConfigError(by_line([*examined.fatal, *spec.problems, *own]))
+        raise ConfigError(sorted_by_line([*examined.fatal, *spec.problems, *own]))
     return examined.spec
 
 
-def examine_config(
-    kinds: Iterable[ReadsConfig], content: bytes, path: Path, *, cache_dir: Path | None = None
-) -> Examined:
+def parse_config_leniently(
+    kinds: Iterable[ConfigReader], content: bytes, path: Path, *, cache_dir: Path | None = None
+) -> ParsedConfig:
     """Parse a configuration file as far as possible; see :func:`parse_config`.
 
     Raises:
@@ -236,15 +236,15 @@ def examine_config(
     file = ConfigFile(findings, directory, members, cache_dir)
     services = _read_services(kinds, file)
     metrics = _read_monitoring(members["monitoring"], findings) if "monitoring" in members else None
-    for item in items_of(members, "custom_loader_config_list"):
+    for item in list_items(members, "custom_loader_config_list"):
         findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is ignored")
     spec = ServerSpec(
         services=services,
         metrics=metrics,
-        problems=(*by_line(findings.problems), *file.subconfigs.problems),
+        problems=(*sorted_by_line(findings.problems), *file.subconfigs.problems),
         further_files=file.subconfigs.contents,
     )
-    return Examined(spec, by_line(findings.fatal))
+    return ParsedConfig(spec, sorted_by_line(findings.fatal))
 
 
 def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tuple[int, str, str]]:
@@ -255,7 +255,7 @@ def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tupl
     wrong = []
     known = (*FAMILIES, *OWN_FAMILIES) if patterns else tuple(FAMILIES)
     for index, name in enumerate(names):
-        if not (families_like([name]) if patterns else name in known):
+        if not (matching_families([name]) if patterns else name in known):
             suggestion = did_you_mean(name, known, otherwise=f"known are {', '.join(known)}")
             wrong.append((index, f"unknown metric family {name!r}", suggestion))
         elif name in names[:index]:
@@ -263,20 +263,20 @@ def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tupl
     return wrong
 
 
-def _schema(kinds: Iterable[ReadsConfig]) -> type[Schema]:
+def _schema(kinds: Iterable[ConfigReader]) -> type[Schema]:
     sections = [name for kind in kinds for name in (kind.section, *kind.further_sections) if name]
     lists: dict[str, Any] = dict.fromkeys([*sections, "custom_loader_config_list"], (list[Object], OPTIONAL))
     lists.pop("model_config_list", None)
     return create_model("_WholeFile", __base__=_File, **lists, monitoring=(Object, OPTIONAL))
 
 
-def _read_services(kinds: Sequence[ReadsConfig], file: ConfigFile) -> tuple[ServableSpec, ...]:
+def _read_services(kinds: Sequence[ConfigReader], file: ConfigFile) -> tuple[ServableSpec, ...]:
     # Reversed: graphs add models, which are parsed last.
     read = {kind: kind.read(file) for kind in reversed(kinds)}
     taken: dict[str, ServableSpec] = {}
     for kind in kinds:
         for each in read[kind]:
-            spec = with_limits(each, file.findings)
+            spec = apply_entry_options(each, file.findings)
             first = taken.setdefault(spec.name, spec)
             if first is not spec:
                 _refuse_occupied(kind.occupied, spec, first, file.findings)

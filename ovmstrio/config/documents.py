@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from ovmstrio.config.located import NO_LINE, Document, InvalidSyntax, Located, below
+from ovmstrio.config.located import NO_LINE, Document, InvalidSyntax, Located, member_path
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 
@@ -24,19 +24,19 @@ __all__ = [
     "Findings",
     "Schema",
     "Severity",
-    "by_line",
     "check_members",
     "did_you_mean",
-    "expected_by",
+    "expected_text",
+    "invalid_value_error",
     "is_whole",
-    "items_of",
+    "list_items",
     "load_document",
     "load_yaml",
     "parse_json",
     "parse_yaml",
-    "shown",
+    "sorted_by_line",
     "suggest_key",
-    "wrong",
+    "to_short_json",
 ]
 
 
@@ -49,7 +49,7 @@ _MAX_WORD_CHARACTERS: Final = 200
 """Longer words match no key, and comparison time grows with their length."""
 
 
-def shown(value: Any) -> str:
+def to_short_json(value: Any) -> str:
     """Return a value as truncated JSON."""
     text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 4] + " ..."
@@ -67,7 +67,7 @@ def suggest_key(found: Any, known: Iterable[str]) -> str:
     return did_you_mean(str(found), known, otherwise=f"known are {', '.join(known)}")
 
 
-def wrong(
+def invalid_value_error(
     option: str, found: Any, expected: str, *, message: str = "", suggestion: str = "", severity: Severity = "error"
 ) -> ConfigError:
     """Return the error of an invalid option value; ``option`` may be a path (``shape.input``)."""
@@ -75,7 +75,7 @@ def wrong(
         message or "the value cannot be used",
         path=option,
         expected=expected,
-        found=shown(found),
+        found=to_short_json(found),
         suggestion=suggestion,
         severity=severity,
     )
@@ -116,10 +116,10 @@ class Findings:
     @property
     def all(self) -> tuple[Problem, ...]:
         """All problems by line."""
-        return by_line([*self.fatal, *self.problems])
+        return sorted_by_line([*self.fatal, *self.problems])
 
 
-def by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def sorted_by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems of one file sorted by line."""
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
@@ -188,7 +188,7 @@ class _JsonScanner:
                 raise self._error("expected a key in double quotes")
             key = str(self._scalar("a key"))
             self._expect(":", f'after the key "{key}"')
-            member = self._value(below(path, key), line, depth + 1)
+            member = self._value(member_path(path, key), line, depth + 1)
             if key in members:
                 self.repeated.append(member)
             members.setdefault(key, member)
@@ -332,7 +332,7 @@ class _YamlReader:
                 merged += _merged(value_node)
                 continue
             key = self._key(key_node)
-            member = self.read(value_node, below(path, str(key)), _yaml_line(key_node), depth + 1)
+            member = self.read(value_node, member_path(path, str(key)), _yaml_line(key_node), depth + 1)
             if key in members:
                 self.repeated.append(member)
             members.setdefault(key, member)
@@ -447,7 +447,7 @@ def check_members(node: Located, schema: type[Schema], findings: Findings) -> di
     All violations are fatal.  Nested objects are not validated.
     """
     if not isinstance(node.value, dict):
-        findings.refuse(node, "wrong type", expected="an object", found=shown(node.plain()))
+        findings.refuse(node, "wrong type", expected="an object", found=to_short_json(node.plain()))
         return {}
     try:
         schema.model_validate(node.plain())
@@ -464,12 +464,12 @@ def is_whole(node: Located, members: Mapping[str, Located], schema: type[Schema]
     return isinstance(node.value, dict) and members.keys() == node.value.keys() and members.keys() >= required
 
 
-def items_of(members: Mapping[str, Located], key: str) -> list[Located]:
+def list_items(members: Mapping[str, Located], key: str) -> list[Located]:
     """Return the items of an optional list member."""
     return members[key].value if key in members else []
 
 
-def expected_by(error: ErrorDetails) -> str:
+def expected_text(error: ErrorDetails) -> str:
     """Return a description of the expected value."""
     if error["type"] in _EXPECTED:
         return _EXPECTED[error["type"]]
@@ -497,12 +497,12 @@ def _report_errors(node: Located, schema: type[Schema], errors: list[ErrorDetail
                 findings.refuse(node, f"the key {key!r} is missing", suggestion="add it")
         elif error["type"] != "extra_forbidden":
             place = _deepest(node, error["loc"])
-            wrong_types.setdefault(place.path, (place, []))[1].append(expected_by(error))
+            wrong_types.setdefault(place.path, (place, []))[1].append(expected_text(error))
     for path, (place, expected) in wrong_types.items():
         # Every alternative of a union reports errors; the deepest ones are those of the intended alternative.
         if not any(other.startswith((f"{path}.", f"{path}[")) for other in wrong_types):
             words = " or ".join(dict.fromkeys(expected))
-            findings.refuse(place, "wrong type or value", expected=words, found=shown(place.plain()))
+            findings.refuse(place, "wrong type or value", expected=words, found=to_short_json(place.plain()))
     return {str(error["loc"][0]) for error in errors}
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ovmstrio.config.documents import OPTIONAL, shown
+from ovmstrio.config.documents import OPTIONAL, to_short_json
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry
 from ovmstrio.core.errors import Problem
@@ -71,7 +71,7 @@ def check_graph_settings(given: Mapping[str, Any]) -> list[Problem]:
         Problem(
             f"{key!r} is an option of models and has no effect on graphs",
             path=key,
-            found=shown(given[key]),
+            found=to_short_json(given[key]),
             suggestion="remove it, or set it for the graph's model",
             severity="warning",
         )

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from ovmstrio.core.errors import Problem
 
-__all__ = ["NO_LINE", "Document", "InvalidSyntax", "Located", "Place", "below", "locate"]
+__all__ = ["NO_LINE", "Document", "InvalidSyntax", "Located", "Place", "member_path", "with_paths"]
 
 
 class Place(NamedTuple):
@@ -96,17 +96,19 @@ class Document:
     repeated: tuple[Located, ...] = ()
 
 
-def below(path: str, key: str) -> str:
+def member_path(path: str, key: str) -> str:
     """Return the path of a member of the object at ``path``."""
     if not _PLAIN_KEY.fullmatch(key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 
 
-def locate(value: Any, path: str = "") -> Located:
+def with_paths(value: Any, path: str = "") -> Located:
     """Return plain values with paths but without lines."""
     if isinstance(value, Mapping):
-        return Located({key: locate(each, below(path, str(key))) for key, each in value.items()}, NO_LINE, path)
+        return Located(
+            {key: with_paths(each, member_path(path, str(key))) for key, each in value.items()}, NO_LINE, path
+        )
     if isinstance(value, list | tuple):
-        return Located([locate(each, f"{path}[{i}]") for i, each in enumerate(value)], NO_LINE, path)
+        return Located([with_paths(each, f"{path}[{i}]") for i, each in enumerate(value)], NO_LINE, path)
     return Located(value, NO_LINE, path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import OPTIONAL, Findings, Schema, by_line, check_members, load_document
+from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, load_document, sorted_by_line
 from ovmstrio.config.located import Document, Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -57,7 +57,7 @@ def _mapping(document: Document, findings: Findings) -> TensorMapping:
     for side, members in sides.items():
         _refuse_shared_aliases(side, members, findings)
     if findings.fatal:
-        raise ConfigError(by_line(findings.fatal))
+        raise ConfigError(sorted_by_line(findings.fatal))
     return TensorMapping(**{side: {name: str(node.value) for name, node in sides[side].items()} for side in sides})
 
 

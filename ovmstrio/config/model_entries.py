@@ -11,16 +11,16 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, did_you_mean, wrong
+from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, did_you_mean, invalid_value_error
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.located import Located, Place
-from ovmstrio.config.model_options import MODEL_OPTIONS, check_base_path, check_name, read_model_options
+from ovmstrio.config.model_options import MODEL_OPTIONS, check_base_path, check_name, parse_model_options
 from ovmstrio.config.service_options import ServiceEntry
-from ovmstrio.config.shapes import object_in_text
+from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["KnownModel", "ModelEntries", "read_overrides", "refuse_paths"]
+__all__ = ["KnownModel", "ModelEntries", "parse_overrides", "path_property_problems"]
 
 
 _NOT_SERVED: Final = "is not supported"
@@ -102,7 +102,7 @@ class ModelEntries:
         if is_graph(given, self.directory):
             self.graphs.append(replace(config, value=good))
             return
-        fields, problems = read_model_options(given)
+        fields, problems = parse_model_options(given)
         problems += self._entry_problems(config, given)
         placed = [self.findings.place(config, problem) for problem in problems]
         errors = [problem for problem in placed if problem.severity == "error"]
@@ -169,7 +169,7 @@ _PATH_PROPERTIES: Final = ("NPUW_PLAN", "COMPILATION_MODE_PARAMS", "COMPILATION_
 """``NPUW_PLAN`` names a file; the others hold compiler options, which may name files."""
 
 
-def refuse_paths(properties: Mapping[str, str]) -> list[Problem]:
+def path_property_problems(properties: Mapping[str, str]) -> list[Problem]:
     """Return problems of properties that name files or directories, nested values included (``DEVICE_PROPERTIES``).
 
     Clients must not set them: only the server's configuration may.
@@ -217,7 +217,7 @@ _MAX_UNKNOWN_KEYS: Final = 8
 """Limit, as each suggestion takes a millisecond."""
 
 
-def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
+def parse_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
     """Parse settings of a load request in the notation of ``config.json`` or Triton's ``ModelConfig``.
 
     Returns:
@@ -226,7 +226,7 @@ def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: malformed, with all problems.
     """
-    given = object_in_text("config", text)
+    given = parse_json_object("config", text)
     unknown_keys = [key for key in given if key not in {*_IGNORED_KEYS, *MODEL_OPTIONS, _POLICY, _MAX_BATCH_SIZE}]
     problems = [
         Problem(f"unknown key {key!r}", path=f"config.{key}", suggestion=did_you_mean(key, MODEL_OPTIONS))
@@ -237,9 +237,9 @@ def read_overrides(text: str) -> tuple[dict[str, Any], list[str]]:
         options |= _triton_options(given)
     except ConfigError as error:
         problems += error.problems
-    fields, wrong_values = read_model_options(options)
+    fields, wrong_values = parse_model_options(options)
     problems += wrong_values
-    problems += refuse_paths(fields.get("plugin_config", {}))
+    problems += path_property_problems(fields.get("plugin_config", {}))
     if problems:
         # Warnings too: the client waits for the response.
         raise ConfigError(problems)
@@ -259,5 +259,5 @@ def _parse_rows(value: Any) -> int:
     """Parse a number that protobuf's JSON may encode as a string."""
     text = str(value)
     if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or int(text[:9]) > _MAX_ROWS:
-        raise wrong(f"config.{_MAX_BATCH_SIZE}", value, f"an integer of 0 to {_MAX_ROWS}")
+        raise invalid_value_error(f"config.{_MAX_BATCH_SIZE}", value, f"an integer of 0 to {_MAX_ROWS}")
     return int(text)

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ovmstrio.config.documents import did_you_mean, expected_by, shown, wrong
+from ovmstrio.config.documents import did_you_mean, expected_text, invalid_value_error, to_short_json
 from ovmstrio.config.shapes import (
-    bucket_contradictions,
-    by_tensor,
+    bucket_conflicts,
     format_batch_size,
-    object_in_text,
     parse_batch_size,
+    parse_by_tensor,
+    parse_json_object,
     parse_layouts,
     parse_shape_buckets,
     parse_shapes,
@@ -52,11 +52,11 @@ __all__ = [
     "parse_batching",
     "parse_color_formats",
     "parse_mean",
+    "parse_model_options",
     "parse_plugin_config",
     "parse_precisions",
     "parse_scale",
     "parse_version_policy",
-    "read_model_options",
 ]
 
 # Preprocessing
@@ -89,7 +89,7 @@ def parse_precisions(value: Any) -> dict[str, str]:
         name, _, precision = value.rpartition(":")
         if _known_name(name) not in PRECISIONS:
             value = {name.strip(): precision}
-    return by_tensor("precision", value, _precision)
+    return parse_by_tensor("precision", value, _precision)
 
 
 def _precision(option: str, text: str) -> str:
@@ -97,7 +97,9 @@ def _precision(option: str, text: str) -> str:
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown or len(names) > len(("target", "source")):
         form = f"one of {', '.join(PRECISIONS)}, such as FP32, input:FP32 or UINT8:FP32"
-        raise wrong(option, text, form, suggestion=did_you_mean(unknown[0], PRECISIONS) if unknown else "")
+        raise invalid_value_error(
+            option, text, form, suggestion=did_you_mean(unknown[0], PRECISIONS) if unknown else ""
+        )
     return names[0]
 
 
@@ -112,7 +114,7 @@ def parse_color_formats(value: Any) -> dict[str, str]:
     Raises:
         ConfigError: invalid formats, all of them.
     """
-    return by_tensor("color_format", value, _color_format)
+    return parse_by_tensor("color_format", value, _color_format)
 
 
 def _color_format(option: str, text: str) -> str:
@@ -120,7 +122,9 @@ def _color_format(option: str, text: str) -> str:
     unknown = [part for part in parts if part not in COLOR_FORMATS]
     if unknown or len(parts) > len(("given", "wanted")):
         form = f"one of {', '.join(COLOR_FORMATS)}, or two such as NV12:RGB"
-        raise wrong(option, text, form, suggestion=did_you_mean(unknown[0], COLOR_FORMATS) if unknown else "")
+        raise invalid_value_error(
+            option, text, form, suggestion=did_you_mean(unknown[0], COLOR_FORMATS) if unknown else ""
+        )
     return ":".join(parts)
 
 
@@ -133,7 +137,7 @@ def parse_scale(value: Any) -> tuple[float, ...]:
     """Parse ``scale``: one number, or one per channel; raises ConfigError if malformed, or a number is zero."""
     numbers = _numbers("scale", value)
     if 0 in numbers:
-        raise wrong("scale", value, "non-zero numbers")
+        raise invalid_value_error("scale", value, "non-zero numbers")
     return numbers
 
 
@@ -151,7 +155,7 @@ def _numbers(option: str, value: Any) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if not numbers or not all(map(math.isfinite, numbers)):
-        raise wrong(option, value, "a number such as 127.5, or one a channel such as [123.7,116.3,103.5]")
+        raise invalid_value_error(option, value, "a number such as 127.5, or one a channel such as [123.7,116.3,103.5]")
     return numbers
 
 
@@ -165,18 +169,20 @@ _MAX_VERSION: Final = 2**63 - 1
 def parse_version_policy(value: Any) -> VersionPolicy:
     """Parse ``model_version_policy``: an object, or JSON text (command line); raises ConfigError if malformed."""
     if isinstance(value, str):
-        value = object_in_text(_POLICY, value)
+        value = parse_json_object(_POLICY, value)
     if not isinstance(value, Mapping):
-        raise wrong(_POLICY, value, _POLICY_FORM)
+        raise invalid_value_error(_POLICY, value, _POLICY_FORM)
     if len(value) != 1:
-        raise wrong(_POLICY, value, _POLICY_FORM, message="exactly one policy must be named")
+        raise invalid_value_error(_POLICY, value, _POLICY_FORM, message="exactly one policy must be named")
     kind, details = next(iter(value.items()))
     read = _POLICY_PARSERS.get(kind)
     if read is None:
         suggestion = did_you_mean(str(kind), _POLICY_PARSERS)
-        raise wrong(_POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion)
+        raise invalid_value_error(
+            _POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion
+        )
     if not isinstance(details, Mapping):
-        raise wrong(f"{_POLICY}.{kind}", details, "an object")
+        raise invalid_value_error(f"{_POLICY}.{kind}", details, "an object")
     return read(details)
 
 
@@ -191,13 +197,13 @@ def _latest(details: Mapping[str, Any]) -> VersionPolicy:
     _refuse_unknown_keys("latest", details, "num_versions")
     number = details.get("num_versions", 1)
     if not _is_positive(number):
-        raise wrong(f"{_POLICY}.latest.num_versions", number, "an integer of 1 or more")
+        raise invalid_value_error(f"{_POLICY}.latest.num_versions", number, "an integer of 1 or more")
     return LatestVersions(num_versions=number)
 
 
 def _all(details: Mapping[str, Any]) -> VersionPolicy:
     if details:
-        raise wrong(f"{_POLICY}.all", details, "an empty object")
+        raise invalid_value_error(f"{_POLICY}.all", details, "an empty object")
     return AllVersions()
 
 
@@ -205,7 +211,9 @@ def _specific(details: Mapping[str, Any]) -> VersionPolicy:
     _refuse_unknown_keys("specific", details, "versions")
     versions = details.get("versions")
     if not isinstance(versions, list) or not versions or not all(map(_is_positive, versions)):
-        raise wrong(f"{_POLICY}.specific.versions", versions, "a list of integers of 1 or more, such as [1, 3]")
+        raise invalid_value_error(
+            f"{_POLICY}.specific.versions", versions, "a list of integers of 1 or more, such as [1, 3]"
+        )
     return SpecificVersions(versions=tuple(versions))
 
 
@@ -228,7 +236,9 @@ def _refuse_unknown_keys(kind: str, details: Mapping[str, Any], known: str) -> N
 
 def _unknown_key(kind: str, key: str, known: str) -> ConfigError:
     option = f"{_POLICY}.{kind}.{key}"
-    return wrong(option, key, repr(known), message=f"unknown key {key!r}", suggestion=did_you_mean(key, [known]))
+    return invalid_value_error(
+        option, key, repr(known), message=f"unknown key {key!r}", suggestion=did_you_mean(key, [known])
+    )
 
 
 _BATCHING_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
@@ -240,16 +250,16 @@ def parse_batching(value: Any) -> BatchingSpec:
     Raises:
         ConfigError: malformed, with all problems.
     """
-    settings = object_in_text("batching", value) if isinstance(value, str) else value
+    settings = parse_json_object("batching", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
-        raise wrong("batching", value, _BATCHING_FORM)
+        raise invalid_value_error("batching", value, _BATCHING_FORM)
     try:
         return BatchingSpec.model_validate(dict(settings), strict=True)
     except ValidationError as error:
         raise ConfigError([_problem(fault) for fault in error.errors(include_url=False)]) from None
 
 
-def batching_contradictions(fields: Mapping[str, Any]) -> list[Problem]:
+def batching_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
     """Return conflicts of batching with other settings, fields of ``ModelSpec``."""
     batching: BatchingSpec | None = fields.get("batching")
     if batching is None:
@@ -290,7 +300,9 @@ def _problem(fault: Any) -> Problem:
         return Problem(
             f"unknown key {key!r}", path=path, suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known)
         )
-    return Problem("the value cannot be used", path=path, expected=expected_by(fault), found=shown(fault["input"]))
+    return Problem(
+        "the value cannot be used", path=path, expected=expected_text(fault), found=to_short_json(fault["input"])
+    )
 
 
 LAYOUT_DEPENDENT: Final = ("precision", "color_format", "mean", "scale")
@@ -313,7 +325,7 @@ _REMOTE: Final = ("s3:/", "gs:/", "az:/", "azfs:/")
 """With one slash, as a path has lost the other."""
 
 
-def read_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+def parse_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Parse the options of a model; invalid ones are omitted.
 
     Args:
@@ -345,7 +357,7 @@ def check_name(name: str) -> list[Problem]:
 
 def check_base_path(base_path: str) -> list[Problem]:
     """Return the problems of a model path; existence is checked at load time."""
-    problem = Problem("the path cannot be used", path="base_path", found=shown(base_path))
+    problem = Problem("the path cannot be used", path="base_path", found=to_short_json(base_path))
     if not base_path:
         return [replace(problem, expected="the directory that holds the model's versions")]
     problems = check_local_path(base_path)
@@ -362,7 +374,7 @@ def check_base_path(base_path: str) -> list[Problem]:
 
 def check_local_path(path: str) -> list[Problem]:
     """Return the problems of a path that must be local."""
-    problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=shown(path))
+    problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=to_short_json(path))
     if path.startswith(_REMOTE):
         message, hint = "remote storage is not supported", "copy the model to a local path, or mount the storage"
         return [replace(problem, message=message, suggestion=hint)]
@@ -375,9 +387,9 @@ def parse_plugin_config(value: Any) -> dict[str, str]:
     Raises:
         ConfigError: not an object of strings, numbers and booleans.
     """
-    settings = object_in_text("plugin_config", value) if isinstance(value, str) else value
+    settings = parse_json_object("plugin_config", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
-        raise wrong("plugin_config", value, 'an object such as {"NUM_STREAMS": "2"}')
+        raise invalid_value_error("plugin_config", value, 'an object such as {"NUM_STREAMS": "2"}')
     texts: dict[str, str] = {}
     for key, setting in settings.items():
         if isinstance(setting, bool):
@@ -385,7 +397,7 @@ def parse_plugin_config(value: Any) -> dict[str, str]:
         elif isinstance(setting, str | int | float):
             texts[key] = str(setting)
         else:
-            raise wrong(f"plugin_config.{key}", setting, "a text, a number, true or false")
+            raise invalid_value_error(f"plugin_config.{key}", setting, "a text, a number, true or false")
     return texts
 
 
@@ -393,7 +405,7 @@ def _integer(option: str, highest: int, too_high: str = "") -> Callable[[Any], i
     def read(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
             message = too_high if isinstance(value, int) and value > highest else ""
-            raise wrong(option, value, f"an integer of 0 to {highest}", message=message)
+            raise invalid_value_error(option, value, f"an integer of 0 to {highest}", message=message)
         return value
 
     return read
@@ -402,7 +414,7 @@ def _integer(option: str, highest: int, too_high: str = "") -> Callable[[Any], i
 def _flag(option: str) -> Callable[[Any], bool]:
     def read(value: Any) -> bool:
         if not isinstance(value, bool):
-            raise wrong(option, value, "true or false")
+            raise invalid_value_error(option, value, "true or false")
         return value
 
     return read
@@ -410,7 +422,7 @@ def _flag(option: str) -> Callable[[Any], bool]:
 
 def _device(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise wrong("target_device", value, "a device of OpenVINO such as CPU, GPU or AUTO")
+        raise invalid_value_error("target_device", value, "a device of OpenVINO such as CPU, GPU or AUTO")
     return value.strip()
 
 
@@ -455,8 +467,8 @@ def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[
             for option in STATEFUL_ONLY
             if option in options
         )
-    problems.extend(batching_contradictions(fields))
-    problems.extend(bucket_contradictions(fields))
+    problems.extend(batching_conflicts(fields))
+    problems.extend(bucket_conflicts(fields))
     if "batch_size" in options and "shape" in options:
         message = "shape overrides batch_size"
         problems.append(Problem(message, path="batch_size", suggestion="remove one of them", severity="warning"))

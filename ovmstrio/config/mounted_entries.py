@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import OPTIONAL, check_members, is_whole, shown
+from ovmstrio.config.documents import OPTIONAL, check_members, is_whole, to_short_json
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
-from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_python, read_python
+from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_python, parse_python
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec
 from ovmstrio.core.errors import Problem
 
@@ -27,9 +27,11 @@ def check_mounted_name(name: str) -> list[Problem]:
     if name in RESERVED:
         message = "the name is reserved for the server's paths"
         expected = f"a name other than {', '.join(RESERVED)}"
-        return [Problem(message, path="name", expected=expected, found=shown(name))]
+        return [Problem(message, path="name", expected=expected, found=to_short_json(name))]
     if "/" in name:
-        return [Problem("the name cannot be used", path="name", expected="a name without '/'", found=shown(name))]
+        return [
+            Problem("the name cannot be used", path="name", expected="a name without '/'", found=to_short_json(name))
+        ]
     return check_name(name)
 
 
@@ -112,7 +114,7 @@ def _read_handler(entry: Located, file: ConfigFile) -> HandlerSpec | None:
         origin=file.origin(entry),
         problems=tuple(place.of(problem) for problem in problems),
         place=place,
-        python=PythonSpec() if problems else read_python(given, file.directory),
+        python=PythonSpec() if problems else parse_python(given, file.directory),
     )
 
 

@@ -14,7 +14,16 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from pydantic import Field
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, did_you_mean, is_whole, items_of, shown
+from ovmstrio.config.documents import (
+    OPTIONAL,
+    Findings,
+    Schema,
+    check_members,
+    did_you_mean,
+    is_whole,
+    list_items,
+    to_short_json,
+)
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.service_options import ServiceEntry
@@ -94,7 +103,7 @@ class NodeLibraries:
 
 
 def _check_path(base_path: str) -> list[Problem]:
-    problem = Problem("the path cannot be used", path="base_path", found=shown(base_path))
+    problem = Problem("the path cannot be used", path="base_path", found=to_short_json(base_path))
     if not base_path:
         return [replace(problem, expected="a file, or the name of a built-in custom node")]
     if ".." in PurePosixPath(base_path).parts:
@@ -108,10 +117,10 @@ def _check_path(base_path: str) -> list[Problem]:
     return check_local_path(base_path)
 
 
-DYNAMIC: Final = -1
+DYNAMIC_DEMULTIPLY: Final = -1
 """``demultiply_count`` for a dimension of any size."""
 
-DemultiplyCount = Annotated[int, Field(ge=DYNAMIC, le=10_000)]
+DemultiplyCount = Annotated[int, Field(ge=DYNAMIC_DEMULTIPLY, le=10_000)]
 
 _MODEL: Final = "DL model"
 _CUSTOM: Final = "custom"
@@ -153,8 +162,8 @@ def read_node(node: Located, findings: Findings) -> PipelineNode | None:
     A node of unknown type or without service is returned too, as it shows the connections of others.
     """
     members = check_members(node, _Node, findings)
-    inputs = read_sources(items_of(members, "inputs"), findings)
-    outputs = _read_all(items_of(members, "outputs"), lambda item: _read_output(item, findings))
+    inputs = read_sources(list_items(members, "inputs"), findings)
+    outputs = _read_all(list_items(members, "outputs"), lambda item: _read_output(item, findings))
     _check_type(node, members, findings)
     if inputs is None or outputs is None or not is_whole(node, members, _Node):
         return None
@@ -186,14 +195,14 @@ def read_demultiply_count(members: Mapping[str, Located], findings: Findings) ->
     if count != 0:
         return count
     message = "demultiply_count 0 is deprecated"
-    findings.warn(members["demultiply_count"], message, f"use {DYNAMIC}")
-    return DYNAMIC
+    findings.warn(members["demultiply_count"], message, f"use {DYNAMIC_DEMULTIPLY}")
+    return DYNAMIC_DEMULTIPLY
 
 
 def _read_source(item: Located, findings: Findings) -> NodeInput | None:
     if len(item.value) != 1:
         expected = 'one name with its source, such as {"input": {"node_name": "request", "data_item": "image"}}'
-        findings.refuse(item, "wrong number of names", expected=expected, found=shown(item.plain()))
+        findings.refuse(item, "wrong number of names", expected=expected, found=to_short_json(item.plain()))
         return None
     (name, source), *_ = item.value.items()
     members = check_members(source, _Source, findings)
@@ -216,7 +225,9 @@ def _check_type(node: Located, members: Mapping[str, Located], findings: Finding
     if kind not in _TARGET_KEYS:
         expected = " or ".join(map(repr, _TARGET_KEYS))
         hint = did_you_mean(kind, _TARGET_KEYS)
-        findings.refuse(members["type"], "unknown node type", expected=expected, found=shown(kind), suggestion=hint)
+        findings.refuse(
+            members["type"], "unknown node type", expected=expected, found=to_short_json(kind), suggestion=hint
+        )
         return
     wanted, other = _TARGET_KEYS[kind], next(key for each, key in _TARGET_KEYS.items() if each != kind)
     if other in node.value:
@@ -260,9 +271,9 @@ def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> P
     findings = file.findings
     problem_count = len(findings.problems)
     members = check_members(entry, _PipelineEntry, findings)
-    located = items_of(members, "nodes")
+    located = list_items(members, "nodes")
     nodes = [node for node in (read_node(each, findings) for each in located) if node is not None]
-    outputs = read_sources(items_of(members, "outputs"), findings)
+    outputs = read_sources(list_items(members, "outputs"), findings)
     is_good = is_whole(entry, members, _PipelineEntry) and len(nodes) == len(located)
     if not is_good or outputs is None or not file.is_first(PipelineSpec.kind, entry, members["name"]):
         return None

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 
 from ovmstrio.config.documents import Findings, did_you_mean
 from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.sections import Unusable
+from ovmstrio.config.sections import InvalidValue
 
 __all__ = ["fit_message", "parse_proto"]
 
@@ -216,25 +216,27 @@ def check_scalar(value: ProtoScalar, field: Any) -> None:
     """Validate a scalar against its field; raises Unusable if the value does not fit the type."""
     if field.type in {Field.TYPE_STRING, Field.TYPE_BYTES}:
         if value.kind != "string":
-            raise Unusable("text in quotes", f'write "{value.text}"')
+            raise InvalidValue("text in quotes", f'write "{value.text}"')
     elif value.kind == "string":
-        raise Unusable(_expected_type(field), f"write {value.text[1:-1]} without quotes" if value.text[1:-1] else "")
+        raise InvalidValue(
+            _expected_type(field), f"write {value.text[1:-1]} without quotes" if value.text[1:-1] else ""
+        )
     elif field.type == Field.TYPE_ENUM:
         _check_enum(value, field)
     elif field.type == Field.TYPE_BOOL or field.type in _FLOATS:
         is_right = value.text in _BOOLEANS if field.type == Field.TYPE_BOOL else _FLOAT.fullmatch(value.text)
         if not is_right:
-            raise Unusable(_expected_type(field))
+            raise InvalidValue(_expected_type(field))
     else:
         low, high = _limits(field)
         if not _INTEGER.fullmatch(value.text) or not low <= _integer(value.text) <= high:
-            raise Unusable(f"a whole number from {low} to {high}")
+            raise InvalidValue(f"a whole number from {low} to {high}")
 
 
 def _check_enum(value: ProtoScalar, field: Any) -> None:
     names = [each.name for each in field.enum_type.values]
     if value.text not in names and (value.kind != "number" or value.text not in map(str, range(len(names)))):
-        raise Unusable(", ".join(names), did_you_mean(value.text, names))
+        raise InvalidValue(", ".join(names), did_you_mean(value.text, names))
 
 
 def _expected_type(field: Any) -> str:
@@ -407,7 +409,7 @@ class _Validator:
         else:
             try:
                 check_scalar(value, known)
-            except Unusable as wrong:
+            except InvalidValue as wrong:
                 details = f"{known.name} cannot be {value.text}"
                 self._refuse(at, details, expected=wrong.expected, found=value.text, fix=wrong.suggestion)
             else:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ovmstrio.config.documents import OPTIONAL, check_members, expected_by, is_whole, shown
+from ovmstrio.config.documents import OPTIONAL, check_members, expected_text, is_whole, to_short_json
 from ovmstrio.config.model_options import check_name
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.specs import ServableSpec
@@ -171,13 +171,15 @@ def _addresses(value: str | list[str]) -> tuple[tuple[RemoteAddress, ...], list[
     problems = []
     if not 0 < len(texts) <= _MAX_ADDRESSES:
         expected = f"one to {_MAX_ADDRESSES} addresses"
-        problems.append(Problem("the addresses cannot be used", path="remote", expected=expected, found=shown(value)))
+        problems.append(
+            Problem("the addresses cannot be used", path="remote", expected=expected, found=to_short_json(value))
+        )
     if repeated := [text for index, text in enumerate(texts) if text in texts[:index]]:
         problems.append(Problem(f"duplicate address {repeated[0]}", path="remote", suggestion="remove one"))
     addresses = [_address(text) for text in texts]
     for text, address in zip(texts, addresses, strict=True):
         if address is None:
-            found = shown(text)
+            found = to_short_json(text)
             problems.append(Problem("the address cannot be used", path="remote", expected=_FORM, found=found))
     return tuple(address for address in addresses if address is not None), problems
 
@@ -203,8 +205,8 @@ def _nested(key: str, settings: type[Any], given: Mapping[str, Any]) -> tuple[An
             Problem(
                 "the value cannot be used",
                 path=".".join([key, *map(str, fault["loc"])]),
-                expected=f"a key of {known}" if fault["type"] == "extra_forbidden" else expected_by(fault),
-                found=shown(fault["input"]),
+                expected=f"a key of {known}" if fault["type"] == "extra_forbidden" else expected_text(fault),
+                found=to_short_json(fault["input"]),
             )
             for fault in error.errors(include_url=False)
         ]

@@ -13,24 +13,24 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from ovmstrio.config.documents import Findings, did_you_mean, shown, suggest_key
+from ovmstrio.config.documents import Findings, did_you_mean, suggest_key, to_short_json
 from ovmstrio.config.located import Located
 
 __all__ = [
+    "InvalidValue",
     "Rule",
     "Rules",
     "Section",
-    "Unusable",
-    "any_spelling",
-    "any_word",
+    "boolean",
     "choice",
-    "flag",
+    "choice_ci",
+    "integer",
+    "lenient",
+    "nonempty_str",
     "number",
     "rules_of",
-    "text",
-    "texts",
-    "whole",
-    "written",
+    "string_list",
+    "string_value",
 ]
 
 Rule = Callable[[Located], Any]
@@ -42,7 +42,7 @@ Rules = Mapping[str, Rule | None]
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-class Unusable(ValueError):
+class InvalidValue(ValueError):
     """Invalid value of a key."""
 
     def __init__(self, expected: str, suggestion: str = "", *, message: str = "the value cannot be used") -> None:
@@ -60,7 +60,7 @@ def rules_of(settings: type) -> Mapping[str, Rule]:
     return {name: rules[0] for name, rules in metadata.items() if rules}
 
 
-def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> Rule:
+def integer(lowest: int | None = None, highest: int | None = None, *also: int) -> Rule:
     """Return the rule for an integer within bounds, or one of ``also``."""
     bounds = "" if lowest is None else f" of {lowest} or more" if highest is None else f" of {lowest} to {highest}"
     expected = " or ".join([f"a whole number{bounds}", *map(str, also)])
@@ -69,10 +69,10 @@ def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> 
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int):
             quoted = isinstance(value, str) and value.strip().lstrip("-").isdigit()
-            raise Unusable(expected, "remove the quotes" if quoted else "")
+            raise InvalidValue(expected, "remove the quotes" if quoted else "")
         inside = (lowest is None or value >= lowest) and (highest is None or value <= highest)
         if not inside and value not in also:
-            raise Unusable(expected)
+            raise InvalidValue(expected)
         return value
 
     return read
@@ -84,44 +84,44 @@ def number(above: float, what: str = "a number") -> Rule:
     def read(node: Located) -> float:
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
-            raise Unusable(f"{what} above {above:g}")
+            raise InvalidValue(f"{what} above {above:g}")
         try:
             return float(value)
         except OverflowError:
-            raise Unusable(f"{what} above {above:g}") from None
+            raise InvalidValue(f"{what} above {above:g}") from None
 
     return read
 
 
-def flag(node: Located) -> bool:
+def boolean(node: Located) -> bool:
     """Convert a boolean."""
     if not isinstance(node.value, bool):
         quoted = str(node.value).lower() in {"true", "false"}
-        raise Unusable("true or false", "remove the quotes" if quoted else "")
+        raise InvalidValue("true or false", "remove the quotes" if quoted else "")
     return node.value
 
 
-def text(node: Located) -> str:
+def string_value(node: Located) -> str:
     """Convert a string."""
     if not isinstance(node.value, str):
         is_scalar = isinstance(node.value, int | float)
-        raise Unusable("a text", f'put it in quotes: "{node.value}"' if is_scalar else "")
+        raise InvalidValue("a text", f'put it in quotes: "{node.value}"' if is_scalar else "")
     return node.value
 
 
-def written(node: Located) -> str:
+def nonempty_str(node: Located) -> str:
     """Convert a non-empty YAML scalar to its source text."""
     given = node.text.strip()
     if isinstance(node.value, dict | list) or not given or "\0" in given:
-        raise Unusable("a text that is not empty")
+        raise InvalidValue("a text that is not empty")
     return given
 
 
-def texts(node: Located) -> tuple[str, ...]:
+def string_list(node: Located) -> tuple[str, ...]:
     """Convert a list of strings."""
     value = node.plain()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise Unusable("a list of texts", f'write a list: ["{value}"]' if isinstance(value, str) else "")
+        raise InvalidValue("a list of texts", f'write a list: ["{value}"]' if isinstance(value, str) else "")
     return tuple(value)
 
 
@@ -131,25 +131,25 @@ def choice(words: Sequence[str]) -> Rule:
     def read(node: Located) -> str:
         value = node.value
         if not isinstance(value, str) or value not in words:
-            raise Unusable(" or ".join(words), did_you_mean(value, words) if isinstance(value, str) else "")
+            raise InvalidValue(" or ".join(words), did_you_mean(value, words) if isinstance(value, str) else "")
         return value
 
     return read
 
 
-def any_word(words: Sequence[str]) -> Rule:
+def choice_ci(words: Sequence[str]) -> Rule:
     """Return the rule for one of several words, case-insensitive."""
 
     def read(node: Located) -> str:
-        word = written(node)
+        word = nonempty_str(node)
         if word.lower() not in words:
-            raise Unusable(" or ".join(words), did_you_mean(word, words))
+            raise InvalidValue(" or ".join(words), did_you_mean(word, words))
         return word.lower()
 
     return read
 
 
-def any_spelling(rule: Rule) -> Rule:
+def lenient(rule: Rule) -> Rule:
     """Return a rule that also accepts numbers and booleans as strings, such as ``"8080"``."""
 
     def read(node: Located) -> Any:
@@ -193,14 +193,14 @@ class Section:
             if rule is not None:
                 try:
                     values[key] = rule(member)
-                except Unusable as error:
+                except InvalidValue as error:
                     self.refuse(key, error.message, expected=error.expected, suggestion=error.suggestion)
         return values
 
     def refuse(self, key: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
         """Report a fatal problem of a member."""
         at = self.node.find(key)
-        found = shown(at.plain()) if expected and key in self.members else ""
+        found = to_short_json(at.plain()) if expected and key in self.members else ""
         self.findings.refuse(at, message, expected=expected, found=found, suggestion=suggestion)
 
     def warn(self, key: str, message: str, suggestion: str = "") -> None:
@@ -224,7 +224,7 @@ class Section:
             return None
         for each in items:
             if not isinstance(each.value, dict):
-                self.findings.refuse(each, "wrong type", expected=_MAPPING, found=shown(each.plain()))
+                self.findings.refuse(each, "wrong type", expected=_MAPPING, found=to_short_json(each.plain()))
         return [Section(each, self.findings) for each in items if isinstance(each.value, dict)]
 
     def _check_keys(self, known: Iterable[str], required: Iterable[str]) -> None:

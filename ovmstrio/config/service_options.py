@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Schema, shown
+from ovmstrio.config.documents import OPTIONAL, Schema, to_short_json
 from ovmstrio.config.specs import PythonSpec, read_placement
 from ovmstrio.core.errors import Problem
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.documents import Findings
     from ovmstrio.config.specs import ServableSpec
 
-__all__ = ["PYTHON_KEYS", "PythonEntry", "ServiceEntry", "check_python", "read_python", "with_limits"]
+__all__ = ["PYTHON_KEYS", "PythonEntry", "ServiceEntry", "apply_entry_options", "check_python", "parse_python"]
 
 
 SpecT = TypeVar("SpecT", bound="ServableSpec")
@@ -35,7 +35,7 @@ _LIMITS: Final = ("max_concurrency", "max_queue")
 _PLACEMENT: Final = "placement"
 
 
-def with_limits(spec: SpecT, findings: Findings) -> SpecT:
+def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
     """Return the spec with limits and placement of its entry."""
     if spec.place is None or not isinstance(spec.place.settings.value, dict):
         return spec
@@ -80,7 +80,7 @@ def check_python(given: Mapping[str, Any], directory: Path) -> list[Problem]:
         Problem(
             f"{key!r} requires process isolation, and {_ISOLATION!r} is none",
             path=key,
-            found=shown(given[key]),
+            found=to_short_json(given[key]),
             suggestion=f"remove it, or set {_ISOLATION} to process",
         )
         for key in _PROCESS_KEYS
@@ -98,7 +98,7 @@ def check_python(given: Mapping[str, Any], directory: Path) -> list[Problem]:
     return problems
 
 
-def read_python(given: Mapping[str, Any], directory: Path) -> PythonSpec:
+def parse_python(given: Mapping[str, Any], directory: Path) -> PythonSpec:
     """Return the validated Python settings of an entry; any process option implies process isolation."""
     isolation = given.get(_ISOLATION, "process" if any(key in given for key in _PROCESS_KEYS) else None)
     fields = {key.removeprefix("python_"): given[key] for key in _PROCESS_KEYS if key in given and key != "python"}

@@ -9,21 +9,21 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from ovmstrio.config.documents import did_you_mean, expected_by, parse_json, shown, wrong
+from ovmstrio.config.documents import did_you_mean, expected_text, invalid_value_error, parse_json, to_short_json
 from ovmstrio.config.located import InvalidSyntax
-from ovmstrio.config.specs import BatchingSpec, BatchSpec, BucketedDimension, LayoutSpec, ShapeSpec
+from ovmstrio.config.specs import BatchingSpec, BatchSpec, DimensionBuckets, LayoutSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim
 
 __all__ = [
-    "OPTION",
-    "bucket_contradictions",
-    "by_tensor",
+    "SHAPE_BUCKETS",
+    "bucket_conflicts",
     "format_batch_size",
     "format_layout",
     "format_shape",
-    "object_in_text",
     "parse_batch_size",
+    "parse_by_tensor",
+    "parse_json_object",
     "parse_layout",
     "parse_layouts",
     "parse_shape",
@@ -35,7 +35,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-def by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[str, _T]:
+def parse_by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[str, _T]:
     """Parse an option that is a string, an object of strings, or JSON text of such an object (command line).
 
     Args:
@@ -50,11 +50,11 @@ def by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[
         ConfigError: invalid values, all of them.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = object_in_text(option, value)
+        value = parse_json_object(option, value)
     if isinstance(value, str):
         return {"": parse(option, value)}
     if not isinstance(value, Mapping):
-        raise wrong(option, value, "a text, or an object with a text for each tensor")
+        raise invalid_value_error(option, value, "a text, or an object with a text for each tensor")
     settings: dict[str, _T] = {}
     problems: list[Problem] = []
     for name, text in value.items():
@@ -67,23 +67,25 @@ def by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) -> dict[
     return settings
 
 
-def object_in_text(option: str, text: str) -> dict[str, Any]:
+def parse_json_object(option: str, text: str) -> dict[str, Any]:
     """Parse a command-line option that is a JSON object; raises ConfigError if not an object."""
     try:
         document = parse_json(text)
     except InvalidSyntax as error:
-        raise wrong(option, text, "a JSON object", message=error.message, suggestion=error.suggestion) from None
+        raise invalid_value_error(
+            option, text, "a JSON object", message=error.message, suggestion=error.suggestion
+        ) from None
     value = document.root.plain()
     if not isinstance(value, dict):
-        raise wrong(option, text, "a JSON object")
+        raise invalid_value_error(option, text, "a JSON object")
     if document.repeated:
-        raise wrong(option, text, "each key once", message=f"duplicate key {document.repeated[0].path!r}")
+        raise invalid_value_error(option, text, "each key once", message=f"duplicate key {document.repeated[0].path!r}")
     return value
 
 
 def _parse_member(option: str, text: Any, parse: Callable[[str, str], _T]) -> _T:
     if not isinstance(text, str):
-        raise wrong(option, text, "a text")
+        raise invalid_value_error(option, text, "a text")
     return parse(option, text)
 
 
@@ -98,7 +100,7 @@ _BATCH_FORM: Final = "a size such as 8, -1 for any, a range such as 2:8, or auto
 
 def parse_shapes(value: Any) -> dict[str, ShapeSpec]:
     """Parse ``shape``: one shape, or an object by input; raises ConfigError with all invalid shapes."""
-    return by_tensor("shape", value, parse_shape)
+    return parse_by_tensor("shape", value, parse_shape)
 
 
 def parse_shape(option: str, text: str) -> ShapeSpec:
@@ -108,7 +110,7 @@ def parse_shape(option: str, text: str) -> ShapeSpec:
         return ShapeSpec(auto=True)
     if not (compact.startswith("(") and compact.endswith(")")):
         bracketed = re.fullmatch(r"\[?([0-9,:-]+)\]?", compact)
-        raise wrong(option, text, _SHAPE_FORM, suggestion=f"write ({bracketed[1]})" if bracketed else "")
+        raise invalid_value_error(option, text, _SHAPE_FORM, suggestion=f"write ({bracketed[1]})" if bracketed else "")
     inner = compact[1:-1].removesuffix(",")
     return ShapeSpec(dims=tuple(_dim(option, text, part) for part in inner.split(",")) if inner else ())
 
@@ -130,7 +132,7 @@ def parse_batch_size(value: Any) -> BatchSpec | None:
     dim = _read_dim(text)
     if dim is None or isinstance(value, bool):
         suggestion = "the model's own batch size is used"
-        raise wrong("batch_size", value, _BATCH_FORM, suggestion=suggestion, severity="warning")
+        raise invalid_value_error("batch_size", value, _BATCH_FORM, suggestion=suggestion, severity="warning")
     return None if dim == Dim.fixed(0) else BatchSpec(dim=dim)
 
 
@@ -144,7 +146,7 @@ def format_batch_size(batch: BatchSpec | None) -> str:
 def _dim(option: str, text: str, part: str) -> Dim:
     dim = _read_dim(part)
     if dim is None:
-        raise wrong(option, text, _SHAPE_FORM, message=f"invalid dimension {part!r}")
+        raise invalid_value_error(option, text, _SHAPE_FORM, message=f"invalid dimension {part!r}")
     return dim
 
 
@@ -170,7 +172,7 @@ _PART: Final = re.compile(rf"[{_LETTERS}?]*(?:\.\.\.)?[{_LETTERS}?]*")
 
 def parse_layouts(value: Any) -> dict[str, LayoutSpec]:
     """Parse ``layout``: one layout, or an object by tensor; raises ConfigError with all invalid layouts."""
-    return by_tensor("layout", value, parse_layout)
+    return parse_by_tensor("layout", value, parse_layout)
 
 
 def parse_layout(option: str, text: str) -> LayoutSpec:
@@ -181,13 +183,13 @@ def parse_layout(option: str, text: str) -> LayoutSpec:
     """
     parts = _WHITESPACE.sub("", text).upper().split(":")
     if len(parts) > len(("tensor", "model")):
-        raise wrong(option, text, _LAYOUT_FORM, message="more than two layouts")
+        raise invalid_value_error(option, text, _LAYOUT_FORM, message="more than two layouts")
     for part in parts:
         if not part or not _PART.fullmatch(part):
-            raise wrong(option, text, _LAYOUT_FORM, message=f"invalid layout {part!r}")
+            raise invalid_value_error(option, text, _LAYOUT_FORM, message=f"invalid layout {part!r}")
         twice = [letter for letter in _LETTERS if part.count(letter) > 1]
         if twice:
-            raise wrong(option, text, _LAYOUT_FORM, message=f"duplicate {twice[0]} in layout {part}")
+            raise invalid_value_error(option, text, _LAYOUT_FORM, message=f"duplicate {twice[0]} in layout {part}")
     return LayoutSpec(tensor=parts[0], model=parts[1] if len(parts) > 1 else None)
 
 
@@ -198,26 +200,26 @@ def format_layout(layout: LayoutSpec) -> str:
 
 # Shape buckets
 
-OPTION: Final = "shape_buckets"
+SHAPE_BUCKETS: Final = "shape_buckets"
 _BUCKETS_FORM: Final = 'an object such as {"batch": [1, 4, 16]} or {"words": {"sizes": [32, 64], "inputs": {"ids": 1}}}'
 _AXES: Final = ("inputs", "outputs")
 _LENGTHS: Final = {"too_short": "a list that is not empty", "too_long": "no more than 64 sizes"}
 
 
-def parse_shape_buckets(value: Any) -> dict[str, BucketedDimension]:
+def parse_shape_buckets(value: Any) -> dict[str, DimensionBuckets]:
     """Parse ``shape_buckets``: an object by dimension, or JSON text (command line).
 
     Raises:
         ConfigError: malformed, with all problems.
     """
-    dimensions = object_in_text(OPTION, value) if isinstance(value, str) else value
+    dimensions = parse_json_object(SHAPE_BUCKETS, value) if isinstance(value, str) else value
     if not isinstance(dimensions, Mapping):
-        raise wrong(OPTION, value, _BUCKETS_FORM)
-    found: dict[str, BucketedDimension] = {}
+        raise invalid_value_error(SHAPE_BUCKETS, value, _BUCKETS_FORM)
+    found: dict[str, DimensionBuckets] = {}
     problems: list[Problem] = []
     for name, settings in dimensions.items():
         try:
-            found[name] = _parse_dimension(f"{OPTION}.{name}", settings)
+            found[name] = _parse_dimension(f"{SHAPE_BUCKETS}.{name}", settings)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -225,14 +227,14 @@ def parse_shape_buckets(value: Any) -> dict[str, BucketedDimension]:
     return found
 
 
-def _parse_dimension(path: str, settings: Any) -> BucketedDimension:
+def _parse_dimension(path: str, settings: Any) -> DimensionBuckets:
     given = {"sizes": settings} if isinstance(settings, list) else settings
     if not isinstance(given, Mapping):
-        raise wrong(path, settings, 'a list of sizes such as [1, 4, 16], or an object with "sizes"')
+        raise invalid_value_error(path, settings, 'a list of sizes such as [1, 4, 16], or an object with "sizes"')
     settings_with_lists = {key: _as_lists(each) if key in _AXES else each for key, each in given.items()}
     try:
         # As JSON: strict validation accepts lists for tuples only there.
-        return BucketedDimension.model_validate_json(json.dumps(settings_with_lists, default=str), strict=True)
+        return DimensionBuckets.model_validate_json(json.dumps(settings_with_lists, default=str), strict=True)
     except ValidationError as error:
         # An error within a list also makes the list invalid; keep the first per path.
         by_path = {each.path: each for each in (_problem(path, fault) for fault in reversed(error.errors()))}
@@ -252,19 +254,19 @@ def _problem(path: str, fault: Any) -> Problem:
     if fault["type"] == "missing":
         return Problem(f"the key {key!r} is missing", path=path, suggestion="add it")
     if fault["type"] == "extra_forbidden":
-        known = BucketedDimension.model_fields
+        known = DimensionBuckets.model_fields
         hint = did_you_mean(key, known, otherwise=f"known are {', '.join(known)}")
         return Problem(f"unknown key {key!r}", path=place, suggestion=hint)
     if fault["type"] == "value_error":
         expected = "each size larger than the one before"
-        return Problem(str(fault["ctx"]["error"]), path=place, expected=expected, found=shown(fault["input"]))
-    expected = _LENGTHS.get(fault["type"]) or expected_by(fault)
-    return Problem("the value cannot be used", path=place, expected=expected, found=shown(fault["input"]))
+        return Problem(str(fault["ctx"]["error"]), path=place, expected=expected, found=to_short_json(fault["input"]))
+    expected = _LENGTHS.get(fault["type"]) or expected_text(fault)
+    return Problem("the value cannot be used", path=place, expected=expected, found=to_short_json(fault["input"]))
 
 
-def bucket_contradictions(fields: Mapping[str, Any]) -> list[Problem]:
+def bucket_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
     """Return conflicts of shape buckets with other settings, fields of ``ModelSpec``."""
-    buckets: Mapping[str, BucketedDimension] = fields.get(OPTION, {})
+    buckets: Mapping[str, DimensionBuckets] = fields.get(SHAPE_BUCKETS, {})
     if not buckets:
         return []
     problems = [*_model_conflicts(fields), *_shared_axes(buckets)]
@@ -276,7 +278,7 @@ def bucket_contradictions(fields: Mapping[str, Any]) -> list[Problem]:
             message = "batching exceeds the largest bucket"
             expected = f"a last size of {batching.max_batch_size} or more"
             found = str(dimension.sizes[-1])
-            problems.append(Problem(message, path=f"{OPTION}.{name}.sizes", expected=expected, found=found))
+            problems.append(Problem(message, path=f"{SHAPE_BUCKETS}.{name}.sizes", expected=expected, found=found))
     return problems
 
 
@@ -284,7 +286,7 @@ def _model_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
     problems: list[Problem] = []
     if fields.get("stateful", False):
         message = "shape buckets are not supported for stateful models"
-        problems.append(Problem(message, path=OPTION, suggestion="remove shape_buckets or stateful"))
+        problems.append(Problem(message, path=SHAPE_BUCKETS, suggestion="remove shape_buckets or stateful"))
     shapes: Mapping[str, ShapeSpec] = fields.get("shapes", {})
     batch: BatchSpec | None = fields.get("batch")
     automatic = {"shape": any(shape.auto for shape in shapes.values()), "batch_size": batch is not None and batch.auto}
@@ -297,7 +299,7 @@ def _model_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _shared_axes(buckets: Mapping[str, BucketedDimension]) -> list[Problem]:
+def _shared_axes(buckets: Mapping[str, DimensionBuckets]) -> list[Problem]:
     problems: list[Problem] = []
     owners: dict[tuple[str, int], str] = {}
     for name, dimension in buckets.items():
@@ -308,6 +310,6 @@ def _shared_axes(buckets: Mapping[str, BucketedDimension]) -> list[Problem]:
                 continue
             what = f"dimension {place[1]} of {place[0]!r}" if places else "the batch dimension, as it names no inputs,"
             message = f"{what} is already in {owner!r}"
-            path = f"{OPTION}.{name}.inputs.{place[0]}" if places else f"{OPTION}.{name}"
+            path = f"{SHAPE_BUCKETS}.{name}.inputs.{place[0]}" if places else f"{SHAPE_BUCKETS}.{name}"
             problems.append(Problem(message, path=path, suggestion='change "inputs", or remove one of them'))
     return problems

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Type
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ovmstrio.config.documents import expected_by, shown
+from ovmstrio.config.documents import expected_text, to_short_json
 from ovmstrio.config.located import Place
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.generation import Task
@@ -27,7 +27,7 @@ __all__ = [
     "Autoscaling",
     "BatchSpec",
     "BatchingSpec",
-    "BucketedDimension",
+    "DimensionBuckets",
     "GraphSpec",
     "HandlerSpec",
     "LatestVersions",
@@ -114,8 +114,8 @@ def read_placement(value: Any, key: str = "placement") -> tuple[PlacementSpec, t
                 path=".".join([key, *map(str, fault["loc"])]),
                 expected=f"a key of {', '.join(PlacementSpec.model_fields)}"
                 if fault["type"] == "extra_forbidden"
-                else expected_by(fault),
-                found=shown(fault["input"]),
+                else expected_text(fault),
+                found=to_short_json(fault["input"]),
             )
             for fault in error.errors(include_url=False)
         )
@@ -204,7 +204,7 @@ class BatchingSpec(_Spec):
     eager: bool = False
 
 
-class BucketedDimension(_Spec):
+class DimensionBuckets(_Spec):
     """Padding buckets of a dimension: sizes are padded up to the next one of ``sizes``.
 
     ``inputs`` and ``outputs`` have axes by tensor.  Without inputs it is the batch dimension of each; without outputs
@@ -289,7 +289,7 @@ class ModelSpec(ServableSpec):
     batch: BatchSpec | None = None
     batching: BatchingSpec | None = None
     shapes: dict[str, ShapeSpec] = {}
-    shape_buckets: dict[str, BucketedDimension] = {}
+    shape_buckets: dict[str, DimensionBuckets] = {}
     layouts: dict[str, LayoutSpec] = {}
     precisions: dict[str, str] = {}
     color_formats: dict[str, str] = {}

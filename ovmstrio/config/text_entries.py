@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from ovmstrio.config.documents import OPTIONAL, Schema, check_members, did_you_mean, expected_by, is_whole, shown, wrong
+from ovmstrio.config.documents import (
+    OPTIONAL,
+    Schema,
+    check_members,
+    did_you_mean,
+    expected_text,
+    invalid_value_error,
+    is_whole,
+    to_short_json,
+)
 from ovmstrio.config.model_options import check_base_path, check_name
 from ovmstrio.config.service_options import ServiceEntry
-from ovmstrio.config.shapes import object_in_text
+from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.config.located import Located
 
-__all__ = ["TASKS", "TEXT_MODELS", "TEXT_OPTIONS", "read_task", "read_text_models", "read_text_options"]
+__all__ = ["TASKS", "TEXT_MODELS", "TEXT_OPTIONS", "parse_task", "parse_text_options", "read_text_models"]
 
 # Options
 
@@ -106,14 +115,14 @@ _NOT_SERVED: Final = {
 """Unsupported OVMS options with message and suggestion."""
 
 
-def read_task(value: Any) -> Task:
+def parse_task(value: Any) -> Task:
     """Parse ``task``; raises ConfigError if it is unknown."""
     if value in TASKS:
         return Task(value)
-    raise wrong("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
+    raise invalid_value_error("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
 
 
-def read_text_options(task: Task, options: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[Problem]]:
+def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[Problem]]:
     """Parse the options of a text model; invalid ones are omitted.
 
     Args:
@@ -177,12 +186,12 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
 
 
 def _plugin_config(value: Any) -> dict[str, Any]:
-    settings = object_in_text("plugin_config", value) if isinstance(value, str) else value
+    settings = parse_json_object("plugin_config", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
-        raise wrong("plugin_config", value, 'an object such as {"KV_CACHE_PRECISION": "u8"}')
+        raise invalid_value_error("plugin_config", value, 'an object such as {"KV_CACHE_PRECISION": "u8"}')
     for key, setting in settings.items():
         if not isinstance(setting, str | int | float):
-            raise wrong(f"plugin_config.{key}", setting, "a text, a number, true or false")
+            raise invalid_value_error(f"plugin_config.{key}", setting, "a text, a number, true or false")
     return dict(settings)
 
 
@@ -192,12 +201,12 @@ def _voices(value: Any, directory: Path) -> dict[str, Path]:
         value = [{"name": name, "path": path} for name, path in value.items()]
     expected = 'an object such as {"anna": "voices/anna.bin"}'
     if not isinstance(value, list):
-        raise wrong("voices", value, expected)
+        raise invalid_value_error("voices", value, expected)
     voices = {}
     for each in value:
         name, path = (each.get("name"), each.get("path")) if isinstance(each, Mapping) else (None, None)
         if not (isinstance(name, str) and name and isinstance(path, str) and path):
-            raise wrong("voices", each, expected)
+            raise invalid_value_error("voices", each, expected)
         voices[name] = directory / path
     return voices
 
@@ -205,9 +214,13 @@ def _voices(value: Any, directory: Path) -> dict[str, Path]:
 def _check_pipeline(value: Any) -> None:
     expected = ", ".join(_SERVED_PIPELINES)
     if value in {"VLM", "VLM_CB", "OMNI"}:
-        raise wrong("pipeline_type", value, expected, message=_NO_MULTIMODAL, suggestion="remove it for text models")
+        raise invalid_value_error(
+            "pipeline_type", value, expected, message=_NO_MULTIMODAL, suggestion="remove it for text models"
+        )
     if value not in _SERVED_PIPELINES:
-        raise wrong("pipeline_type", value, expected, suggestion=did_you_mean(str(value), _SERVED_PIPELINES))
+        raise invalid_value_error(
+            "pipeline_type", value, expected, suggestion=did_you_mean(str(value), _SERVED_PIPELINES)
+        )
 
 
 def _out_of_bounds(fields: dict[str, Any], options: Mapping[str, Any]) -> list[Problem]:
@@ -224,9 +237,9 @@ def _out_of_bounds(fields: dict[str, Any], options: Mapping[str, Any]) -> list[P
         suggestion = ""
         if fault["type"] == "literal_error" and isinstance(fault["input"], str):
             suggestion = f"did you mean {fault['input'].upper()!r}?" if fault["input"].upper() in fault["msg"] else ""
-        message, expected = "the value cannot be used", expected_by(fault)
+        message, expected = "the value cannot be used", expected_text(fault)
         problems.append(
-            Problem(message, path=option, expected=expected, found=shown(fault["input"]), suggestion=suggestion)
+            Problem(message, path=option, expected=expected, found=to_short_json(fault["input"]), suggestion=suggestion)
         )
         del fields[field]
     return problems
@@ -310,10 +323,10 @@ def _read_entry(entry: Located, file: ConfigFile) -> TextModelSpec | None:
 def _read_settings(given: Mapping[str, Any], directory: Path) -> tuple[Task, dict[str, Any], list[Problem]]:
     problems = [*check_name(given["name"]), *check_base_path(given["base_path"])]
     try:
-        task = read_task(given.get("task", Task.TEXT_GENERATION.value))
+        task = parse_task(given.get("task", Task.TEXT_GENERATION.value))
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [*problems, *error.problems]
-    fields, wrong = read_text_options(
+    fields, wrong = parse_text_options(
         task, {key: value for key, value in given.items() if key in TEXT_OPTIONS}, directory
     )
     return task, fields, problems + wrong

@@ -20,28 +20,35 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import trio
 
-from ovmstrio.console.snapshot import MOST_SEQUENCES, MOST_TRACES, NO_ROWS, KnownPast, OwnPart, tally_times
+from ovmstrio.console.snapshot import (
+    FRESH_ROWS,
+    MAX_SEQUENCES,
+    MAX_TRACES,
+    LocalSnapshots,
+    SnapshotQuery,
+    latency_document,
+)
 from ovmstrio.core.errors import NotFound
-from ovmstrio.core.latency_histogram import no_times
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.core.latency_histogram import empty_histogram
+from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ovmstrio.console.snapshot import Part
+    from ovmstrio.console.snapshot import Snapshot
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.telemetry.recent_history import RecentHistory
 
 __all__ = [
     "FAILURES",
     "LINES",
-    "MOST_HISTORY",
+    "MAX_HISTORY_SECONDS",
     "TRACES",
-    "Gathering",
-    "MergedPast",
-    "Told",
-    "merged_figures",
-    "merged_rows",
+    "AggregatedSnapshot",
+    "ConsoleAggregator",
+    "MergedHistory",
+    "merge_figures",
+    "merge_rows",
 ]
 
 # History: failures, log lines and traces
@@ -91,7 +98,7 @@ class _MergedEntries:
         return [each for each in self._kept if each["number"] > number]
 
 
-class MergedPast:
+class MergedHistory:
     """Recent failures, log lines and trace summaries of all workers; ``traces_number`` counts changes of ``traces``."""
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -101,7 +108,7 @@ class MergedPast:
         self.traces_number = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
 
-    def know(self, known: KnownPast, row: int, *, failures: bool, lines: bool, traces: bool) -> None:
+    def know(self, known: SnapshotQuery, row: int, *, failures: bool, lines: bool, traces: bool) -> None:
         """Set in a query which failures, log lines and traces of a worker are known already."""
         known.failure = self.failures.seen(row, known.born) if failures else None
         known.line = self.lines.seen(row, known.born) if lines else None
@@ -109,7 +116,7 @@ class MergedPast:
             newest = self._traces_of.get(row)
             known.trace = newest[0]["trace_id"] if newest else ""
 
-    def add(self, parts: Mapping[int, Part]) -> bool:
+    def add(self, parts: Mapping[int, Snapshot]) -> bool:
         """Add snapshots by worker index; return whether a worker has more entries."""
         for merged, what in ((self.failures, "failures"), (self.lines, "lines")):
             merged.add(
@@ -131,7 +138,7 @@ def _merge_summaries(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
     for each in summaries:
         known = found.get(each["trace_id"])
         found[each["trace_id"]] = each if known is None else _join_traces(known, each)
-    return sorted(found.values(), key=lambda each: -int(each["began"]))[:MOST_TRACES]
+    return sorted(found.values(), key=lambda each: -int(each["began"]))[:MAX_TRACES]
 
 
 def _join_traces(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +171,7 @@ _PER_WORKER_FACTS: Final = frozenset({"threads", "streams", "infer requests"})
 """Facts that are a worker's configuration; all other numbers are counts and are added up."""
 
 
-def merged_rows(rows_by_worker: Mapping[int, Mapping[str, _Row]]) -> dict[str, _Row]:
+def merge_rows(rows_by_worker: Mapping[int, Mapping[str, _Row]]) -> dict[str, _Row]:
     """Merge the service rows of several workers, given by worker index."""
     if len(rows_by_worker) == 1:
         return dict(*rows_by_worker.values())
@@ -225,10 +232,10 @@ def _merge_documents(documents: Mapping[int, _Row]) -> _Row:
         return next(iter(documents.values()))
     base = next((each for each in documents.values() if "problem" not in each), next(iter(documents.values())))
     known = {worker: each for worker, each in documents.items() if "problem" not in each}
-    return {**base, **_merge_row(documents), **(merged_figures(known) if known else {})}
+    return {**base, **_merge_row(documents), **(merge_figures(known) if known else {})}
 
 
-def merged_figures(documents: Mapping[int, _Row]) -> _Row:
+def merge_figures(documents: Mapping[int, _Row]) -> _Row:
     """Merge the figures of a service's nodes, streams and sequences, given by worker index."""
     known = {worker: each for worker, each in documents.items() if "problem" not in each}
     if len(documents) == 1 or not known:
@@ -247,7 +254,7 @@ def merged_figures(documents: Mapping[int, _Row]) -> _Row:
         live = [
             {**sequence, "worker": worker} for worker, each in known.items() for sequence in each.get("sequences", ())
         ]
-        figures["sequences"] = live[:MOST_SEQUENCES]
+        figures["sequences"] = live[:MAX_SEQUENCES]
         figures["sequence_count"] = sum(each.get("sequence_count", 0) for each in every)
     return figures
 
@@ -261,12 +268,12 @@ def _add_counts(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _merge_nodes(nodes: Sequence[_Row]) -> _Row:
-    times = no_times()
+    times = empty_histogram()
     for each in nodes:
         for band, count in each["times"].items():
             times[int(band)] += count
     sums = {key: sum(each[key] for each in nodes) for key in ("runs", "failures", "active")}
-    return {**sums, "seconds": round(sum(each["seconds"] for each in nodes), 6), **tally_times(times)}
+    return {**sums, "seconds": round(sum(each["seconds"] for each in nodes), 6), **latency_document(times)}
 
 
 def _merge_facts(facts_by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -295,7 +302,7 @@ def _is_number(value: object) -> bool:
 FAILURES, LINES, TRACES = "failures", "lines", "traces"
 """Kinds of history that a viewer can subscribe to."""
 
-MOST_HISTORY: Final = 300
+MAX_HISTORY_SECONDS: Final = 300
 """Seconds of totals kept."""
 _SNAPSHOT_RPC: Final = "console"
 _DOCUMENT_RPC: Final = "console document"
@@ -314,26 +321,26 @@ def _parse(answer: bytes) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AggregatedSnapshot:
     """Local snapshots by worker index, silent workers, and service rows (the same object until a row changes)."""
 
-    parts: dict[int, Part]
+    parts: dict[int, Snapshot]
     silent: list[int] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class Gathering:
+class ConsoleAggregator:
     """Aggregator of all workers' console data for the viewers of one worker; ``history`` has totals per second."""
 
-    def __init__(self, plane: DataPlane, past: RecentPast) -> None:
+    def __init__(self, plane: DataPlane, past: RecentHistory) -> None:
         self.siblings = plane.siblings
         self.row = 0 if self.siblings is None else self.siblings.row
-        self.past = MergedPast(is_alone=self.siblings is None)
-        self.history: deque[dict[str, Any]] = deque(maxlen=MOST_HISTORY)
-        self._local = OwnPart(plane, past, self.history)
+        self.past = MergedHistory(is_alone=self.siblings is None)
+        self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY_SECONDS)
+        self._local = LocalSnapshots(plane, past, self.history)
         self._subscribed: Counter[str] = Counter()
         self._services: Counter[str] = Counter()
-        self._known: dict[int, KnownPast] = {}
+        self._known: dict[int, SnapshotQuery] = {}
         self._rows_of: dict[int, dict[str, dict[str, Any]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._answered: list[int] = []
@@ -348,13 +355,13 @@ class Gathering:
     # RPC handlers
 
     async def _answer(self, query: dict[str, Any]) -> bytes:
-        return json_answer(self._local.tell(KnownPast(**query), is_for_another=True)).content
+        return json_response(self._local.tell(SnapshotQuery(**query), is_for_another=True)).content
 
     async def _answer_document(self, name: str) -> bytes:
-        return json_answer(self._local.document(name)).content
+        return json_response(self._local.document(name)).content
 
     async def _answer_trace(self, trace_id: str) -> bytes:
-        return json_answer(self._local.trace(trace_id)).content
+        return json_response(self._local.trace(trace_id)).content
 
     # Subscriptions and snapshots
 
@@ -375,7 +382,7 @@ class Gathering:
         """Return the latest node figures of a subscribed service."""
         return self._nodes.get(service, {})
 
-    async def look(self, *, wants_history: bool = False) -> Told:
+    async def look(self, *, wants_history: bool = False) -> AggregatedSnapshot:
         """Return a snapshot with the counts since the previous call; only the frame maker may call it."""
         async with self._query_lock:
             return await self._snapshot(is_counting=True, wants_history=wants_history)
@@ -396,12 +403,12 @@ class Gathering:
 
     async def _snapshot(
         self, *, is_counting: bool = False, wants_rows: bool = False, wants_history: bool = False
-    ) -> Told:
+    ) -> AggregatedSnapshot:
         now = time.time()
         queries = {worker: self._query_for(worker, now, wants_history=wants_history) for worker in self._due_workers()}
         for query in queries.values():
-            query.counts, query.rows = is_counting, NO_ROWS if wants_rows else query.rows
-        parts: dict[int, Part] = {self.row: self._local.tell(queries[self.row])}
+            query.counts, query.rows = is_counting, FRESH_ROWS if wants_rows else query.rows
+        parts: dict[int, Snapshot] = {self.row: self._local.tell(queries[self.row])}
         silent: list[int] = []
         if self.siblings is not None:
             questions = {
@@ -411,16 +418,16 @@ class Gathering:
             parts |= {worker: _parse(each) for worker, each in answers.items()}
             silent = [worker for worker in self.siblings.others if worker not in parts]
         self._apply(parts, is_counting=is_counting)
-        return Told(dict(sorted(parts.items())), silent, self._rows)
+        return AggregatedSnapshot(dict(sorted(parts.items())), silent, self._rows)
 
     def _due_workers(self) -> list[int]:
         now = trio.current_time()
         others = () if self.siblings is None else self.siblings.others
         return [self.row, *(worker for worker in others if self._retry_at.get(worker, now) <= now)]
 
-    def _query_for(self, worker: int, now: float, *, wants_history: bool) -> KnownPast:
-        last = self._known.get(worker, KnownPast())
-        known = KnownPast(
+    def _query_for(self, worker: int, now: float, *, wants_history: bool) -> SnapshotQuery:
+        last = self._known.get(worker, SnapshotQuery())
+        known = SnapshotQuery(
             born=last.born,
             at=last.at,
             rows=last.rows,
@@ -444,24 +451,24 @@ class Gathering:
                 self._retry_at[worker] = until
         return answers
 
-    def _apply(self, parts: Mapping[int, Part], *, is_counting: bool) -> None:
+    def _apply(self, parts: Mapping[int, Snapshot], *, is_counting: bool) -> None:
         for worker, part in parts.items():
             # A snapshot that was not counted must be sent again.
-            last = self._known.get(worker, KnownPast())
+            last = self._known.get(worker, SnapshotQuery())
             at = part["at"] if is_counting else last.at if last.born == part["born"] else 0.0
-            self._known[worker] = KnownPast(born=part["born"], at=at, rows=part["rows_number"])
+            self._known[worker] = SnapshotQuery(born=part["born"], at=at, rows=part["rows_number"])
         self.past.add(parts)
         new = {worker: part["rows"] for worker, part in parts.items() if "rows" in part}
         self._rows_of |= new
         if new or sorted(parts) != self._answered:
             self._answered = sorted(parts)
-            self._rows = merged_rows({worker: self._rows_of[worker] for worker in self._answered})
+            self._rows = merge_rows({worker: self._rows_of[worker] for worker in self._answered})
         for name in self._services:
             figures = {
                 worker: part["nodes"][name] for worker, part in sorted(parts.items()) if name in part.get("nodes", {})
             }
             if figures:
-                self._nodes[name] = merged_figures(figures)
+                self._nodes[name] = merge_figures(figures)
         self._nodes = {name: self._nodes[name] for name in self._services if name in self._nodes}
 
     # Single requests

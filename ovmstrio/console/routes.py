@@ -10,31 +10,38 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ovmstrio.console.aggregator import FAILURES, LINES, TRACES, Gathering
-from ovmstrio.console.stream import FrameMaker, Viewers, Wishes, error_event, stream, told_failures
-from ovmstrio.core.callers import Need, current_caller, current_certificate
+from ovmstrio.console.aggregator import FAILURES, LINES, TRACES, ConsoleAggregator
+from ovmstrio.console.stream import (
+    FrameMaker,
+    StreamCounter,
+    StreamFilter,
+    encode_error_event,
+    failure_entries,
+    send_events,
+)
+from ovmstrio.core.callers import Permission, current_caller, current_certificate
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.protocols.admin.changes import check_is_local, foreign_origin, foreign_site, is_own_name
+from ovmstrio.protocols.admin.changes import check_is_local, cross_origin, cross_site, is_local_host_name
 from ovmstrio.protocols.kserve.documents import server_version
-from ovmstrio.protocols.kserve.repository_requests import control_of
+from ovmstrio.protocols.kserve.repository_requests import model_control
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.trace_log_settings import change_log_settings, set_log_level
-from ovmstrio.serving.data_plane import DEFAULT_NAME
-from ovmstrio.telemetry.denied_admin_log import tell_refused
-from ovmstrio.telemetry.log_levels import LOG_LEVEL, written_log_levels
+from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
+from ovmstrio.telemetry.denied_admin_log import log_denied
+from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
 from ovmstrio.telemetry.logs import LEVELS
-from ovmstrio.transport.http.event_streams import answer_with_events
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.event_streams import stream_events
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.http import Headers, HttpRequest
-    from ovmstrio.protocols.admin.changes import Changes
+    from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.telemetry.recent_history import RecentHistory
     from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule, View
 
@@ -134,12 +141,12 @@ def _check_local(request: HttpRequest) -> None:
     check_is_local(request.client, "the console is for this machine", hint)
     host = request.header("host") or ""
     # DNS rebinding: a foreign name that resolves to this machine would make its page same-origin.
-    if current_caller.get() is None and not is_own_name(host):
+    if current_caller.get() is None and not is_local_host_name(host):
         raise PermissionDenied(f"console: expected Host localhost or an IP address, got {host[:80]!r}; {hint}")
 
 
 def _check_origin(request: HttpRequest) -> None:
-    site, origin = foreign_site(request), foreign_origin(request)
+    site, origin = cross_site(request), cross_origin(request)
     # Following a link from another site is allowed; requests by another site's scripts are not.
     follows_link = request.header("sec-fetch-mode") == "navigate" and request.method in {"GET", "HEAD"}
     if site and not follows_link:
@@ -157,12 +164,12 @@ _NO_STORE: Final = (("cache-control", "no-store"), ("x-content-type-options", "n
 
 
 def console_rules(
-    plane: DataPlane, changes: Changes, past: RecentPast, mode: ConsoleMode, gate: Gate | None = None
+    plane: DataPlane, changes: AdminChanges, past: RecentHistory, mode: ConsoleMode, gate: Gate | None = None
 ) -> list[Rule]:
     """Return the routes, none if the console is off; ``gate`` ends event streams whose caller was revoked."""
     if mode == "off":
         return []
-    guard, gathering = _ConsoleGuard(mode), Gathering(plane, past)
+    guard, gathering = _ConsoleGuard(mode), ConsoleAggregator(plane, past)
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, gathering, guard),
@@ -183,30 +190,32 @@ def _page_rules(guard: _ConsoleGuard) -> list[Rule]:
         return _asset_answer(file, request)
 
     return [
-        rule("/console", "GET", page, is_hot=True, need=Need.NOTHING),
-        rule("/console/page/<file>", "GET", asset, is_hot=True, need=Need.NOTHING),
+        rule("/console", "GET", page, is_hot=True, need=Permission.NOTHING),
+        rule("/console/page/<file>", "GET", asset, is_hot=True, need=Permission.NOTHING),
     ]
 
 
-def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, guard: _ConsoleGuard) -> list[Rule]:
+def _reading_rules(
+    plane: DataPlane, changes: AdminChanges, gathering: ConsoleAggregator, guard: _ConsoleGuard
+) -> list[Rule]:
     past = gathering.past
 
     async def server(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
-        return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NO_STORE)
+        return json_response(_server(plane, may_change=changes.lets_page(request))).with_headers(_NO_STORE)
 
     def reading(path: str, read: Any) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
             guard.check_read(request)
-            return json_answer(await read(**places)).with_headers(_NO_STORE)
+            return json_response(await read(**places)).with_headers(_NO_STORE)
 
-        return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
+        return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Permission.READ)
 
     async def failures(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
         await gathering.look_back(FAILURES)
-        entries = told_failures(past, 0, shows_bodies=changes.lets_page(request))
-        return json_answer({"failures": entries}).with_headers(_NO_STORE)
+        entries = failure_entries(past, 0, shows_bodies=changes.lets_page(request))
+        return json_response({"failures": entries}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
         return {"services": list((await gathering.rows()).values())}
@@ -228,8 +237,8 @@ def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, gua
         return {"lines": past.lines.since(0)}
 
     return [
-        rule(f"{_API}/server", "GET", server, is_hot=True, need=Need.READ),
-        rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Need.READ),
+        rule(f"{_API}/server", "GET", server, is_hot=True, need=Permission.READ),
+        rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Permission.READ),
         reading("services", services),
         reading("services/<model>", service),
         reading("traces", traces),
@@ -239,36 +248,36 @@ def _reading_rules(plane: DataPlane, changes: Changes, gathering: Gathering, gua
 
 
 def _live_rules(
-    plane: DataPlane, changes: Changes, gathering: Gathering, guard: _ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: AdminChanges, gathering: ConsoleAggregator, guard: _ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
-    viewers, frames = Viewers(), FrameMaker(plane, gathering)
+    viewers, frames = StreamCounter(), FrameMaker(plane, gathering)
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
-        wanted = Wishes.read(request.query)
+        wanted = StreamFilter.read(request.query)
 
         async def still_may() -> bool:
             known = None
             if gate is not None:
-                known = await gate.look_again(Need.READ, request.headers, current_certificate.get())
+                known = await gate.look_again(Permission.READ, request.headers, current_certificate.get())
             return changes.lets_page(request) if known is None else known.scopes.admin
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await stream(plane, frames, gathering, wanted, events, still_may=still_may)
+                await send_events(plane, frames, gathering, wanted, events, still_may=still_may)
 
-        return await answer_with_events(request, make, error_event)
+        return await stream_events(request, make, encode_error_event)
 
-    return [rule(f"{_API}/live", "GET", live, is_hot=True, has_tasks=True, need=Need.READ)]
+    return [rule(f"{_API}/live", "GET", live, is_hot=True, has_tasks=True, need=Permission.READ)]
 
 
-def _change_rules(plane: DataPlane, changes: Changes, guard: _ConsoleGuard) -> list[Rule]:
+def _change_rules(plane: DataPlane, changes: AdminChanges, guard: _ConsoleGuard) -> list[Rule]:
     def changing(path: str, view: View) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
             try:
                 guard.check_change(request)
             except PermissionDenied as error:
-                tell_refused(f"console {path}", error, client=request.client, about=request.path)
+                log_denied(f"console {path}", error, client=request.client, about=request.path)
                 raise
             return (await view(request, **places)).with_headers(_NO_STORE)
 
@@ -277,22 +286,22 @@ def _change_rules(plane: DataPlane, changes: Changes, guard: _ConsoleGuard) -> l
     async def reload(request: HttpRequest) -> HttpAnswer:
         with changes.requested("reload", request):
             changed = await plane.reload_config()
-        return json_answer({"changed": changed})
+        return json_response({"changed": changed})
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("load", request, model=model):
-            await control_of(plane).load(model)
-        return json_answer({"loaded": model})
+            await model_control(plane).load(model)
+        return json_response({"loaded": model})
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("unload", request, model=model):
-            await control_of(plane).unload(model)
-        return json_answer({"unloaded": model})
+            await model_control(plane).unload(model)
+        return json_response({"unloaded": model})
 
     async def log_level(request: HttpRequest) -> HttpAnswer:
         with changes.requested("log level", request):
             _set_levels(await read_document(request.body))
-        return json_answer(_levels("level"))
+        return json_response(_levels("level"))
 
     return [
         changing("reload", reload),
@@ -323,14 +332,14 @@ def _set_levels(settings: dict[str, Any]) -> None:
 
 
 def _levels(name: str) -> dict[str, str]:
-    return {name: logging.getLevelName(LOG_LEVEL.value), _PARTS: written_log_levels(LOG_LEVEL.parts)}
+    return {name: logging.getLevelName(LOG_LEVEL.value), _PARTS: format_log_levels(LOG_LEVEL.parts)}
 
 
 def _server(plane: DataPlane, *, may_change: bool) -> dict[str, Any]:
     readiness, caller = plane.readiness(), current_caller.get()
     return {
         # Some clients compare the default name, so only the console shows another one.
-        "name": "ovmstrio" if plane.server_name == DEFAULT_NAME else plane.server_name,
+        "name": "ovmstrio" if plane.server_name == DEFAULT_SERVER_NAME else plane.server_name,
         "version": server_version(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "ready": readiness.ready,

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.core.errors import NotFound, ServerError
-from ovmstrio.core.latency_histogram import time_quantile
-from ovmstrio.core.resource_registry import current_census
+from ovmstrio.core.latency_histogram import histogram_quantile
+from ovmstrio.core.resource_registry import current_resource_registry
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.records import OK, VersionState
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ovmstrio.core.generation import GenerativeService
-    from ovmstrio.core.service import Inside, NodeTally
+    from ovmstrio.core.service import Introspection, NodeCounters
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.records import VersionStatus
-    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.telemetry.recent_history import RecentHistory
     from ovmstrio.util.drawing import Drawing
 
 __all__ = [
-    "MOST_SEQUENCES",
-    "MOST_TRACES",
-    "NO_ROWS",
-    "KnownPast",
-    "OwnPart",
-    "Part",
-    "tally_times",
+    "FRESH_ROWS",
+    "MAX_SEQUENCES",
+    "MAX_TRACES",
+    "LocalSnapshots",
+    "Snapshot",
+    "SnapshotQuery",
+    "latency_document",
 ]
 
 # Service rows
@@ -93,7 +93,7 @@ def _version(status: VersionStatus) -> dict[str, Any]:
 
 # Service details
 
-MOST_SEQUENCES: Final = 200
+MAX_SEQUENCES: Final = 200
 _MILLISECONDS: Final = 1e3
 
 
@@ -124,7 +124,7 @@ def _node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
 
 
 def _workers(name: str) -> dict[str, Any]:
-    resources = current_census()
+    resources = current_resource_registry()
     pools = [pool for owner, pool in resources.pools() if owner == name]
     pids = [process.pid for owner, process in resources.processes() if owner == name and process.pid is not None]
     facts: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def _workers(name: str) -> dict[str, Any]:
     return facts
 
 
-def _figures(name: str, inside: Inside) -> dict[str, Any]:
+def _figures(name: str, inside: Introspection) -> dict[str, Any]:
     return {
         "facts": {**inside.facts, **_workers(name)},
         "nodes": {key: _tally(tally) for key, tally in inside.nodes.items()},
@@ -150,19 +150,19 @@ def _figures(name: str, inside: Inside) -> dict[str, Any]:
     }
 
 
-def _tally(tally: NodeTally) -> dict[str, Any]:
+def _tally(tally: NodeCounters) -> dict[str, Any]:
     return {
         "runs": tally.runs,
         "failures": tally.failures,
         "active": tally.active,
         "seconds": round(tally.seconds, 6),
-        **tally_times(tally.times),
+        **latency_document(tally.times),
     }
 
 
-def tally_times(times: Sequence[int]) -> dict[str, Any]:
+def latency_document(times: Sequence[int]) -> dict[str, Any]:
     """Return percentiles in milliseconds and the non-empty buckets of a latency histogram."""
-    median, late = (time_quantile(times, part) for part in (0.5, 0.99))
+    median, late = (histogram_quantile(times, part) for part in (0.5, 0.99))
     return {
         "p50": None if median is None else round(median * _MILLISECONDS, 3),
         "p99": None if late is None else round(late * _MILLISECONDS, 3),
@@ -187,7 +187,7 @@ def _sequences(service: object) -> dict[str, Any]:
             "idle_seconds": round(each.idle_seconds, 1),
             "requests": each.requests,
         }
-        for each in live[:MOST_SEQUENCES]
+        for each in live[:MAX_SEQUENCES]
     ]
     return {"sequences": rows, "sequence_count": len(live)}
 
@@ -215,19 +215,19 @@ def _drawing(drawing: Drawing) -> dict[str, Any]:
 
 # Snapshot
 
-MOST_TRACES: Final = 60
-NO_ROWS: Final = -1
+MAX_TRACES: Final = 60
+FRESH_ROWS: Final = -1
 """Value of :attr:`KnownPast.rows` that requests fresh rows."""
 _BATCH_BYTES: Final = 256 * 1024  # Approximate text size of one batch of log lines or failures
 _CLOCK_JUMP_SECONDS: Final = 2.0
 _WATCH_SECONDS: Final = 5.0  # Recording period that a query from a peer worker starts or extends
 
-Part = dict[str, Any]
+Snapshot = dict[str, Any]
 """JSON-compatible document."""
 
 
 @dataclass(slots=True)
-class KnownPast:
+class SnapshotQuery:
     """Query: what the querying worker knows already, and what it wants.
 
     Attributes:
@@ -255,10 +255,10 @@ class KnownPast:
     history: bool = False
 
 
-class OwnPart:
+class LocalSnapshots:
     """Snapshot source of this worker; ``history`` has the totals collected by its aggregator."""
 
-    def __init__(self, plane: DataPlane, past: RecentPast, history: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, plane: DataPlane, past: RecentHistory, history: Iterable[dict[str, Any]]) -> None:
         self._plane = plane
         self._past = past
         self._history = history
@@ -272,9 +272,9 @@ class OwnPart:
         self._rows_number += 1
         self._rows = None
 
-    def tell(self, known: KnownPast, *, is_for_another: bool = False) -> Part:
+    def tell(self, known: SnapshotQuery, *, is_for_another: bool = False) -> Snapshot:
         """Return everything that is newer than the query; ``is_for_another`` marks a query of a peer worker."""
-        if known.rows == NO_ROWS:
+        if known.rows == FRESH_ROWS:
             self._rows = None
         if known.born != self._born:
             # The process was restarted: send everything from the beginning.
@@ -284,7 +284,7 @@ class OwnPart:
             known.trace = None if known.trace is None else ""
         now = time.time()
         readiness = self._plane.readiness()
-        part: Part = {
+        part: Snapshot = {
             "born": self._born,
             "pid": os.getpid(),
             "at": now,
@@ -324,13 +324,13 @@ class OwnPart:
             self._rows = _service_rows(self._plane)
         return self._rows
 
-    def _add_traces(self, part: Part, newest: str, *, is_for_another: bool) -> None:
+    def _add_traces(self, part: Snapshot, newest: str, *, is_for_another: bool) -> None:
         recent = self._plane.traces
         if recent is None:
             return
         if is_for_another:
             recent.watch_for(_WATCH_SECONDS)
-        found = recent.traces(MOST_TRACES)
+        found = recent.traces(MAX_TRACES)
         if found and found[0].trace_id != newest:
             part["traces"] = [each.summary() for each in found]
 

@@ -17,29 +17,29 @@ from urllib.parse import parse_qs
 
 import trio
 
-from ovmstrio.console.aggregator import FAILURES, LINES, MOST_HISTORY, TRACES
+from ovmstrio.console.aggregator import FAILURES, LINES, MAX_HISTORY_SECONDS, TRACES
 from ovmstrio.core.errors import InvalidRequest, Overloaded
-from ovmstrio.core.latency_histogram import no_times, time_quantile
+from ovmstrio.core.latency_histogram import empty_histogram, histogram_quantile
 from ovmstrio.telemetry.logs import LEVELS
-from ovmstrio.transport.http.responses import error_answer, json_answer
+from ovmstrio.transport.http.responses import error_response, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from ovmstrio.console.aggregator import Gathering, MergedPast, Told
-    from ovmstrio.console.snapshot import Part
+    from ovmstrio.console.aggregator import AggregatedSnapshot, ConsoleAggregator, MergedHistory
+    from ovmstrio.console.snapshot import Snapshot
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.event_streams import EventSink
 
 __all__ = [
-    "MOST_VIEWERS",
+    "MAX_VIEWERS",
     "FrameMaker",
-    "Viewers",
-    "Wishes",
-    "error_event",
-    "event",
-    "stream",
-    "told_failures",
+    "StreamCounter",
+    "StreamFilter",
+    "encode_error_event",
+    "encode_event",
+    "failure_entries",
+    "send_events",
 ]
 
 # Frames
@@ -55,7 +55,7 @@ _Key = tuple[str, str]
 class _Counts:
     requests: int = 0
     errors: int = 0
-    times: list[int] = field(default_factory=no_times)
+    times: list[int] = field(default_factory=empty_histogram)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Frame:
 class FrameMaker:
     """Maker of the frames that all viewers share."""
 
-    def __init__(self, plane: DataPlane, gathering: Gathering) -> None:
+    def __init__(self, plane: DataPlane, gathering: ConsoleAggregator) -> None:
         self._plane = plane
         self._gathering = gathering
         self._frame: _Frame | None = None
@@ -130,21 +130,25 @@ class FrameMaker:
         number = 1 if self._frame is None else self._frame.number + (2 if is_first else 1)
         return _Frame(number, totals, services, rows)
 
-    def _take_history(self, parts: Iterable[Part], now: float) -> None:
+    def _take_history(self, parts: Iterable[Snapshot], now: float) -> None:
         """Start with the history that viewers of other workers have seen."""
         known = sorted((each for part in parts for each in part.get("history", ())), key=lambda each: each["at"])
-        seconds = {int(each["at"]): each for each in known if now - MOST_HISTORY * _INTERVAL_SECONDS < each["at"] < now}
+        seconds = {
+            int(each["at"]): each for each in known if now - MAX_HISTORY_SECONDS * _INTERVAL_SECONDS < each["at"] < now
+        }
         self._history.clear()
         self._history.extend(seconds.values())
 
-    def _changed_rows(self, snapshot: Told) -> dict[str, dict[str, Any] | None]:
+    def _changed_rows(self, snapshot: AggregatedSnapshot) -> dict[str, dict[str, Any] | None]:
         rows, before = snapshot.rows, self._rows
         self._rows = rows
         changed: dict[str, dict[str, Any] | None] = {name: row for name, row in rows.items() if before.get(name) != row}
         changed |= dict.fromkeys(before.keys() - rows.keys())
         return changed
 
-    def _count(self, snapshot: Told, now: float, *, is_first: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    def _count(
+        self, snapshot: AggregatedSnapshot, now: float, *, is_first: bool
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         windows: dict[str, _Window] = {}
         totals = _Window()
         in_flight: Counter[str] = Counter()
@@ -167,7 +171,7 @@ class FrameMaker:
         return changed, figures
 
     def _count_part(
-        self, worker: int, part: Part, now: float, windows: dict[str, _Window]
+        self, worker: int, part: Snapshot, now: float, windows: dict[str, _Window]
     ) -> tuple[_Window, float | None]:
         """Count the new calls of a worker; return its counts and its CPU use in cores."""
         process = self._processes.get(worker)
@@ -232,7 +236,7 @@ class _Window:
     def figures(self) -> dict[str, Any]:
         figures: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
         for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            found = None if self._times is None else time_quantile(self._times, part)
+            found = None if self._times is None else histogram_quantile(self._times, part)
             figures[name] = None if found is None else round(found * 1e3, 3)
         return figures
 
@@ -254,13 +258,13 @@ _NOT_IN_HISTORY: Final = frozenset({"workers", "silent"})  # Totals that are not
 
 # Event stream
 
-MOST_VIEWERS: Final = 100
+MAX_VIEWERS: Final = 100
 """Maximum number of streams: each stream is encoded separately."""
 _KEEPALIVE_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class StreamFilter:
     """Subscription: node figures of a service, log lines from a level on (0: none), failures, traces."""
 
     service: str = ""
@@ -269,7 +273,7 @@ class Wishes:
     traces: bool = False
 
     @classmethod
-    def read(cls, query: str) -> Wishes:
+    def read(cls, query: str) -> StreamFilter:
         """Parse the query string; raise ``InvalidRequest`` for an unknown log level."""
         parameters = parse_qs(query)
         level = parameters.get("log", [""])[-1].upper()
@@ -279,7 +283,7 @@ class Wishes:
         return cls(parameters.get("service", [""])[-1], LEVELS.get(level, 0), failures, traces)
 
 
-class Viewers:
+class StreamCounter:
     """Counter of open streams."""
 
     def __init__(self) -> None:
@@ -288,8 +292,8 @@ class Viewers:
     @contextmanager
     def one(self) -> Iterator[None]:
         """Count a stream within the block; raise ``Overloaded`` at the maximum."""
-        if self._count >= MOST_VIEWERS:
-            raise Overloaded(f"console: limit of {MOST_VIEWERS} viewers reached")
+        if self._count >= MAX_VIEWERS:
+            raise Overloaded(f"console: limit of {MAX_VIEWERS} viewers reached")
         self._count += 1
         try:
             yield
@@ -297,11 +301,11 @@ class Viewers:
             self._count -= 1
 
 
-async def stream(
+async def send_events(
     plane: DataPlane,
     frames: FrameMaker,
-    gathering: Gathering,
-    wishes: Wishes,
+    gathering: ConsoleAggregator,
+    wishes: StreamFilter,
     events: EventSink,
     *,
     still_may: Callable[[], Awaitable[bool]],
@@ -320,13 +324,13 @@ async def stream(
             shows_bodies = await still_may()
             await viewer.tell(events, await frames.frame(), shows_bodies=shows_bodies)
             if plane.is_draining:
-                await events.send(event("end", {"reason": plane.readiness().reason}))
+                await events.send(encode_event("end", {"reason": plane.readiness().reason}))
                 return
             await _next_second(plane)
 
 
 class _Viewer:
-    def __init__(self, frames: FrameMaker, gathering: Gathering, wishes: Wishes) -> None:
+    def __init__(self, frames: FrameMaker, gathering: ConsoleAggregator, wishes: StreamFilter) -> None:
         self._frames = frames
         self._gathering = gathering
         self._filter = wishes
@@ -349,21 +353,21 @@ class _Viewer:
             self._frame = frame.number
         if self._filter.service:
             nodes = self._gathering.nodes(self._filter.service)
-            data += event("nodes", {"service": self._filter.service, **nodes}) if nodes else b""
+            data += encode_event("nodes", {"service": self._filter.service, **nodes}) if nodes else b""
         return data
 
     def _past(self, *, shows_bodies: bool) -> bytes:
         past, wanted, data = self._gathering.past, self._filter, b""
-        if wanted.failures and (failures := told_failures(past, self._failure, shows_bodies=shows_bodies)):
+        if wanted.failures and (failures := failure_entries(past, self._failure, shows_bodies=shows_bodies)):
             self._failure = failures[-1]["number"]
-            data += event("failures", failures)
+            data += encode_event("failures", failures)
         if wanted.log and (lines := past.lines.since(self._line)):
             self._line = lines[-1]["number"]
             entries = _log_entries(each for each in lines if each["level"] >= wanted.log)
-            data += event("log", entries) if entries else b""
+            data += encode_event("log", entries) if entries else b""
         if wanted.traces and past.traces and past.traces_number != self._traces:
             self._traces = past.traces_number
-            data += event("traces", past.traces)
+            data += encode_event("traces", past.traces)
         return data
 
 
@@ -383,7 +387,7 @@ def _full_event(frames: FrameMaker, frame: _Frame) -> bytes:
         "totals": frame.totals,
         "history": frames.history,
     }
-    return event("whole", document)
+    return encode_event("whole", document)
 
 
 def _delta_event(frame: _Frame) -> bytes:
@@ -392,24 +396,24 @@ def _delta_event(frame: _Frame) -> bytes:
         document["services"] = frame.services
     if frame.rows:
         document["rows"] = frame.rows
-    return event("frame", document)
+    return encode_event("frame", document)
 
 
 def _log_entries(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "level": logging.getLevelName(each["level"])} for each in lines]
 
 
-def told_failures(past: MergedPast, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
+def failure_entries(past: MergedHistory, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
     """Return the kept failed calls after a number; ``shows_bodies`` keeps the request bodies."""
     hidden = {} if shows_bodies else {"body": ""}
     return [{**each, **hidden} for each in past.failures.since(number)]
 
 
-def event(name: str, data: Any) -> bytes:
+def encode_event(name: str, data: Any) -> bytes:
     """Encode an event; text with lone surrogates is allowed."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), json_answer(data).content)
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), json_response(data).content)
 
 
-def error_event(error: Exception) -> bytes:
+def encode_error_event(error: Exception) -> bytes:
     """Encode an error as the last event."""
-    return b"event: error\ndata: %b\n\n" % error_answer(error).content
+    return b"event: error\ndata: %b\n\n" % error_response(error).content

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
-    "NO_SCOPE",
-    "OVER_LIMIT",
-    "Allowance",
+    "MISSING_SCOPE_REASON",
+    "OVER_LIMIT_REASON",
     "Caller",
-    "Need",
+    "Permission",
+    "Quota",
     "Scopes",
-    "allowance_of_caller",
+    "check_current_caller",
     "current_caller",
     "current_certificate",
-    "demand_of_caller",
-    "leave_caller",
+    "current_quota",
+    "release_caller",
 ]
 
 _MAX_VERDICTS: Final = 1024
@@ -39,14 +39,14 @@ _INFER: Final = "infer:"
 _WILDCARDS: Final = frozenset("*?[")
 _BRACKETS: Final = frozenset("?[")
 
-NO_SCOPE: Final = "scope"
+MISSING_SCOPE_REASON: Final = "scope"
 """Metric label for missing scopes."""
 
-OVER_LIMIT: Final = "limit"
+OVER_LIMIT_REASON: Final = "limit"
 """Metric label for exceeded quotas."""
 
 
-class Need(Enum):
+class Permission(Enum):
     """Permission that a request needs."""
 
     NOTHING = auto()
@@ -129,10 +129,10 @@ class Scopes:
         return (*(f"{_INFER}{pattern}" for pattern in self.infer), *flags)
 
 
-EVERYTHING: Final = Scopes(("*",), read=True, metrics=True, admin=True)
+ALL_SCOPES: Final = Scopes(("*",), read=True, metrics=True, admin=True)
 
 
-class Allowance(Protocol):
+class Quota(Protocol):
     """Quota of a caller."""
 
     def take(self) -> None:
@@ -161,7 +161,7 @@ class Caller:
     name: str
     proof: str
     scopes: Scopes
-    allowance: Allowance | None = None
+    allowance: Quota | None = None
     _pattern: re.Pattern[str] | None = field(init=False, repr=False)
     _verdicts: dict[str, bool] = field(init=False, repr=False, default_factory=dict)
 
@@ -180,7 +180,7 @@ class Caller:
             self._verdicts[service] = known
         return known
 
-    def demand(self, need: Need, service: str = "") -> None:
+    def demand(self, need: Permission, service: str = "") -> None:
         """Check a permission.
 
         Args:
@@ -190,10 +190,10 @@ class Caller:
         Raises:
             MissingScope: the permission is missing.
         """
-        if need is Need.INFER or need is Need.GENERATE:
+        if need is Permission.INFER or need is Permission.GENERATE:
             if self.may_infer(service):
                 return
-        elif _is_met(need, self.scopes) or (need is Need.ABOUT and self.may_infer(service)):
+        elif _is_met(need, self.scopes) or (need is Permission.ABOUT and self.may_infer(service)):
             return
         raise MissingScope(self.name, _scope_of(need, service))
 
@@ -218,22 +218,22 @@ class Caller:
             self.allowance.give_back()
 
 
-def _is_met(need: Need, scopes: Scopes) -> bool:
+def _is_met(need: Permission, scopes: Scopes) -> bool:
     match need:
-        case Need.NOTHING | Need.CALLER:
+        case Permission.NOTHING | Permission.CALLER:
             return True
-        case Need.READ | Need.ABOUT:
+        case Permission.READ | Permission.ABOUT:
             return scopes.read or scopes.admin
-        case Need.METRICS:
+        case Permission.METRICS:
             return scopes.metrics
         case _:
-            return need is Need.ADMIN and scopes.admin
+            return need is Permission.ADMIN and scopes.admin
 
 
-def _scope_of(need: Need, service: str) -> str:
-    if need in {Need.INFER, Need.GENERATE}:
+def _scope_of(need: Permission, service: str) -> str:
+    if need in {Permission.INFER, Permission.GENERATE}:
         return f"{_INFER}{service or '*'}"
-    return "read" if need is Need.ABOUT else need.name.lower()
+    return "read" if need is Permission.ABOUT else need.name.lower()
 
 
 current_caller: Final[ContextVar[Caller | None]] = ContextVar("current_caller", default=None)
@@ -243,7 +243,7 @@ current_certificate: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("c
 """Verified client certificate of the running task's connection."""
 
 
-def demand_of_caller(need: Need, service: str = "") -> None:
+def check_current_caller(need: Permission, service: str = "") -> None:
     """Check a permission of the running task's caller.
 
     Raises:
@@ -256,13 +256,13 @@ def demand_of_caller(need: Need, service: str = "") -> None:
     caller.demand(need, service)
 
 
-def allowance_of_caller() -> Allowance | None:
+def current_quota() -> Quota | None:
     """Return the quota of the running task's caller; None for unlimited."""
     caller = current_caller.get()
     return None if caller is None else caller.allowance
 
 
-def leave_caller() -> None:
+def release_caller() -> None:
     """End the request of the running task's caller, if there is one."""
     caller = current_caller.get()
     if caller is not None:

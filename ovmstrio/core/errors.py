@@ -64,11 +64,11 @@ __all__ = [
     "AlreadyExists",
     "CallerLimited",
     "ConfigError",
-    "ContextExceeded",
+    "ContextLengthExceeded",
     "CustomNodeFailure",
     "DeadlineExceeded",
+    "ErrorList",
     "FailedPrecondition",
-    "Gathered",
     "GraphFailure",
     "InvalidField",
     "InvalidRequest",
@@ -102,8 +102,8 @@ __all__ = [
     "VersionMissing",
     "VersionRetired",
     "VersionsFailure",
+    "add_error",
     "http_status_of",
-    "noted",
 ]
 
 
@@ -156,7 +156,7 @@ class InvalidField(InvalidRequest):
         return made
 
 
-class ContextExceeded(InvalidField):
+class ContextLengthExceeded(InvalidField):
     """Prompt and completion together exceed the context length."""
 
     def __init__(self, message: str, *, field: str = "", code: str = "context_length_exceeded", got: str = "") -> None:
@@ -401,7 +401,7 @@ MAX_ERRORS: Final = 32
 """Number of errors after which parsing of a request stops: a list of 16,000 invalid items makes no 16,000 errors."""
 
 
-class Gathered:
+class ErrorList:
     """Collector of the errors of one request.
 
     Each part is parsed in its own ``with`` block, which ends where the part is invalid.  The error that reaches
@@ -468,9 +468,9 @@ class Gathered:
             raise self.error()
 
 
-def noted(wrong: Gathered | None, error: InvalidRequest) -> Gathered:
+def add_error(wrong: ErrorList | None, error: InvalidRequest) -> ErrorList:
     """Add an error to a collector that is created on the first error only."""
-    wrong = wrong or Gathered()
+    wrong = wrong or ErrorList()
     wrong.add(error)
     return wrong
 

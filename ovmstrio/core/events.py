@@ -20,25 +20,25 @@ from ovmstrio.core.tracing import Span
 __all__ = [
     "CANCELLED",
     "OK",
-    "QUESTIONS",
+    "QUERY_METHODS",
+    "ApiInterface",
     "CallEvent",
     "CallObserver",
-    "Door",
+    "CurrentRequest",
     "Interface",
-    "RequestInHand",
     "RequestObserver",
-    "Step",
+    "StreamProgress",
     "WireProtocol",
     "WireRequest",
-    "all_of",
     "current_event",
     "current_request",
     "current_wire_request",
     "is_over_tls",
-    "keep_body",
-    "kept_body_bytes",
-    "note_failure",
-    "say_nothing_else",
+    "observer_group",
+    "record_body",
+    "recorded_body_bytes",
+    "set_failure",
+    "unchanged",
 ]
 
 Interface = Literal["gRPC", "REST"]
@@ -47,17 +47,17 @@ WireProtocol = Literal["gRPC", "HTTP"]
 OK: Final = "OK"
 CANCELLED: Final = "Cancelled"
 
-QUESTIONS: Final = frozenset({"ModelMetadata", "ModelReady", "GetModelMetadata", "GetModelStatus"})
+QUERY_METHODS: Final = frozenset({"ModelMetadata", "ModelReady", "GetModelMetadata", "GetModelStatus"})
 """Methods that query a service; all other methods run it."""
 
 
-def say_nothing_else(error: ServerError, _method: str) -> ServerError:
+def unchanged(error: ServerError, _method: str) -> ServerError:
     """Return the error unchanged."""
     return error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Door:
+class ApiInterface:
     """API and transport of a call, with the API's method names.
 
     ``words`` maps a lookup error and the method name to the API's own error text.  Compared by identity, as calls are
@@ -71,7 +71,7 @@ class Door:
     metadata: str = ""
     ready: str = ""
     status: str = ""
-    words: Callable[[ServerError, str], ServerError] = say_nothing_else
+    words: Callable[[ServerError, str], ServerError] = unchanged
 
 
 class WireRequest:
@@ -83,7 +83,7 @@ class WireRequest:
         started: ``time.perf_counter`` time.
         status: gRPC or HTTP status; -1 while running and for clients that disconnected.
         is_stream: whether the request may contain several messages, each a call.
-        body: start of the body or of the last message, up to :data:`kept_body_bytes`.
+        body: start of the body or of the last message, up to :data:`recorded_body_bytes`.
         received: received body bytes or messages.
         sent: sent body bytes or messages.
         event: the last call of the request; None for unknown services and after the end was reported (a call refers to
@@ -137,7 +137,7 @@ class WireRequest:
 
     @property
     def told(self) -> WireRequest:
-        """As :class:`RequestInHand`."""
+        """As :class:`CurrentRequest`."""
         return self
 
     def header(self, name: str) -> str:
@@ -148,7 +148,7 @@ class WireRequest:
         return ""
 
 
-class Step(Enum):
+class StreamProgress(Enum):
     """Progress of a stream call."""
 
     ACCEPTED = "accepted"
@@ -182,7 +182,7 @@ class CallEvent:
     name: str
     version: str
     kind: str
-    door: Door
+    door: ApiInterface
     method: str
     request_id: str = ""
     received: int = 0
@@ -216,7 +216,7 @@ class CallObserver(Protocol):
         """Handle the start of a call."""
         del event
 
-    def call_moved(self, event: CallEvent, step: Step) -> None:
+    def call_moved(self, event: CallEvent, step: StreamProgress) -> None:
         """Handle progress of a stream call."""
         del event, step
 
@@ -229,7 +229,7 @@ class CallObserver(Protocol):
         del event
 
 
-class RequestInHand(Protocol):
+class CurrentRequest(Protocol):
     """The request of a task.
 
     Attributes:
@@ -271,20 +271,20 @@ class _ObserverGroup:
             observer.request_ended(request)
 
 
-def all_of(observers: Sequence[RequestObserver]) -> RequestObserver | None:
+def observer_group(observers: Sequence[RequestObserver]) -> RequestObserver | None:
     """Return one observer for several; None for none."""
     if len(observers) > 1:
         return _ObserverGroup(observers)
     return observers[0] if observers else None
 
 
-kept_body_bytes: Final[ContextVar[int]] = ContextVar("kept_body_bytes", default=0)
+recorded_body_bytes: Final[ContextVar[int]] = ContextVar("recorded_body_bytes", default=0)
 """Bytes of request bodies that are kept for observers; 0 for none."""
 
 is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
 """Whether the connection of the running task is encrypted."""
 
-current_request: Final[ContextVar[RequestInHand | None]] = ContextVar("current_request", default=None)
+current_request: Final[ContextVar[CurrentRequest | None]] = ContextVar("current_request", default=None)
 """The request of the running task; None without a request, or without HTTP request observers."""
 
 
@@ -294,14 +294,14 @@ def current_wire_request() -> WireRequest | None:
     return None if request is None else request.told
 
 
-def note_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
+def set_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
     """Add the reason, error code or failed node to the running call's event."""
     event = current_event.get()
     if event is not None:
         event.reason, event.code, event.node = reason or event.reason, code or event.code, node or event.node
 
 
-def keep_body(data: bytes | memoryview, most: int) -> None:
+def record_body(data: bytes | memoryview, most: int) -> None:
     """Keep the first ``most`` bytes of the request body for observers."""
     request = current_wire_request()
     if request is not None:

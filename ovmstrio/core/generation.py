@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from ovmstrio.core.errors import ContextExceeded, InvalidField
+from ovmstrio.core.errors import ContextLengthExceeded, InvalidField
 from ovmstrio.core.service import Service
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 
@@ -25,19 +25,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    "CallDelta",
     "Conversation",
     "Embedder",
     "Embeddings",
     "Finish",
     "Generation",
+    "GenerationChunk",
     "GenerationLimits",
     "GenerationRequest",
     "GenerativeService",
     "Grammar",
     "GrammarKind",
     "Padding",
-    "Piece",
     "Prompt",
     "Reranker",
     "Sampling",
@@ -48,6 +47,7 @@ __all__ = [
     "TokenLogprob",
     "TokenRow",
     "Tokenizer",
+    "ToolCallDelta",
     "prompt_too_long",
 ]
 
@@ -210,7 +210,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelta:
+class ToolCallDelta:
     """One part of a tool call: the first part has ``id`` and ``name``, ``arguments`` are appended."""
 
     index: int
@@ -220,7 +220,7 @@ class CallDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class GenerationChunk:
     """Output of completion ``index`` since the previous piece; the last piece has a ``finish``.
 
     ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
@@ -230,7 +230,7 @@ class Piece:
     index: int = 0
     text: str = ""
     reasoning: str = ""
-    calls: tuple[CallDelta, ...] = ()
+    calls: tuple[ToolCallDelta, ...] = ()
     tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
@@ -248,7 +248,7 @@ class Generation(Protocol):
     def cached_tokens(self) -> int:
         """Number of prompt tokens found in the prefix cache, as far as known."""
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         """Iterate over pieces until each completion has finished.
 
         Pending pieces are joined, so that a slow reader buffers no more than its own response.
@@ -290,7 +290,7 @@ def prompt_too_long(limits: GenerationLimits, field: str, characters: int) -> In
         return InvalidField(message, field=field, got=str(characters))
     most = f"This model's maximum context length is {limits.context_length} tokens"
     tokens = characters * limits.context_length // limits.max_characters
-    return ContextExceeded(
+    return ContextLengthExceeded(
         f"{most}, and {field} has at least {characters} characters, which are at least {tokens} tokens", field=field
     )
 

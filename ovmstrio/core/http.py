@@ -9,18 +9,26 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from ovmstrio.core.connection import UNKNOWN_PEER, ClientAddress, Peer
 from ovmstrio.util.buffers import PiecedMessage
 
-__all__ = ["BODILESS", "WHOLE_BODIES", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
+__all__ = [
+    "COMPLETE_BODY_TYPES",
+    "STATUSES_WITHOUT_BODY",
+    "AfterResponse",
+    "ByteStream",
+    "Headers",
+    "HttpAnswer",
+    "HttpRequest",
+]
 
 Headers = tuple[tuple[str, str], ...]
 """Ordered lower-case names and values; names may repeat."""
 
-Callback = Callable[[], Any]
+AfterResponse = Callable[[], Any]
 """Runs after the response."""
 
-BODILESS: Final = frozenset({204, 304})
+STATUSES_WITHOUT_BODY: Final = frozenset({204, 304})
 """Statuses without a body."""
 
-WHOLE_BODIES: Final = (bytes, PiecedMessage)
+COMPLETE_BODY_TYPES: Final = (bytes, PiecedMessage)
 """Body types that are not streams; a tuple, as ``isinstance`` on a union is slower and runs for every response."""
 
 
@@ -91,7 +99,7 @@ class HttpAnswer:
     status: int
     headers: Headers = ()
     body: bytes | PiecedMessage | ByteStream = b""
-    after: tuple[Callback, ...] = ()
+    after: tuple[AfterResponse, ...] = ()
 
     @property
     def content(self) -> bytes:
@@ -106,16 +114,16 @@ class HttpAnswer:
     def stream(self) -> ByteStream | None:
         """The streamed body; None for a complete one."""
         body = self.body
-        return None if type(body) is bytes or isinstance(body, WHOLE_BODIES) else body
+        return None if type(body) is bytes or isinstance(body, COMPLETE_BODY_TYPES) else body
 
     @property
     def size(self) -> int:
         """Size of the complete body in bytes; raises TypeError if the body is a stream."""
-        if isinstance(self.body, WHOLE_BODIES):
+        if isinstance(self.body, COMPLETE_BODY_TYPES):
             return len(self.body)
         raise TypeError("the body is a stream")
 
-    def followed_by(self, callback: Callback) -> HttpAnswer:
+    def followed_by(self, callback: AfterResponse) -> HttpAnswer:
         """Return the response with one more callback."""
         return replace(self, after=(*self.after, callback))
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TIME_BOUNDS", "no_times", "time_quantile"]
+__all__ = ["HISTOGRAM_BOUNDS", "empty_histogram", "histogram_quantile"]
 
-TIME_BOUNDS: Final = tuple(10 ** (step / 6 - 5) for step in range(43))
+HISTOGRAM_BOUNDS: Final = tuple(10 ** (step / 6 - 5) for step in range(43))
 """Upper bounds in seconds: six per decade, from 10 us to 100 s."""
 
 
-def no_times() -> list[int]:
+def empty_histogram() -> list[int]:
     """Return empty counts: one bucket per bound and one above."""
-    return [0] * (len(TIME_BOUNDS) + 1)
+    return [0] * (len(HISTOGRAM_BOUNDS) + 1)
 
 
-def time_quantile(times: Sequence[int], part: float) -> float | None:
+def histogram_quantile(times: Sequence[int], part: float) -> float | None:
     """Return the quantile ``part`` in seconds, interpolated within its bucket; None without data.
 
     Above the last bound the result is that bound.
@@ -28,9 +28,9 @@ def time_quantile(times: Sequence[int], part: float) -> float | None:
         return None
     for index, number in enumerate(times):
         if number and below + number >= rank:
-            if index == len(TIME_BOUNDS):
+            if index == len(HISTOGRAM_BOUNDS):
                 break
-            lower = TIME_BOUNDS[index - 1] if index else 0.0
-            return lower + (TIME_BOUNDS[index] - lower) * (rank - below) / number
+            lower = HISTOGRAM_BOUNDS[index - 1] if index else 0.0
+            return lower + (HISTOGRAM_BOUNDS[index] - lower) * (rank - below) / number
         below += number
-    return TIME_BOUNDS[-1]
+    return HISTOGRAM_BOUNDS[-1]

@@ -9,14 +9,14 @@ from ovmstrio.core.errors import TooManyRequests
 
 __all__ = [
     "NO_LIMIT",
-    "CallPlace",
+    "AdmissionTicket",
     "ConcurrencyLimit",
     "Limit",
     "LocalLimit",
-    "current_place",
-    "leave_place",
-    "local_limit",
-    "refuse_more",
+    "current_ticket",
+    "make_local_limit",
+    "release_current_ticket",
+    "too_many_requests",
 ]
 
 
@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 NO_LIMIT: Final = Limit()
 
 
-class CallPlace(Protocol):
+class AdmissionTicket(Protocol):
     """Admission ticket of a running call."""
 
     @property
@@ -51,15 +51,15 @@ class CallPlace(Protocol):
         """Release the ticket; idempotent."""
 
 
-def leave_place() -> None:
+def release_current_ticket() -> None:
     """Release the ticket of the running task's call, if there is one."""
-    place = current_place.get()
+    place = current_ticket.get()
     if place is not None:
-        current_place.set(None)
+        current_ticket.set(None)
         place.release()
 
 
-current_place: Final[ContextVar[CallPlace | None]] = ContextVar("current_place", default=None)
+current_ticket: Final[ContextVar[AdmissionTicket | None]] = ContextVar("current_ticket", default=None)
 """Ticket of the running task's call, if it was admitted before its body was read."""
 
 
@@ -77,7 +77,7 @@ class ConcurrencyLimit(Protocol):
         """Count a finished request."""
 
 
-def refuse_more(maximum: int) -> TooManyRequests:
+def too_many_requests(maximum: int) -> TooManyRequests:
     """Return the error for a request above the limit."""
     return TooManyRequests(f"{maximum} requests are in flight already, which is max_concurrency; try again later")
 
@@ -92,7 +92,7 @@ class LocalLimit:
     def take(self) -> None:
         """Count a started request; raises TooManyRequests if the limit is reached."""
         if self.maximum and self.in_flight >= self.maximum:
-            raise refuse_more(self.maximum)
+            raise too_many_requests(self.maximum)
         self.in_flight += 1
 
     def give_back(self) -> None:
@@ -100,7 +100,7 @@ class LocalLimit:
         self.in_flight -= 1
 
 
-def local_limit(maximum: int, name: str) -> LocalLimit | None:
+def make_local_limit(maximum: int, name: str) -> LocalLimit | None:
     """Return the limit of a project served by one process; None if unlimited."""
     del name
     return LocalLimit(maximum) if maximum else None

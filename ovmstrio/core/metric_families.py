@@ -21,9 +21,9 @@ __all__ = [
     "FAMILIES",
     "LOOP_DELAY",
     "OWN_FAMILIES",
-    "READ_FAMILIES",
+    "SCRAPED_FAMILIES",
     "Family",
-    "families_like",
+    "matching_families",
 ]
 
 _REQUEST = ("name", "version", "api", "method", "interface")
@@ -160,7 +160,7 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
 
 LOOP_DELAY: Final = "ovmstrio_event_loop_delay_seconds"
 
-READ_FAMILIES: Final = frozenset(
+SCRAPED_FAMILIES: Final = frozenset(
     {
         LOOP_DELAY,
         "ovmstrio_batch_queued_requests",
@@ -178,7 +178,7 @@ READ_FAMILIES: Final = frozenset(
 """Families whose values are read at scrape time."""
 
 
-def families_like(patterns: Iterable[str]) -> tuple[str, ...]:
+def matching_families(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return the names of all families that match a glob pattern."""
     patterns = tuple(patterns)
     return tuple(name for name in (*FAMILIES, *OWN_FAMILIES) if any(fnmatchcase(name, each) for each in patterns))

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
 from ovmstrio.core.service import Service
 
-__all__ = ["Documents", "PayloadDocument", "PayloadService", "TextApi"]
+__all__ = ["DocumentStream", "RawDocument", "RawHttpService", "TextApiAdapter"]
 
 
-class PayloadDocument(NamedTuple):
+class RawDocument(NamedTuple):
     """A response body, or a part of a streamed one, with its content type."""
 
     data: bytes
     media_type: str
 
 
-class Documents(Protocol):
+class DocumentStream(Protocol):
     """Response documents of a service."""
 
-    async def receive(self) -> PayloadDocument | None:
+    async def receive(self) -> RawDocument | None:
         """Return the next document, or None at the end.
 
         Raises:
@@ -36,14 +36,14 @@ class Documents(Protocol):
         """
 
 
-class PayloadService(Service, Protocol):
+class RawHttpService(Service, Protocol):
     """A service that may accept raw HTTP requests."""
 
     @property
     def takes_payloads(self) -> bool:
         """Whether raw HTTP requests are accepted; constant for the life of the service."""
 
-    def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
+    def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[DocumentStream]:
         """Process a request with a decoded body; ``deadline`` is on trio's clock.
 
         Leaving the block early stops the work.
@@ -54,11 +54,11 @@ class PayloadService(Service, Protocol):
         """
 
 
-class TextApi(Protocol):
+class TextApiAdapter(Protocol):
     """Adapter from text-generation HTTP requests to text models."""
 
     async def answer(
-        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
+        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[RawDocument], Awaitable[None]]
     ) -> None:
         """Answer with one document, or one per event if the body requests a stream.
 

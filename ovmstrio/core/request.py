@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "SEQUENCE_CONTROL",
     "SEQUENCE_ID",
-    "Arrival",
-    "Arrivals",
+    "ArrivalOrder",
+    "ArrivalTicket",
     "Buffer",
     "Contents",
     "InferInput",
@@ -109,7 +109,7 @@ class InferRequest:
     keeps_rows: bool = False
     received: int = 0
     event: CallEvent | None = None
-    arrival: Arrival | None = None
+    arrival: ArrivalTicket | None = None
     most_bytes: float = math.inf
     wants_all_packets: bool = False
 
@@ -183,7 +183,7 @@ _Queue = tuple[str, int]
 """Service name and number of turns taken."""
 
 
-class Arrivals:
+class ArrivalOrder:
     """Order of the received requests of one connection, for services that keep order.
 
     Costs do not depend on the number of requests.
@@ -195,23 +195,23 @@ class Arrivals:
     __slots__ = ("_named", "_unnamed", "waiting")
 
     def __init__(self) -> None:
-        self._unnamed: list[tuple[int, Arrival]] = []
-        self._named: dict[_Queue, list[tuple[int, Arrival]]] = {}
+        self._unnamed: list[tuple[int, ArrivalTicket]] = []
+        self._named: dict[_Queue, list[tuple[int, ArrivalTicket]]] = {}
         self.waiting: dict[_Queue, int] = {}
 
-    def note(self, number: int) -> Arrival:
+    def note(self, number: int) -> ArrivalTicket:
         """Register a received request; the handler must settle it in the end.
 
         Numbers grow with time.  Requests of one read may be registered in any order before any task runs.
         """
-        arrival, unnamed = Arrival(self, number), self._unnamed
+        arrival, unnamed = ArrivalTicket(self, number), self._unnamed
         # Written out, as in other methods here: this runs for every request.
         while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
             heapq.heappop(unnamed)
         heapq.heappush(unnamed, (number, arrival))
         return arrival
 
-    def put(self, arrival: Arrival) -> None:
+    def put(self, arrival: ArrivalTicket) -> None:
         """Add a request to its next queue, after all earlier requests were added."""
         queue = arrival.name, arrival.turns
         named = self._named.get(queue)
@@ -220,7 +220,7 @@ class Arrivals:
         else:
             heapq.heappush(named, (arrival.number, arrival))
 
-    def first(self, queue: _Queue) -> Arrival | None:
+    def first(self, queue: _Queue) -> ArrivalTicket | None:
         """Return the first request of a queue; None while an earlier request may be for the same service."""
         unnamed, named = self._unnamed, self._named.get(queue)
         while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
@@ -233,7 +233,7 @@ class Arrivals:
         number, first = named[0]
         return None if unnamed and unnamed[0][0] < number else first
 
-    def pass_on(self, arrival: Arrival) -> bool:
+    def pass_on(self, arrival: ArrivalTicket) -> bool:
         """Move the request to its next queue if it is first; return whether it was."""
         before = arrival.name, arrival.turns
         if self.first(before) is not arrival:
@@ -248,7 +248,7 @@ class Arrivals:
             self.left(before)
         return True
 
-    async def wait(self, arrival: Arrival) -> None:
+    async def wait(self, arrival: ArrivalTicket) -> None:
         """Wait until a request is the first of its queue."""
         queue = arrival.name, arrival.turns
         arrival.turn = trio.Event()
@@ -270,7 +270,7 @@ class Arrivals:
                 first.turn.set()
 
 
-class Arrival:
+class ArrivalTicket:
     """Position of one request.
 
     Attributes:
@@ -282,7 +282,7 @@ class Arrival:
 
     __slots__ = ("_arrivals", "name", "number", "turn", "turns")
 
-    def __init__(self, arrivals: Arrivals, number: int) -> None:
+    def __init__(self, arrivals: ArrivalOrder, number: int) -> None:
         self._arrivals = arrivals
         self.number = number
         self.name = ""

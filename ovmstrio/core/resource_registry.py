@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import SampledThreads
 
 __all__ = [
-    "Census",
-    "CountedBatches",
-    "CountedProcess",
-    "CountedThreads",
-    "current_census",
+    "BatcherResource",
+    "ProcessResource",
+    "ResourceRegistry",
+    "ThreadPoolResource",
     "current_owner",
+    "current_resource_registry",
     "owned_by",
 ]
 
@@ -31,7 +31,7 @@ current_owner: Final[ContextVar[str]] = ContextVar("current_owner", default="")
 """The service that the running task belongs to; empty for none."""
 
 
-class CountedThreads(Protocol):
+class ThreadPoolResource(Protocol):
     """Thread pool."""
 
     @property
@@ -47,7 +47,7 @@ class CountedThreads(Protocol):
         """Number of abandoned threads that still run."""
 
 
-class CountedBatches(Protocol):
+class BatcherResource(Protocol):
     """Batcher."""
 
     @property
@@ -55,7 +55,7 @@ class CountedBatches(Protocol):
         """Number of requests queued for a batch."""
 
 
-class CountedProcess(Protocol):
+class ProcessResource(Protocol):
     """Worker process."""
 
     @property
@@ -66,7 +66,7 @@ class CountedProcess(Protocol):
         """Sample the process's threads; see ``WorkerProcess.sample``."""
 
 
-class Census:
+class ResourceRegistry:
     """Thread pools, processes and batchers of one event loop, by service.
 
     The event loop writes; any thread may read.
@@ -77,12 +77,12 @@ class Census:
 
     def __init__(self) -> None:
         self.ended: Counter[str] = Counter()
-        self._pools: dict[CountedThreads, str] = {}
-        self._processes: dict[CountedProcess, str] = {}
-        self._batches: dict[CountedBatches, str] = {}
+        self._pools: dict[ThreadPoolResource, str] = {}
+        self._processes: dict[ProcessResource, str] = {}
+        self._batches: dict[BatcherResource, str] = {}
 
     @contextmanager
-    def threads(self, pool: CountedThreads, owner: str) -> Iterator[None]:
+    def threads(self, pool: ThreadPoolResource, owner: str) -> Iterator[None]:
         """Register a thread pool within the block."""
         self._pools[pool] = owner
         try:
@@ -91,7 +91,7 @@ class Census:
             del self._pools[pool]
 
     @contextmanager
-    def process(self, process: CountedProcess, owner: str) -> Iterator[None]:
+    def process(self, process: ProcessResource, owner: str) -> Iterator[None]:
         """Register a process within the block."""
         self._processes[process] = owner
         self.ended[owner] += 0
@@ -101,7 +101,7 @@ class Census:
             del self._processes[process]
 
     @contextmanager
-    def batcher(self, batches: CountedBatches, owner: str) -> Iterator[None]:
+    def batcher(self, batches: BatcherResource, owner: str) -> Iterator[None]:
         """Register a batcher within the block."""
         self._batches[batches] = owner
         try:
@@ -109,15 +109,15 @@ class Census:
         finally:
             del self._batches[batches]
 
-    def batches(self) -> list[tuple[str, CountedBatches]]:
+    def batches(self) -> list[tuple[str, BatcherResource]]:
         """Return batchers with their services; thread-safe."""
         return [(owner, batches) for batches, owner in tuple(self._batches.items())]
 
-    def pools(self) -> list[tuple[str, CountedThreads]]:
+    def pools(self) -> list[tuple[str, ThreadPoolResource]]:
         """Return thread pools with their services; thread-safe."""
         return [(owner, pool) for pool, owner in tuple(self._pools.items())]
 
-    def processes(self) -> list[tuple[str, CountedProcess]]:
+    def processes(self) -> list[tuple[str, ProcessResource]]:
         """Return processes with their services; thread-safe."""
         return [(owner, process) for process, owner in tuple(self._processes.items())]
 
@@ -132,14 +132,14 @@ def owned_by(service: str) -> Iterator[None]:
         current_owner.reset(token)
 
 
-_registry: Final = trio.lowlevel.RunVar[Census]("census")
+_registry: Final = trio.lowlevel.RunVar[ResourceRegistry]("census")
 
 
-def current_census() -> Census:
+def current_resource_registry() -> ResourceRegistry:
     """Return the registry of this event loop."""
     try:
         return _registry.get()
     except LookupError:
-        made = Census()
+        made = ResourceRegistry()
         _registry.set(made)
         return made

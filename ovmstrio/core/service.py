@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
-from ovmstrio.core.latency_histogram import TIME_BOUNDS, no_times
+from ovmstrio.core.latency_histogram import HISTOGRAM_BOUNDS, empty_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from ovmstrio.util.drawing import Drawing
 
 __all__ = [
-    "NOTHING_INSIDE",
-    "CountedService",
+    "NO_INTROSPECTION",
     "GrpcDeclaration",
     "GrpcServices",
     "HttpRoutes",
     "InferStream",
-    "Inside",
+    "Introspection",
     "LayerTime",
     "LayerTimes",
     "LayeredServable",
-    "LeaseServable",
     "LeasedServable",
-    "NodeTally",
+    "LimitedService",
+    "NodeCounters",
     "OrderedService",
     "SampledThreads",
     "SequenceInfo",
     "SequenceServable",
     "Servable",
+    "ServableLookup",
     "Service",
     "StackFrame",
-    "StreamTally",
+    "StreamCounter",
     "StreamingServable",
-    "readiness_may_have_changed",
-    "readiness_reconsidered",
+    "notify_readiness_changed",
+    "on_readiness_changed",
 ]
 
 
@@ -131,7 +131,7 @@ class SequenceInfo:
 
 
 @runtime_checkable
-class CountedService(Protocol):
+class LimitedService(Protocol):
     """A service with its own concurrency limit, checked before request bodies are read."""
 
     @property
@@ -164,7 +164,7 @@ class LeasedServable(Protocol):
         """The leased servable."""
 
 
-class LeaseServable(Protocol):
+class ServableLookup(Protocol):
     """Lookup by which graph and pipeline nodes call other services; implemented by ``Registry.lease``."""
 
     async def __call__(self, name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
@@ -214,13 +214,13 @@ class StreamingServable(Servable, Protocol):
 # Introspection
 
 
-class NodeTally:
+class NodeCounters:
     """Run counters of one node of a service; updated on the event loop only.
 
     Attributes:
         runs: finished runs, including failures.
         seconds: total time of the runs.
-        times: histogram of run times with the bounds of :data:`ovmstrio.core.latency_histogram.TIME_BOUNDS`.
+        times: histogram of run times with the bounds of :data:`ovmstrio.core.latency_histogram.HISTOGRAM_BOUNDS`.
     """
 
     __slots__ = ("_hooks", "active", "failures", "runs", "seconds", "times")
@@ -231,7 +231,7 @@ class NodeTally:
         self.failures = 0
         self.active = 0
         self.seconds = 0.0
-        self.times = no_times()
+        self.times = empty_histogram()
 
     def begin(self) -> float:
         """Count a started run and return its start time."""
@@ -253,7 +253,7 @@ class NodeTally:
         self.active -= 1
         self.runs += 1
         self.seconds += seconds
-        self.times[bisect_left(TIME_BOUNDS, seconds)] += 1
+        self.times[bisect_left(HISTOGRAM_BOUNDS, seconds)] += 1
         return seconds
 
     def left(self) -> None:
@@ -261,7 +261,7 @@ class NodeTally:
         self.active -= 1
 
 
-class StreamTally:
+class StreamCounter:
     """Number of packets that went through one stream."""
 
     __slots__ = ("passed",)
@@ -271,7 +271,7 @@ class StreamTally:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class Introspection:
     """Introspection snapshot of a loaded service.
 
     Attributes:
@@ -284,12 +284,12 @@ class Inside:
 
     drawing: Drawing | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    nodes: Mapping[str, NodeTally] = field(default_factory=dict)
-    streams: Mapping[int, StreamTally] = field(default_factory=dict)
+    nodes: Mapping[str, NodeCounters] = field(default_factory=dict)
+    streams: Mapping[int, StreamCounter] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
 
 
-NOTHING_INSIDE: Final = Inside()
+NO_INTROSPECTION: Final = Introspection()
 
 
 # Raw HTTP payloads
@@ -341,7 +341,7 @@ class LayeredServable(Protocol):
 _readiness_callback: Final[ContextVar[Callable[[], None] | None]] = ContextVar("readiness_callback", default=None)
 
 
-def readiness_may_have_changed() -> None:
+def notify_readiness_changed() -> None:
     """Signal that the readiness of a service may have changed; cheap, on the event loop only."""
     reconsider = _readiness_callback.get()
     if reconsider is not None:
@@ -349,7 +349,7 @@ def readiness_may_have_changed() -> None:
 
 
 @contextmanager
-def readiness_reconsidered(reconsider: Callable[[], None]) -> Iterator[None]:
+def on_readiness_changed(reconsider: Callable[[], None]) -> Iterator[None]:
     """Register the readiness callback for tasks started within the block; it must neither block nor raise."""
     token = _readiness_callback.set(reconsider)
     try:

@@ -12,12 +12,12 @@ from typing import Protocol
 from ovmstrio.core.generation import GenerativeService
 
 __all__ = [
-    "SoundForm",
+    "AudioFormat",
     "Speech",
     "SpeechPart",
     "SpeechRequest",
-    "SpokenSpan",
-    "TextSpeaker",
+    "SpeechSynthesizer",
+    "TimedText",
     "Transcriber",
     "Transcript",
     "TranscriptPart",
@@ -51,7 +51,7 @@ class TranscriptionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenSpan:
+class TimedText:
     """A segment or word with its start and end in seconds."""
 
     start: float
@@ -64,8 +64,8 @@ class TranscriptPart:
     """Transcript since the previous part; segments and words only if requested."""
 
     text: str
-    segments: tuple[SpokenSpan, ...] = ()
-    words: tuple[SpokenSpan, ...] = ()
+    segments: tuple[TimedText, ...] = ()
+    words: tuple[TimedText, ...] = ()
 
 
 class Transcript(Protocol):
@@ -105,7 +105,7 @@ class Transcriber(GenerativeService, Protocol):
         """
 
 
-class SoundForm(Enum):
+class AudioFormat(Enum):
     """Audio formats; values are those of ``response_format``.
 
     ``PCM`` is 16-bit little-endian mono at 24 kHz without header; ``WAV`` has 32-bit floats.
@@ -134,7 +134,7 @@ class SpeechRequest:
     voice: str = ""
     language: str = ""
     speed: float = 1.0
-    form: SoundForm = SoundForm.WAV
+    form: AudioFormat = AudioFormat.WAV
     is_streamed: bool = False
     deadline: float = math.inf
 
@@ -160,7 +160,7 @@ class Speech(Protocol):
         """
 
 
-class TextSpeaker(GenerativeService, Protocol):
+class SpeechSynthesizer(GenerativeService, Protocol):
     """A service with ``Task.TEXT_TO_SPEECH``."""
 
     def speak(self, asked: SpeechRequest) -> AbstractAsyncContextManager[Speech]:

@@ -20,8 +20,8 @@ __all__ = [
     "Array",
     "Datatype",
     "Dim",
-    "MemoryPlace",
     "RawTensor",
+    "SharedMemoryLocation",
     "Tensor",
     "TensorSpec",
     "from_bf16",
@@ -121,7 +121,7 @@ class Tensor:
         return sum(map(len, array.flat)) + _LENGTH_BYTES * array.size if array.dtype.hasobject else array.nbytes
 
 
-class MemoryPlace(NamedTuple):
+class SharedMemoryLocation(NamedTuple):
     """Location of an output in a registered shared-memory region."""
 
     region: str
@@ -149,7 +149,7 @@ class RawTensor:
     datatype: str
     shape: tuple[int, ...]
     data: bytes | bytearray | memoryview
-    place: MemoryPlace | None = None
+    place: SharedMemoryLocation | None = None
 
     @property
     def datatype_name(self) -> str:

@@ -21,10 +21,10 @@ __all__ = [
     "Attributes",
     "Span",
     "SpanKind",
+    "child_span",
+    "client_span",
     "current_span",
-    "part_of_call",
-    "part_of_server",
-    "spans_of_server",
+    "start_root_span",
 ]
 
 SpanKind = Literal["internal", "server", "client"]
@@ -112,7 +112,7 @@ class _NoSpan:
 _NO_SPAN: Final = _NoSpan()
 
 
-def part_of_call(
+def child_span(
     name: str, attributes: Attributes = NO_ATTRIBUTES, kind: SpanKind = "internal"
 ) -> AbstractContextManager[Span | None]:
     """Run the block in a child of the current span, if there is one."""
@@ -120,17 +120,17 @@ def part_of_call(
     return _NO_SPAN if span is None else span.part(name, attributes, kind)
 
 
-BeginTrace = Callable[[str, Attributes], AbstractContextManager[object]]
+StartRootSpan = Callable[[str, Attributes], AbstractContextManager[object]]
 """Starts a root client span and ends it with the block."""
 
-spans_of_server: Final[ContextVar[BeginTrace | None]] = ContextVar("spans_of_server", default=None)
+start_root_span: Final[ContextVar[StartRootSpan | None]] = ContextVar("start_root_span", default=None)
 """Starts spans of the server's own requests; None without tracing."""
 
 
-def part_of_server(name: str, attributes: Attributes) -> AbstractContextManager[object]:
+def client_span(name: str, attributes: Attributes) -> AbstractContextManager[object]:
     """Run the block in a client span: a child of the current span, or a root span."""
     span = current_span.get()
     if span is not None:
         return span.part(name, attributes, "client")
-    begin = spans_of_server.get()
+    begin = start_root_span.get()
     return _NO_SPAN if begin is None else begin(name, attributes)

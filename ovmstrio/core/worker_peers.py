@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Array, RawTensor, Tensor
 
 __all__ = [
-    "NOTHING_ELSEWHERE",
-    "Account",
-    "Bucket",
-    "Elsewhere",
-    "EngineSharing",
+    "NO_PEER_COUNTERS",
+    "CounterRow",
+    "Counters",
+    "EngineDirectory",
+    "ExportedEngine",
     "ForwardedStep",
-    "Ledger",
-    "PartedAnswer",
+    "PeerCounters",
     "SequenceDirectory",
-    "SequenceElsewhere",
+    "SequenceMoved",
     "SequenceOwners",
-    "ShownToOthers",
-    "Siblings",
+    "StreamedResult",
+    "TokenBucketLevel",
+    "WorkerPeers",
 ]
 
 
@@ -48,7 +48,7 @@ class ForwardedStep:
     most_bytes: float
 
 
-class SequenceElsewhere(Exception):
+class SequenceMoved(Exception):
     """The sequence id belongs to another worker; look up its owner again."""
 
 
@@ -103,7 +103,7 @@ class SequenceOwners(Protocol):
 _T = TypeVar("_T")
 
 
-class Siblings(Protocol):
+class WorkerPeers(Protocol):
     """RPC to the other workers of the server."""
 
     row: int
@@ -145,7 +145,7 @@ class Siblings(Protocol):
 # Shared counters
 
 
-class Elsewhere(NamedTuple):
+class PeerCounters(NamedTuple):
     """Counters of other workers: running calls, waiting calls, and the ``time.monotonic`` start of the oldest wait.
 
     ``rows`` are the workers with waiting calls.
@@ -157,43 +157,43 @@ class Elsewhere(NamedTuple):
     rows: tuple[int, ...] = ()
 
 
-NOTHING_ELSEWHERE: Final = Elsewhere()
+NO_PEER_COUNTERS: Final = PeerCounters()
 
 
-class Bucket(NamedTuple):
+class TokenBucketLevel(NamedTuple):
     """Tokens left in a token bucket and the ``time.monotonic`` time of that count; 0 for never."""
 
     tokens: float = 0.0
     filled_at: float = 0.0
 
 
-class Account(Protocol):
+class CounterRow(Protocol):
     """Counter row of one name; readers and writers hold the table's lock."""
 
     @property
     def under_way(self) -> int:
         """Running calls of this worker."""
 
-    def elsewhere(self) -> Elsewhere:
+    def elsewhere(self) -> PeerCounters:
         """Return the counters of other workers."""
 
     def write(self, under_way: int, waiting: int = 0, since: float = math.inf) -> None:
         """Set this worker's counters; reset when the worker exits."""
 
-    def bucket(self, number: int) -> Bucket:
+    def bucket(self, number: int) -> TokenBucketLevel:
         """Read one of two token buckets, which all workers share and which outlive them."""
 
-    def fill(self, number: int, bucket: Bucket) -> None:
+    def fill(self, number: int, bucket: TokenBucketLevel) -> None:
         """Write one of two token buckets."""
 
 
-class Ledger(Protocol):
+class Counters(Protocol):
     """Counter table shared by all workers."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the inter-process lock within the block, which must not wait."""
 
-    def account(self, name: str) -> Account:
+    def account(self, name: str) -> CounterRow:
         """Return the counter row of a name, shared by all workers; raises NotSupported if the table is full."""
 
     def ring(self, rows: tuple[int, ...]) -> None:
@@ -206,10 +206,10 @@ class Ledger(Protocol):
 # Shared text-model engines
 
 
-class PartedAnswer(ABC):
+class StreamedResult(ABC):
     """Streamed RPC response of plain data."""
 
-    def __aiter__(self) -> PartedAnswer:
+    def __aiter__(self) -> StreamedResult:
         return self
 
     @abstractmethod
@@ -221,7 +221,7 @@ class PartedAnswer(ABC):
         """Release the stream; called once."""
 
 
-class ShownToOthers(Protocol):
+class ExportedEngine(Protocol):
     """Engine that other workers call."""
 
     async def call(self, row: int, value: Any) -> Any:
@@ -231,7 +231,7 @@ class ShownToOthers(Protocol):
             ServerError: there is no engine now.
         """
 
-    async def listen(self, row: int) -> PartedAnswer:
+    async def listen(self, row: int) -> StreamedResult:
         """Return the output stream for another worker's requests, once the engine is loaded.
 
         Raises:
@@ -242,7 +242,7 @@ class ShownToOthers(Protocol):
         """Reject new requests of other workers and wait for the running ones."""
 
 
-class EngineSharing(Protocol):
+class EngineDirectory(Protocol):
     """Access to the engines of all workers."""
 
     row: int
@@ -251,7 +251,7 @@ class EngineSharing(Protocol):
     def owner(self, name: str) -> int | None:
         """Return the worker that owns a model's engine; None if this worker does."""
 
-    def shown(self, key: str, engine: ShownToOthers) -> AbstractContextManager[None]:
+    def shown(self, key: str, engine: ExportedEngine) -> AbstractContextManager[None]:
         """Export an engine to other workers within the block, under a key that all workers compute."""
 
     def refuse(self, key: str, error: ServerError) -> None:

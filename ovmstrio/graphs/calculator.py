@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.payloads import TextApi
+    from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.request import ParameterValue
-    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.core.service import ServableLookup
     from ovmstrio.isolation.isolated_code import Isolation
     from ovmstrio.isolation.thread_pool import WorkerThreads
 
@@ -111,12 +111,12 @@ class DefinitionScope:
     graph: str
     directory: Path
     threads: WorkerThreads
-    lease: LeaseServable
+    lease: ServableLookup
     hide_errors: bool = False
     isolation: Isolation | None = None
     tasks: trio.Nursery | None = None
     load_text: Callable[[TextModelSpec], Awaitable[TextGenerator]] | None = None
-    text_api: Callable[[], TextApi] | None = None
+    text_api: Callable[[], TextApiAdapter] | None = None
     cache_dir: Path | None = None
 
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import orjson
 import trio
 
-from ovmstrio.core.errors import DeadlineExceeded, Gathered, GraphFailure, InvalidField, InvalidRequest, ServerError
-from ovmstrio.core.generation import Conversation, Finish, Piece, Sampling, StopStrings
+from ovmstrio.core.errors import DeadlineExceeded, ErrorList, GraphFailure, InvalidField, InvalidRequest, ServerError
+from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, Sampling, StopStrings
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES, RawTensor
-from ovmstrio.graphs.instance import to_output
-from ovmstrio.graphs.tensors import described
-from ovmstrio.models.tensor_contents import elements_of
+from ovmstrio.graphs.instance import output_of_value
+from ovmstrio.graphs.tensors import input_spec
+from ovmstrio.models.tensor_contents import bytes_elements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.graph_stream import GraphStream
     from ovmstrio.graphs.packets import Packet
 
-__all__ = ["GraphGeneration", "Said", "SaidMaker", "generate_text", "no_chat"]
+__all__ = ["GraphGeneration", "OutputText", "TextExtractor", "generate_text", "no_chat_message"]
 
 # Requests
 
@@ -46,7 +46,7 @@ _NO_PARAMETERS: Final = frozenset({"best_of", "stop_token_ids"})
 
 
 def _create_request(graph: str, roles: ChatRoles, generation: GenerationRequest) -> InferRequest:
-    wrong = Gathered(_unsupported_options(graph, generation))
+    wrong = ErrorList(_unsupported_options(graph, generation))
     request = InferRequest(graph, deadline=generation.deadline)
     for name, encode in ((roles.prompt, _prompt), (roles.messages, _messages)):
         if name:
@@ -131,7 +131,7 @@ def _encoded(text: str) -> bytes:
 _LATE: Final = "deadline exceeded while the graph generated text"
 
 
-def no_chat(graph: str) -> str:
+def no_chat_message(graph: str) -> str:
     """Return the error message for a graph without chat streams."""
     return (
         f'graph "{graph}" has no chat streams: expected a Python node with a LOOPBACK, one input and one or two '
@@ -144,7 +144,7 @@ class _OpenTextStream(Protocol):
 
     def __call__(
         self, first: InferRequest, *, parameters: Mapping[str, ParameterValue]
-    ) -> AbstractAsyncContextManager[GraphStream[Said]]: ...
+    ) -> AbstractAsyncContextManager[GraphStream[OutputText]]: ...
 
 
 @asynccontextmanager
@@ -176,7 +176,9 @@ class GraphGeneration:
     Each text packet is one piece and counts as one token, unless the graph has a usage output.
     """
 
-    def __init__(self, graph: str, roles: ChatRoles, stream: GraphStream[Said], generation: GenerationRequest) -> None:
+    def __init__(
+        self, graph: str, roles: ChatRoles, stream: GraphStream[OutputText], generation: GenerationRequest
+    ) -> None:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._graph = graph
@@ -195,7 +197,7 @@ class GraphGeneration:
         """Iterate over the pieces; the last one has a ``finish``."""
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> GenerationChunk:
         if self._has_finished:
             raise StopAsyncIteration
         while True:
@@ -207,12 +209,12 @@ class GraphGeneration:
             elif received.output == self._roles.text:
                 return self._piece(received.data)
 
-    async def _receive(self) -> Said | None:
+    async def _receive(self) -> OutputText | None:
         with trio.CancelScope(deadline=self._deadline):
             return await self._stream.receive()
         raise DeadlineExceeded(_LATE)
 
-    def _piece(self, data: bytes) -> Piece:
+    def _piece(self, data: bytes) -> GenerationChunk:
         self._packets += 1
         text = self._stops.feed(self._decoder.decode(data))
         if self._stops.has_stopped:
@@ -221,9 +223,9 @@ class GraphGeneration:
             return self._final_piece(text + self._flush(), Finish.LENGTH)
         tokens = 0 if self._roles.usage else 1
         self._counted += tokens
-        return Piece(text=text, tokens=tokens)
+        return GenerationChunk(text=text, tokens=tokens)
 
-    async def _end(self, received: Said | None) -> Piece:
+    async def _end(self, received: OutputText | None) -> GenerationChunk:
         """Build the last piece at the graph's end; the usage packet may follow it."""
         while received is not None and self._roles.usage and self._usage_tokens is None:
             received = await self._receive()
@@ -238,10 +240,10 @@ class GraphGeneration:
         """Return text held back by the decoder and the stop strings."""
         return self._stops.feed(self._decoder.decode(b"", final=True)) + self._stops.finish()
 
-    def _final_piece(self, text: str, finish: Finish) -> Piece:
+    def _final_piece(self, text: str, finish: Finish) -> GenerationChunk:
         self._has_finished = True
         total = self._packets if self._usage_tokens is None else self._usage_tokens
-        return Piece(text=text, tokens=max(0, total - self._counted), finish=finish)
+        return GenerationChunk(text=text, tokens=max(0, total - self._counted), finish=finish)
 
     def _note_usage(self, data: bytes) -> None:
         try:
@@ -264,24 +266,24 @@ class GraphGeneration:
 _TEXT_DATATYPES: Final = frozenset({"BYTES", "UINT8", "INT8"})
 
 
-class Said(NamedTuple):
+class OutputText(NamedTuple):
     """Bytes of an output packet, with the output's name."""
 
     output: str
     data: bytes
 
 
-class SaidMaker:
+class TextExtractor:
     """Converter of packets to texts; ``outputs`` are the graph's, by number."""
 
     def __init__(self, graph: str, outputs: Sequence[str]) -> None:
         self._graph = graph
         self._outputs = outputs
 
-    def __call__(self, output: int, packet: Packet) -> Said:
+    def __call__(self, output: int, packet: Packet) -> OutputText:
         """Return the bytes of a packet; length-prefixed elements are joined."""
         name = self._outputs[output]
-        tensor = to_output(name, packet.value)
+        tensor = output_of_value(name, packet.value)
         is_text = isinstance(tensor, RawTensor) and (
             tensor.datatype in _TEXT_DATATYPES or tensor.datatype not in BY_NAME  # a custom datatype
         )
@@ -291,13 +293,13 @@ class SaidMaker:
                 f'output "{name}" of graph "{self._graph}": expected UTF-8 bytes, as in '
                 f"Tensor({name!r}, text.encode()), got {found}"
             )
-        return Said(name, _joined(tensor) if tensor.datatype == BYTES.name else bytes(tensor.data))
+        return OutputText(name, _joined(tensor) if tensor.datatype == BYTES.name else bytes(tensor.data))
 
 
 def _joined(tensor: RawTensor) -> bytes:
     """Join length-prefixed elements; other bytes are the text itself."""
     given = InferInput(tensor.name, BYTES.name, tensor.shape)
     try:
-        return b"".join(elements_of(given, tensor.data, described(given, BYTES)))
+        return b"".join(bytes_elements(given, tensor.data, input_spec(given, BYTES)))
     except InvalidRequest:
         return bytes(tensor.data)

@@ -35,13 +35,13 @@ from ovmstrio.graphs.graph_config import (
     Port,
     StreamRef,
 )
-from ovmstrio.graphs.packets import PYTHON_TENSOR
-from ovmstrio.graphs.stream_refs import InvalidName, StreamReader, parse_tag_index, refuse_name
+from ovmstrio.graphs.packets import PYTHON_TENSOR_TAG
+from ovmstrio.graphs.stream_refs import InvalidName, StreamReader, parse_tag_index, report_invalid_name
 
 __all__ = [
-    "Reading",
-    "examine_text",
-    "read_graph",
+    "ParsedGraph",
+    "load_graph_config",
+    "parse_graph_text",
 ]
 
 # Nodes
@@ -101,7 +101,7 @@ class _NodeReader:
             try:
                 port = parse_tag_index(text)
             except InvalidName as error:
-                refuse_name(self.findings, at, error, text)
+                report_invalid_name(self.findings, at, error, text)
                 continue
             if port in known:
                 found.update({port} if info.back_edge else ())
@@ -227,7 +227,7 @@ def _default_roles(
 
 
 def _is_text(ref: StreamRef) -> bool:
-    return ref.port.tag.startswith(PYTHON_TENSOR)
+    return ref.port.tag.startswith(PYTHON_TENSOR_TAG)
 
 
 class _ChatComment:
@@ -269,7 +269,7 @@ class _ChatComment:
         elif taken:
             self._refuse(f"{role}: {name!r} already has the role {taken}", suggestion="give each stream one role")
         elif not _is_text(ref):
-            self._refuse(f"{role}: {name!r} carries no text", f"{PYTHON_TENSOR}:{name}", f"{ref.port.tag}:{name}")
+            self._refuse(f"{role}: {name!r} carries no text", f"{PYTHON_TENSOR_TAG}:{name}", f"{ref.port.tag}:{name}")
         else:
             self._roles[role] = name
 
@@ -353,7 +353,7 @@ _NOT_IN_CONTRACTS: Final = re.compile(r"node\[\d+\]\.(?:executor|output_stream_h
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedGraph:
     """Result of parsing a graph file.
 
     ``config`` is None if nothing could be parsed. ``doubtful`` holds the canonical names of nodes with dropped fields;
@@ -365,26 +365,26 @@ class Reading:
     doubtful: frozenset[str] = frozenset()
 
 
-def read_graph(content: str, file: str) -> GraphConfig:
+def load_graph_config(content: str, file: str) -> GraphConfig:
     """Parse the text of a graph file; ``file`` is its name in problems.
 
     Raises:
         ConfigError: the graph is invalid; contains every problem.
     """
-    reading = examine_text(content, file)
+    reading = parse_graph_text(content, file)
     errors = [problem for problem in reading.problems if problem.severity == "error"]
     if errors or reading.config is None:
         raise ConfigError(errors)
     return reading.config
 
 
-def examine_text(content: str, file: str) -> Reading:
+def parse_graph_text(content: str, file: str) -> ParsedGraph:
     """Parse as much of a graph file as possible."""
     findings = Findings(file)
     pool = _read_pool(content, findings)
     config = _parse(content, pool, findings)
     if config is None:
-        return Reading(None, findings.all)
+        return ParsedGraph(None, findings.all)
     left_out = [problem.path for problem in findings.all if not _NOT_IN_CONTRACTS.match(problem.path)]
     doubtful = frozenset(
         node.canonical_name
@@ -392,7 +392,7 @@ def examine_text(content: str, file: str) -> Reading:
         if any(path == node.at.path or path.startswith(f"{node.at.path}.") for path in left_out)
     )
     _check_pool(pool, config.nodes, findings)
-    return Reading(config, findings.all, doubtful)
+    return ParsedGraph(config, findings.all, doubtful)
 
 
 def _parse(content: str, pool: _PoolDirective, findings: Findings) -> GraphConfig | None:

@@ -10,10 +10,10 @@ from ovmstrio.core.errors import InvalidRequest, ServerError
 from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.graphs.instance import (
     GraphInstance,
-    Replies,
+    ReplyChannelSink,
 )
 from ovmstrio.graphs.packets import AutomaticTimestamps
-from ovmstrio.graphs.requests import RequestReader, timestamp_of
+from ovmstrio.graphs.requests import GraphRequestParser, timestamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,10 +34,10 @@ class GraphStream(Generic[_T]):
     def __init__(
         self,
         instance: GraphInstance,
-        sink: Replies[_T],
+        sink: ReplyChannelSink[_T],
         replies: trio.MemoryReceiveChannel[_T | StreamProblem],
         *,
-        reader: RequestReader,
+        reader: GraphRequestParser,
         timestamps: AutomaticTimestamps,
     ) -> None:
         self.replies = replies

@@ -26,10 +26,10 @@ from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.tracing import current_span
 from ovmstrio.graphs.calculator import NodeContext, NodeFailure, NodeState
 from ovmstrio.graphs.packets import DONE, MIN, Packet, TensorValue, next_allowed
-from ovmstrio.graphs.policies import CLOSE, make_policy
-from ovmstrio.graphs.requests import DEADLOCK, TIMESTAMP_PARAMETER, graph_failure, node_failure
+from ovmstrio.graphs.policies import CLOSE, create_policy
+from ovmstrio.graphs.requests import DEADLOCK_MESSAGE, TIMESTAMP_PARAMETER, graph_failure, node_failure
 from ovmstrio.graphs.streams import InputStream, TimestampMismatch, check_timestamp
-from ovmstrio.graphs.tensors import contents_of
+from ovmstrio.graphs.tensors import tensor_bytes
 from ovmstrio.util.truncation import text_of
 from pyovms import Tensor as PythonTensor
 
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSE_SECONDS",
     "GRAPH_VERSION",
-    "AllPackets",
-    "FirstPackets",
+    "AllPacketSink",
+    "FirstPacketSink",
     "GraphInstance",
     "NodeRun",
-    "Replies",
-    "ResponseMaker",
-    "Sink",
-    "running",
-    "to_output",
+    "OutputSink",
+    "ReplyChannelSink",
+    "ResponseConverter",
+    "output_of_value",
+    "run_instance",
 ]
 
 # Nodes of a running instance
@@ -94,7 +94,7 @@ class NodeRun(NodeState):
             InputStream(ref.name, ref.port, limit=max_queue_size, is_back_edge=ref.port in config.back_edges)
             for ref in plan.inputs
         ]
-        self.policy = make_policy(plan.policy, self.streams, processes_bounds=plan.contract.processes_bounds)
+        self.policy = create_policy(plan.policy, self.streams, processes_bounds=plan.contract.processes_bounds)
         self.calculator: Calculator | None = None
         self.max_in_flight = max(1, config.max_in_flight)
         self.active = 0
@@ -136,7 +136,7 @@ CLOSE_SECONDS: Final = 5.0
 """Time limit for closing the calculators of an interrupted instance."""
 
 
-class Sink(Protocol):
+class OutputSink(Protocol):
     """Receiver of the packets on the graph's outputs."""
 
     def put(self, output: int, packet: Packet) -> bool:
@@ -159,7 +159,7 @@ class GraphInstance:
     # Every call creates one instance, so optional parts (events) are created on demand.
 
     def __init__(
-        self, plan: GraphPlan, context: InstanceContext, sink: Sink, side: Mapping[str, Any] | None = None
+        self, plan: GraphPlan, context: InstanceContext, sink: OutputSink, side: Mapping[str, Any] | None = None
     ) -> None:
         self.context = context
         self.failure: ServerError | None = None
@@ -549,7 +549,7 @@ class GraphInstance:
     def _resolve_deadlock(self) -> None:
         """Grow each full queue by one place, as MediaPipe does, or fail if the graph has ``report_deadlock``."""
         if self._plan.config.report_deadlock:
-            self.fail(graph_failure(DEADLOCK, "UNAVAILABLE"))
+            self.fail(graph_failure(DEADLOCK_MESSAGE, "UNAVAILABLE"))
             return
         for stream in (stream for node in self._nodes for stream in node.streams):
             if stream.is_full:
@@ -602,7 +602,7 @@ def _set(event: trio.Event | None) -> None:
 
 
 @asynccontextmanager
-async def running(instance: GraphInstance) -> AsyncIterator[None]:
+async def run_instance(instance: GraphInstance) -> AsyncIterator[None]:
     """Run an instance in a nursery around a block, and stop the instance and close all nodes when the block ends.
 
     ``instance.failure`` holds the error of a failed run.
@@ -632,7 +632,7 @@ GRAPH_VERSION: Final = "1"
 """The version of every graph."""
 
 
-class FirstPackets:
+class FirstPacketSink:
     """Sink that keeps the first packet of each output."""
 
     def __init__(self, outputs: int) -> None:
@@ -648,7 +648,7 @@ class FirstPackets:
         """Return at once; the sink is never full."""
 
 
-class AllPackets:
+class AllPacketSink:
     """Sink that keeps every packet of each output, up to ``most_bytes`` in total."""
 
     def __init__(self, outputs: Sequence[str], most_bytes: float) -> None:
@@ -664,7 +664,7 @@ class AllPackets:
             PayloadTooLarge: the packets exceed ``most_bytes``.
             ServerError: the value cannot be written into a response.
         """
-        self._size += to_output(self._outputs[output], packet.value).nbytes
+        self._size += output_of_value(self._outputs[output], packet.value).nbytes
         if self._size > self._most_bytes:
             raise PayloadTooLarge.of_outputs(self._size, self._most_bytes)
         self.packets[output].append(packet)
@@ -674,7 +674,7 @@ class AllPackets:
         """Return at once; the sink is never full."""
 
 
-class Replies(Generic[_T]):
+class ReplyChannelSink(Generic[_T]):
     """Sink that converts each packet with ``convert(output, packet)`` and sends the reply to a channel.
 
     Replies that do not fit into the channel wait in an overflow queue.
@@ -719,7 +719,7 @@ class Replies(Generic[_T]):
                 self._overflow.popleft()
 
 
-class ResponseMaker:
+class ResponseConverter:
     """Converter of packets to responses."""
 
     def __init__(self, graph: str, outputs: Sequence[str]) -> None:
@@ -729,7 +729,7 @@ class ResponseMaker:
     def __call__(self, output: int, packet: Packet) -> InferResponse:
         """Return the response for a packet of an output."""
         name = self._outputs[output]
-        converted = to_output(name, packet.value)
+        converted = output_of_value(name, packet.value)
         parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}
         if isinstance(converted, InferResponse):
             converted.model_name, converted.model_version, converted.id = self._graph, GRAPH_VERSION, ""
@@ -738,14 +738,14 @@ class ResponseMaker:
         return InferResponse(self._graph, GRAPH_VERSION, [converted], "", parameters)
 
 
-def to_output(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:
+def output_of_value(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:
     """Convert a packet's value to a response output named ``stream``.
 
     A Python tensor keeps its name, datatype and shape, even if its bytes do not fit them. A response is copied, so the
     caller may change it.
     """
     if isinstance(value, PythonTensor):
-        return RawTensor(value.name, value.datatype, value.shape, contents_of(value))
+        return RawTensor(value.name, value.datatype, value.shape, tensor_bytes(value))
     if isinstance(value, TensorValue):
         return Tensor(stream, value.datatype, value.array)
     if isinstance(value, InferResponse):

@@ -14,11 +14,11 @@ from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import check_members
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.located import Located
-from ovmstrio.config.service_options import check_python, read_python
+from ovmstrio.config.service_options import check_python, parse_python
 from ovmstrio.config.specs import GraphSpec, PythonSpec, ServableSpec, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.core.service import NOTHING_INSIDE
-from ovmstrio.serving.fingerprints import graph_mark, paths_mark
+from ovmstrio.core.service import NO_INTROSPECTION
+from ovmstrio.serving.fingerprints import graph_fingerprint, paths_fingerprint
 from ovmstrio.serving.kind import Dependency, Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.core.generation import TextGenerator
-    from ovmstrio.core.service import Inside, Service
+    from ovmstrio.core.service import Introspection, Service
     from ovmstrio.graphs.text_graphs import TextGraph
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["GraphKind", "text_graph_of"]
+__all__ = ["GraphKind", "find_text_graph"]
 
 # Configuration
 
@@ -63,7 +63,7 @@ def _read_graph(node: Located, file: ConfigFile) -> GraphSpec:
         origin=file.origin(node),
         problems=tuple(errors),
         place=place,
-        python=PythonSpec() if errors else read_python(given, file.directory),
+        python=PythonSpec() if errors else parse_python(given, file.directory),
         **files._asdict(),
     )
 
@@ -103,13 +103,15 @@ class GraphKind(Kind[GraphSpec]):
     def files_mark(self, spec: GraphSpec, directory: Path) -> str:
         """Return the fingerprint of the graph file, the code of its nodes and the models of its text nodes."""
         del directory
-        return graph_mark(spec) + paths_mark(file for path in _model_paths_of(spec) for file in _engine_files(path))
+        return graph_fingerprint(spec) + paths_fingerprint(
+            file for path in _model_paths_of(spec) for file in _engine_files(path)
+        )
 
     def examine(self, spec: GraphSpec) -> Sequence[Problem]:
         """Return all problems of the graph file."""
-        from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.graphs.validate import validate_graph  # noqa: PLC0415 - imported when first needed
 
-        return examine_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
+        return validate_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
 
     def place(self, spec: GraphSpec, problem: Problem, directory: Path | None) -> Problem:
         """Add the graph file to a problem, unless the problem is in the configuration."""
@@ -146,12 +148,12 @@ class GraphKind(Kind[GraphSpec]):
         reason: str = getattr(service, "obstacle", "")
         return reason
 
-    def look_inside(self, spec: GraphSpec, service: Service) -> Inside:
+    def look_inside(self, spec: GraphSpec, service: Service) -> Introspection:
         """Return the graph's nodes and streams."""
         from ovmstrio.graphs.servable import GraphServable  # noqa: PLC0415 - imported when first needed
 
         del spec
-        return service.inside if isinstance(service, GraphServable) else NOTHING_INSIDE
+        return service.inside if isinstance(service, GraphServable) else NO_INTROSPECTION
 
 
 async def _load_text(context: LoadContext, spec: TextModelSpec) -> TextGenerator:
@@ -182,7 +184,7 @@ def _engine_files(path: Path) -> Iterator[Path]:
     yield from (file for file in entries if file.suffix in _ENGINE_FILE_SUFFIXES)
 
 
-def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
+def find_text_graph(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
     """Return the text model that the graph consists of; None for any other graph. Reads the disk."""
     from ovmstrio.graphs.text_graphs import read_text_graph  # noqa: PLC0415 - imported when first needed
 
@@ -194,7 +196,7 @@ def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
 
 
 def _served_spec(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
-    found = text_graph_of(spec, file.cache_dir)
+    found = find_text_graph(spec, file.cache_dir)
     if found is None:
         return spec.model_copy(update={"cache_dir": file.cache_dir})
     file.findings.problems += found.warnings
@@ -208,10 +210,10 @@ def _session_calls(content: bytes, file: str) -> tuple[Dependency, ...]:
     """Return the servables that a graph file calls; none if it cannot be parsed."""
     if b"servable_name" not in content:
         return ()
-    from ovmstrio.graphs.calculators.inference import find_calls  # noqa: PLC0415 - as in `load`
+    from ovmstrio.graphs.calculators.inference import find_session_calls  # noqa: PLC0415 - as in `load`
 
     try:
-        return tuple(find_calls(content.decode(), file))
+        return tuple(find_session_calls(content.decode(), file))
     except (UnicodeDecodeError, ServerError):
         return ()
 

@@ -12,10 +12,10 @@ from ovmstrio.config.specs import GraphSpec, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.graphs.calculator import DefinitionScope
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.plan import LoadedGraph, LoadedNode, close_nodes, make_graph_plan
+from ovmstrio.graphs.calculators import find_calculator
+from ovmstrio.graphs.plan import LoadedGraph, LoadedNode, close_nodes, create_graph_plan
 from ovmstrio.graphs.servable import GraphServable
-from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.graphs.validate import validate_graph
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.util.placement import run_load
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.hooks import GraphHooks
-    from ovmstrio.core.payloads import TextApi
-    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.core.payloads import TextApiAdapter
+    from ovmstrio.core.service import ServableLookup
     from ovmstrio.graphs.calculator import CalculatorKind
     from ovmstrio.graphs.graph_config import NodeConfig
     from ovmstrio.isolation.isolated_code import Isolation
@@ -38,13 +38,13 @@ __all__ = ["load_graph"]
 async def load_graph(
     spec: GraphSpec,
     *,
-    lease: LeaseServable,
+    lease: ServableLookup,
     tasks: trio.Nursery,
     hooks: GraphHooks = NULL_GRAPH_HOOKS,
     hide_errors: bool = False,
     isolation: Isolation | None = None,
     load_text: Callable[[TextModelSpec], Awaitable[TextGenerator]] | None = None,
-    text_api: Callable[[], TextApi] | None = None,
+    text_api: Callable[[], TextApiAdapter] | None = None,
 ) -> GraphServable:
     """Load a graph; the caller owns the servable and closes it.
 
@@ -63,7 +63,7 @@ async def load_graph(
     Raises:
         ConfigError: the file is invalid, or a node cannot be loaded.
     """
-    examined = await run_load(partial(examine_graph, spec.graph_path, spec.base_path))
+    examined = await run_load(partial(validate_graph, spec.graph_path, spec.base_path))
     if examined.config is None or examined.errors:
         raise ConfigError(examined.errors)
     for problem in examined.problems:
@@ -94,12 +94,12 @@ async def load_graph(
         raise
     # The side packet of Python nodes has no value, because each node holds its own state.
     side = {ref.name: None for node in examined.config.nodes for ref in node.side_inputs if ref.name == "py"}
-    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, side)
+    loaded = LoadedGraph(create_graph_plan(examined.config, nodes), threads, side)
     return GraphServable(spec.name, loaded, hooks)
 
 
 def _kind_of(node: NodeConfig) -> CalculatorKind:
-    kind = find_kind(node.calculator)
+    kind = find_calculator(node.calculator)
     if kind is None:
         raise ConfigError([Problem(f"unknown calculator {node.calculator!r}", line=node.line)])
     return kind

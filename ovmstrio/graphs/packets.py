@@ -22,10 +22,10 @@ __all__ = [
     "DONE",
     "MAX",
     "MIN",
-    "PYTHON_TENSOR",
-    "REQUEST_PAYLOAD",
-    "RESPONSE_PAYLOAD",
-    "TFLITE",
+    "PYTHON_TENSOR_TAG",
+    "REQUEST_PAYLOAD_TAG",
+    "RESPONSE_PAYLOAD_TAG",
+    "TFLITE_TAG",
     "UNSET",
     "AutomaticTimestamps",
     "ImageFrame",
@@ -34,11 +34,11 @@ __all__ = [
     "Packet",
     "TensorValue",
     "TfTensor",
+    "format_timestamp",
     "is_range_value",
     "next_allowed",
-    "show",
     "stream_type",
-    "tag_for",
+    "tag_of_type",
     "type_name",
 ]
 
@@ -82,21 +82,21 @@ class ImageFrame(TensorValue):
     __slots__ = ()
 
 
-PYTHON_TENSOR: Final = "OVMS_PY_TENSOR"
-TFLITE: Final = "TFLITE_TENSOR"
-REQUEST_PAYLOAD: Final = "HTTP_REQUEST_PAYLOAD"
-RESPONSE_PAYLOAD: Final = "HTTP_RESPONSE_PAYLOAD"
+PYTHON_TENSOR_TAG: Final = "OVMS_PY_TENSOR"
+TFLITE_TAG: Final = "TFLITE_TENSOR"
+REQUEST_PAYLOAD_TAG: Final = "HTTP_REQUEST_PAYLOAD"
+RESPONSE_PAYLOAD_TAG: Final = "HTTP_RESPONSE_PAYLOAD"
 
 _TYPES: Final[tuple[tuple[str, type], ...]] = (
-    (PYTHON_TENSOR, Tensor),
+    (PYTHON_TENSOR_TAG, Tensor),
     ("OVTENSOR", OvTensor),
     ("TENSOR", MediaPipeTensor),
     ("TFTENSOR", TfTensor),
     ("IMAGE", ImageFrame),
     ("REQUEST", InferRequest),
     ("RESPONSE", InferResponse),
-    (REQUEST_PAYLOAD, HttpPayload),
-    (RESPONSE_PAYLOAD, Tensor),
+    (REQUEST_PAYLOAD_TAG, HttpPayload),
+    (RESPONSE_PAYLOAD_TAG, Tensor),
 )
 
 _TYPE_NAMES: Final = {
@@ -116,7 +116,7 @@ def stream_type(tag: str) -> type:
     return next((kind for prefix, kind in _TYPES if tag.startswith(prefix)), OvTensor)
 
 
-def tag_for(kind: type) -> str | None:
+def tag_of_type(kind: type) -> str | None:
     """Return the tag that selects a packet type; None if there is none."""
     return next((prefix for prefix, known in _TYPES if known is kind), None)
 
@@ -161,7 +161,7 @@ def next_allowed(timestamp: int) -> int:
     return timestamp + 1 if timestamp < MAX else DONE
 
 
-def show(timestamp: int) -> str:
+def format_timestamp(timestamp: int) -> str:
     """Format a timestamp as MediaPipe does: special values by name, others as numbers."""
     return _TIMESTAMP_NAMES.get(timestamp, str(timestamp))
 

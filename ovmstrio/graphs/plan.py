@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ovmstrio.core.hooks import NULL_NODE_HOOKS
-from ovmstrio.core.service import NodeTally, StreamTally
+from ovmstrio.core.service import NodeCounters, StreamCounter
 from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
 from ovmstrio.util.drawing import BoxKind, Drawing, DrawnBox, DrawnEdge, arrange
 
@@ -25,8 +25,8 @@ __all__ = [
     "LoadedNode",
     "StreamRoute",
     "close_nodes",
-    "draw",
-    "make_graph_plan",
+    "create_graph_plan",
+    "draw_graph",
 ]
 
 
@@ -54,7 +54,7 @@ class StreamRoute:
     stream: str
     consumers: tuple[Consumer, ...]
     outputs: tuple[int, ...]
-    tally: StreamTally = field(default_factory=StreamTally, compare=False)
+    tally: StreamCounter = field(default_factory=StreamCounter, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class GraphNodePlan:
     inputs: tuple[StreamRef, ...]
     routes: Mapping[Port, StreamRoute]
     policy: PolicyConfig
-    tally: NodeTally = field(default_factory=NodeTally, compare=False)
+    tally: NodeCounters = field(default_factory=NodeCounters, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ async def close_nodes(nodes: Sequence[LoadedNode | GraphNodePlan], threads: Work
     await threads.aclose()
 
 
-def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
+def create_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
     """Create the plan of a validated graph."""
     ordered = _by_side_packets(nodes)
     routes = _routes(config, ordered)
@@ -120,7 +120,7 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
             node.config.sorted_inputs,
             {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
             _policy(node),
-            NodeTally(node.hooks),
+            NodeCounters(node.hooks),
         )
         for node in ordered
     )
@@ -192,7 +192,7 @@ def _by_side_packets(nodes: Sequence[LoadedNode]) -> list[LoadedNode]:
 # Drawing
 
 
-def draw(graph: GraphConfig) -> Drawing:
+def draw_graph(graph: GraphConfig) -> Drawing:
     """Draw a graph, valid or not: streams without a producer are left out, cycles are cut."""
     keys = [f"n{number}" for number in range(len(graph.nodes))]
     inputs = [_border(ref, f"i{number}", "input") for number, ref in enumerate(graph.inputs)]

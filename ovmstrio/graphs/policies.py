@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 __all__ = [
     "BEFORE_ALL",
     "CLOSE",
-    "Close",
+    "CloseType",
     "InputPolicy",
     "NodeStep",
     "Step",
-    "make_policy",
+    "create_policy",
     "policy_names",
 ]
 
 
-class Close(enum.Enum):
+class CloseType(enum.Enum):
     """Type of :data:`CLOSE`."""
 
     CLOSE = enum.auto()
 
 
-CLOSE: Final = Close.CLOSE
+CLOSE: Final = CloseType.CLOSE
 """All inputs are done: the node must be closed."""
 
 
@@ -52,7 +52,7 @@ class NodeStep(NamedTuple):
     settled: Mapping[Port, int] = MappingProxyType({})
 
 
-Step = NodeStep | Literal[Close.CLOSE] | None
+Step = NodeStep | Literal[CloseType.CLOSE] | None
 """None: the node is not ready."""
 
 
@@ -436,7 +436,9 @@ _SETTLED: Final[Mapping[str, Callable[[Sequence[InputStream]], InputPolicy]]] = 
 }
 
 
-def make_policy(config: PolicyConfig, streams: Sequence[InputStream], *, processes_bounds: bool = False) -> InputPolicy:
+def create_policy(
+    config: PolicyConfig, streams: Sequence[InputStream], *, processes_bounds: bool = False
+) -> InputPolicy:
     """Create the policy of one node of one instance, over its input streams in tag order.
 
     ``config`` must be validated. With ``processes_bounds`` the Default and Immediate policies also run without packets

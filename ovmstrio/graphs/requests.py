@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from ovmstrio.core.errors import FailedPrecondition, Gathered, GraphFailure, InvalidRequest, ServerError
+from ovmstrio.core.errors import ErrorList, FailedPrecondition, GraphFailure, InvalidRequest, ServerError
 from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterValue
 from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.graphs.graph_config import StreamRef
-from ovmstrio.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor, is_range_value, show, stream_type
+from ovmstrio.graphs.packets import (
+    ImageFrame,
+    MediaPipeTensor,
+    OvTensor,
+    TfTensor,
+    format_timestamp,
+    is_range_value,
+    stream_type,
+)
 from ovmstrio.graphs.streams import TimestampMismatch
 from ovmstrio.graphs.tensors import (
     read_image,
@@ -21,15 +29,15 @@ from ovmstrio.graphs.tensors import (
     read_python_tensor,
     read_tf_tensor,
 )
-from ovmstrio.models.rejections import refused
-from ovmstrio.models.validation import check_style
+from ovmstrio.models.rejections import invalid_request
+from ovmstrio.models.validation import check_content_style
 from ovmstrio.util.truncation import text_of
 from pyovms import Tensor
 
 __all__ = [
-    "DEADLOCK",
+    "DEADLOCK_MESSAGE",
     "TIMESTAMP_PARAMETER",
-    "RequestReader",
+    "GraphRequestParser",
     "graph_failure",
     "node_failure",
     "side_packets",
@@ -56,7 +64,7 @@ _READERS: Final[dict[type, Callable[[InferInput, Buffer | None], Any]]] = {
 }
 
 
-class RequestReader:
+class GraphRequestParser:
     """Parser of the requests of one graph, by the types of its inputs."""
 
     __slots__ = ("_readers", "_request_inputs")
@@ -75,8 +83,8 @@ class RequestReader:
         """
         inputs, raws = request.inputs, request.raw_inputs
         if raws:
-            check_style(inputs, raws, _COUNTS)
-        wrong = Gathered()
+            check_content_style(inputs, raws, _COUNTS)
+        wrong = ErrorList()
         for position, source in enumerate(inputs):
             try:
                 value = self._value(request, source, raws[position] if raws else None)
@@ -93,7 +101,7 @@ class RequestReader:
             return read(source, raw)
         if source.name in self._request_inputs:
             return request
-        raise refused("Unexpected input", f"{source.name} is unexpected")
+        raise invalid_request("Unexpected input", f"{source.name} is unexpected")
 
 
 def _is_int64(value: ParameterValue) -> bool:
@@ -107,10 +115,10 @@ def timestamp_of(request: InferRequest) -> int | None:
         return None
     if not _is_int64(value):
         detail = f"Invalid timestamp format in request parameter {TIMESTAMP_PARAMETER}. Should be int64"
-        raise refused(_BAD_TIMESTAMP, detail)
+        raise invalid_request(_BAD_TIMESTAMP, detail)
     timestamp = int(value)
     if not is_range_value(timestamp):
-        raise refused(_BAD_TIMESTAMP, show(timestamp))
+        raise invalid_request(_BAD_TIMESTAMP, format_timestamp(timestamp))
     return timestamp
 
 
@@ -124,7 +132,7 @@ def side_packets(request: InferRequest) -> dict[str, str | int]:
     packets: dict[str, str | int] = {}
     if not request.parameters:
         return packets
-    wrong = Gathered()
+    wrong = ErrorList()
     for name, value in request.parameters.items():
         if name == TIMESTAMP_PARAMETER or name in _SERVER_SIDE_PACKETS:
             continue
@@ -153,7 +161,7 @@ def _side_packet(name: str, value: ParameterValue) -> str | int:
 _EXECUTION: Final = "Mediapipe execution failed. MP status"
 _RUN_FAILED: Final = "CalculatorGraph::Run() failed: \n"
 
-DEADLOCK: Final = (
+DEADLOCK_MESSAGE: Final = (
     "Detected a deadlock due to input throttling: every queue that would have to be emptied first is full; raise "
     "max_queue_size, or remove report_deadlock"
 )

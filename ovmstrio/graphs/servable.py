@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from ovmstrio.core.errors import DeadlineExceeded, Gathered, GraphFailure, InvalidRequest, NotSupported, ServerError
+from ovmstrio.core.errors import DeadlineExceeded, ErrorList, GraphFailure, InvalidRequest, NotSupported, ServerError
 from ovmstrio.core.generation import GenerationLimits, Task
-from ovmstrio.core.payloads import PayloadDocument
+from ovmstrio.core.payloads import RawDocument
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue, ServableMetadata, StreamProblem
-from ovmstrio.core.service import Inside
+from ovmstrio.core.service import Introspection
 from ovmstrio.core.tensor import INVALID, RawTensor, TensorSpec
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, USER_DOCUMENT, parse_as_python, read_json
 from ovmstrio.graphs.calculator import InstanceContext
-from ovmstrio.graphs.chat import SaidMaker, generate_text, no_chat
+from ovmstrio.graphs.chat import TextExtractor, generate_text, no_chat_message
 from ovmstrio.graphs.graph_stream import GraphStream
 from ovmstrio.graphs.instance import (
     GRAPH_VERSION,
-    AllPackets,
-    FirstPackets,
+    AllPacketSink,
+    FirstPacketSink,
     GraphInstance,
-    Replies,
-    ResponseMaker,
-    running,
-    to_output,
+    ReplyChannelSink,
+    ResponseConverter,
+    output_of_value,
+    run_instance,
 )
-from ovmstrio.graphs.packets import REQUEST_PAYLOAD, AutomaticTimestamps
-from ovmstrio.graphs.plan import draw
-from ovmstrio.graphs.requests import RequestReader, graph_failure, side_packets, timestamp_of
+from ovmstrio.graphs.packets import REQUEST_PAYLOAD_TAG, AutomaticTimestamps
+from ovmstrio.graphs.plan import draw_graph
+from ovmstrio.graphs.requests import GraphRequestParser, graph_failure, side_packets, timestamp_of
 from ovmstrio.util.slices import run_to_end
 from pyovms import HttpPayload
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import Generation, GenerationRequest
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.payloads import Documents
+    from ovmstrio.core.payloads import DocumentStream
     from ovmstrio.core.service import InferStream
     from ovmstrio.graphs.graph_config import StreamRef
-    from ovmstrio.graphs.instance import Sink
+    from ovmstrio.graphs.instance import OutputSink
     from ovmstrio.graphs.packets import Packet
     from ovmstrio.graphs.plan import LoadedGraph
     from ovmstrio.util.drawing import Drawing
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
         def __call__(
             self, first: InferRequest, *, packets: Sequence[tuple[str, Any]], http: HttpRequest
-        ) -> AbstractAsyncContextManager[GraphStream[PayloadDocument]]:
+        ) -> AbstractAsyncContextManager[GraphStream[RawDocument]]:
             """Open the stream with ``packets`` in place of the inputs of ``first``."""
             ...
 
@@ -85,7 +85,7 @@ _BINARY = "application/octet-stream"
 @asynccontextmanager
 async def _open_document_stream(
     graph: str, name: str, open_: OpenDocuments, request: HttpRequest, deadline: float
-) -> AsyncIterator[Documents]:
+) -> AsyncIterator[DocumentStream]:
     """Process an HTTP request with a graph whose input is ``name``; see ``PayloadService.open_payload``."""
     first = InferRequest(graph, id=request.header("x-request-id") or "", deadline=deadline)
     is_left = False
@@ -118,16 +118,16 @@ def _parse(body: bytes) -> Any:
     return run_to_end(read_json(body, USER_DOCUMENT, parse=parse_as_python))
 
 
-def _document_of_packet(_: int, packet: Packet) -> PayloadDocument:
+def _document_of_packet(_: int, packet: Packet) -> RawDocument:
     """Convert a packet to an HTTP document; a tensor's datatype is its content type if it contains a slash.
 
     Raises:
         GraphFailure: the value is not a tensor of a Python node.
     """
-    output = to_output("payload", packet.value)
+    output = output_of_value("payload", packet.value)
     if not isinstance(output, RawTensor):
         raise graph_failure(f"response: expected dict, str, bytes or pyovms.Tensor, got {type(output).__name__}")
-    return PayloadDocument(bytes(output.data), output.datatype if "/" in output.datatype else _BINARY)
+    return RawDocument(bytes(output.data), output.datatype if "/" in output.datatype else _BINARY)
 
 
 _PLATFORM: Final = "OpenVINO"
@@ -151,16 +151,16 @@ class GraphServable:
         self._plan = loaded.plan
         self._hooks = hooks
         config = loaded.plan.config
-        self._reader = RequestReader(config.inputs)
+        self._reader = GraphRequestParser(config.inputs)
         self._timestamps = AutomaticTimestamps()
         self.metadata = ServableMetadata(name, _PLATFORM, _describe(config.inputs), _describe(config.outputs))
 
     @cached_property
     def _drawing(self) -> Drawing:
-        return draw(self._plan.config)
+        return draw_graph(self._plan.config)
 
     @cached_property
-    def inside(self) -> Inside:
+    def inside(self) -> Introspection:
         """Nodes and streams of the graph with their counters."""
         keys = {id(node): f"n{number}" for number, node in enumerate(self._plan.config.nodes)}
         routes = {route.stream: route for route in self._plan.inputs.values()}
@@ -171,7 +171,7 @@ class GraphServable:
             if not edge.is_side and edge.stream in routes
         }
         nodes = {keys[id(node.config)]: node.tally for node in self._plan.nodes if id(node.config) in keys}
-        return Inside(self._drawing, nodes=nodes, streams=streams)
+        return Introspection(self._drawing, nodes=nodes, streams=streams)
 
     # Calls
 
@@ -187,14 +187,14 @@ class GraphServable:
             PayloadTooLarge: all packets together exceed the response limit.
             ServerError: raised by user code.
         """
-        first = FirstPackets(len(self._plan.outputs))
-        every = AllPackets(self._plan.outputs, request.most_bytes) if request.wants_all_packets else None
+        first = FirstPacketSink(len(self._plan.outputs))
+        every = AllPacketSink(self._plan.outputs, request.most_bytes) if request.wants_all_packets else None
         instance = self._make_instance(request, every or first)
         with _Observed(self._hooks, "ModelInfer", instance):
             if self._plan.is_chain:
                 await self._run_chain(instance, request)
             else:
-                async with running(instance):
+                async with run_instance(instance):
                     await self._feed(instance, request)
                     await instance.finish()
         return self._build_response(
@@ -215,7 +215,7 @@ class GraphServable:
     async def _feed(self, instance: GraphInstance, request: InferRequest) -> None:
         requested = timestamp_of(request)
         timestamp = self._timestamps.next() if requested is None else requested
-        pushed, wrong = 0, Gathered()
+        pushed, wrong = 0, ErrorList()
         with wrong:
             for name, value in self._reader.packets(request):
                 await instance.push(name, value, timestamp)
@@ -237,7 +237,7 @@ class GraphServable:
             if not output_packets:
                 raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
             for packet in output_packets:
-                output = to_output(name, packet.value)
+                output = output_of_value(name, packet.value)
                 if isinstance(output, InferResponse):
                     response.outputs += output.outputs
                     response.parameters |= output.parameters
@@ -256,7 +256,7 @@ class GraphServable:
             GraphFailure: on leaving, when a node has failed.
             ServerError: raised by user code.
         """
-        return self._open(first, ResponseMaker(self.name, self._plan.outputs))
+        return self._open(first, ResponseConverter(self.name, self._plan.outputs))
 
     @asynccontextmanager
     async def _open(
@@ -272,7 +272,7 @@ class GraphServable:
         ``parameters`` extend those of the first request for user code; ``packets`` replace its inputs.
         """
         send, receive = trio.open_memory_channel[_T | StreamProblem](_MAX_BUFFERED_REPLIES)
-        sink: Replies[_T] = Replies(convert, send)
+        sink: ReplyChannelSink[_T] = ReplyChannelSink(convert, send)
         problem: Exception | None = None
         instance = self._make_instance(first, sink, parameters, http)
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
@@ -314,8 +314,8 @@ class GraphServable:
         """
         roles = self._plan.config.chat
         if roles is None:
-            raise NotSupported(no_chat(self.name))
-        open_texts = partial(self._open, convert=SaidMaker(self.name, self._plan.outputs))
+            raise NotSupported(no_chat_message(self.name))
+        open_texts = partial(self._open, convert=TextExtractor(self.name, self._plan.outputs))
         return generate_text(self.name, roles, open_texts, asked)
 
     # Raw HTTP requests
@@ -325,8 +325,8 @@ class GraphServable:
         """Whether an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
         return bool(self._plan.config.payload)
 
-    def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
-        """Process a raw HTTP request; see :class:`ovmstrio.core.payloads.PayloadService`.
+    def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[DocumentStream]:
+        """Process a raw HTTP request; see :class:`ovmstrio.core.payloads.RawHttpService`.
 
         Raises:
             NotSupported: the graph has no input for HTTP requests.
@@ -335,7 +335,7 @@ class GraphServable:
         name = self._plan.config.payload
         if not name:
             raise NotSupported(
-                f'graph "{self.name}" accepts no raw HTTP requests; expected input_stream: "{REQUEST_PAYLOAD}:name"'
+                f'graph "{self.name}" accepts no raw HTTP requests; expected input_stream: "{REQUEST_PAYLOAD_TAG}:name"'
             )
         return _open_document_stream(
             self.name, name, partial(self._open, convert=_document_of_packet), request, deadline
@@ -344,7 +344,7 @@ class GraphServable:
     def _make_instance(
         self,
         request: InferRequest,
-        sink: Sink,
+        sink: OutputSink,
         parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
         http: HttpRequest | None = None,
     ) -> GraphInstance:
@@ -400,7 +400,7 @@ async def _run(
     started = False
     async with send:
         try:
-            async with running(instance):
+            async with run_instance(instance):
                 started = True
                 task_status.started()
                 await instance.wait_finished()

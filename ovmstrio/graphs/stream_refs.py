@@ -11,7 +11,7 @@ from ovmstrio.config.documents import Findings
 from ovmstrio.config.located import Located
 from ovmstrio.graphs.graph_config import INITIALIZATION, Port, StreamRef, _name_after_colon
 
-__all__ = ["InvalidName", "StreamReader", "is_stream_name", "parse_stream", "parse_tag_index", "refuse_name"]
+__all__ = ["InvalidName", "StreamReader", "is_stream_name", "parse_stream", "parse_tag_index", "report_invalid_name"]
 
 
 _INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
@@ -44,7 +44,7 @@ class StreamReader:
             except InvalidName as error:
                 is_empty = self.is_graph and not _name_after_colon(text)
                 base = _GRAPH_TEXTS[kind] if is_empty else INITIALIZATION
-                refuse_name(self.findings, at, error, text, base)
+                report_invalid_name(self.findings, at, error, text, base)
                 continue
             if tag is None:
                 index, untagged = untagged, untagged + 1
@@ -87,7 +87,9 @@ class StreamReader:
         self.findings.refuse(ref.at, message, suggestion=fix)
 
 
-def refuse_name(findings: Findings, at: Located, error: InvalidName, text: str, base: str = INITIALIZATION) -> None:
+def report_invalid_name(
+    findings: Findings, at: Located, error: InvalidName, text: str, base: str = INITIALIZATION
+) -> None:
     """Report an invalid stream or port."""
     findings.refuse(
         at,

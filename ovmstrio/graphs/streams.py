@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ovmstrio.graphs.packets import DONE, MAX, MIN, is_range_value, next_allowed, show
+from ovmstrio.graphs.packets import DONE, MAX, MIN, format_timestamp, is_range_value, next_allowed
 
 if TYPE_CHECKING:
     from ovmstrio.graphs.graph_config import Port
@@ -25,12 +25,12 @@ def check_timestamp(name: str, timestamp: int, bound: int) -> None:
         TimestampMismatch: the timestamp is below the bound, or invalid; the text is MediaPipe's.
     """
     if not is_range_value(timestamp):
-        illegal = f"timestamp not specified or set to illegal value: {show(timestamp)}"
+        illegal = f"timestamp not specified or set to illegal value: {format_timestamp(timestamp)}"
         raise TimestampMismatch(f'In stream "{name}", {illegal}')
     if timestamp < bound:
         raise TimestampMismatch(
             f'Packet timestamp mismatch on a calculator receiving from stream "{name}". Current minimum expected '
-            f"timestamp is {show(bound)} but received {show(timestamp)}. Are you using a custom InputStreamHandler?"
+            f"timestamp is {format_timestamp(bound)} but received {format_timestamp(timestamp)}. Are you using a custom InputStreamHandler?"
         )
 
 

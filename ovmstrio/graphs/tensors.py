@@ -14,20 +14,20 @@ from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.core.tensor import BY_NAME, BYTES, Datatype, TensorSpec
 from ovmstrio.encoding.raw_contents import buffer_of, framed, wrapped
 from ovmstrio.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TensorValue, TfTensor
-from ovmstrio.models.rejections import mismatch, refused, show_shape
-from ovmstrio.models.tensor_contents import elements_of, to_array
+from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
+from ovmstrio.models.tensor_contents import bytes_elements, to_array
 from pyovms import Tensor
 
 __all__ = [
     "MEDIAPIPE_DATATYPES",
-    "contents_of",
-    "described",
-    "python_tensor",
+    "create_python_tensor",
+    "input_spec",
     "read_image",
     "read_mediapipe_tensor",
     "read_ov_tensor",
     "read_python_tensor",
     "read_tf_tensor",
+    "tensor_bytes",
 ]
 
 # Errors of inputs; the fixed parts of the messages are OVMS's
@@ -41,29 +41,35 @@ _PRECISION_INVALID: Final = "Invalid input precision"
 _SHAPE: Final = "Invalid input shape"
 
 
-def described(source: InferInput, datatype: Datatype) -> TensorSpec:
+def input_spec(source: InferInput, datatype: Datatype) -> TensorSpec:
     """Return the spec of a graph input, taken from the request."""
     return TensorSpec(source.name, datatype, (), None)
 
 
 def _negative_dimension_error(source: InferInput) -> InvalidRequest:
-    shape = show_shape(source.shape)
-    return refused(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {source.name}")
+    shape = format_shape(source.shape)
+    return invalid_request(_SHAPE, f"Negative dimension size is not acceptable: {shape}; input name: {source.name}")
 
 
 def _zero_dimension_error(source: InferInput) -> InvalidRequest:
-    shape = show_shape(source.shape)
-    return refused(_SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {source.name}")
+    shape = format_shape(source.shape)
+    return invalid_request(
+        _SHAPE, f"Negative or zero dimension size is not acceptable: {shape}; input name: {source.name}"
+    )
 
 
 def _too_large_error(source: InferInput) -> InvalidRequest:
     """Return the error for a shape whose size in bytes exceeds 64 bits."""
     detail = "Provided shape and datatype declare too large buffer."
-    return refused(_CONTENT_SIZE_INVALID, f"{detail} Shape: {show_shape(source.shape)}; input name: {source.name}")
+    return invalid_request(
+        _CONTENT_SIZE_INVALID, f"{detail} Shape: {format_shape(source.shape)}; input name: {source.name}"
+    )
 
 
 def _missing_contents_error(source: InferInput) -> InvalidRequest:
-    return refused(_CONTENT_SIZE_INVALID, f"Input does not have input tensor contents field; input name: {source.name}")
+    return invalid_request(
+        _CONTENT_SIZE_INVALID, f"Input does not have input tensor contents field; input name: {source.name}"
+    )
 
 
 # OpenVINO, MediaPipe and TensorFlow tensors
@@ -90,7 +96,7 @@ class _ArrayReader(Generic[_Value]):
         datatype = self._datatypes.get(source.datatype)
         if datatype is None:
             wanted = ", ".join(sorted(self._datatypes))
-            raise refused(
+            raise invalid_request(
                 _PRECISION_INVALID, f"Expected: {wanted}; Actual: {source.datatype}; input name: {source.name}"
             )
         count = prod(shape)
@@ -98,9 +104,11 @@ class _ArrayReader(Generic[_Value]):
         if expected > _MAX_BYTES:
             raise _too_large_error(source)
         if raw is None:
-            return self._tensor_class(datatype, to_array(source.contents, shape, count, described(source, datatype)))
+            return self._tensor_class(datatype, to_array(source.contents, shape, count, input_spec(source, datatype)))
         if len(raw) != expected:
-            raise mismatch(_CONTENT_SIZE_INVALID, f"{expected} bytes", f"{len(raw)} bytes", described(source, datatype))
+            raise input_mismatch(
+                _CONTENT_SIZE_INVALID, f"{expected} bytes", f"{len(raw)} bytes", input_spec(source, datatype)
+            )
         return self._tensor_class(datatype, wrapped(raw, shape, datatype.numpy))
 
 
@@ -130,11 +138,11 @@ def read_image(source: InferInput, raw: Buffer | None) -> ImageFrame:
     """Return one request input as an image."""
     if raw is None:
         fixed = "Mediapipe execution failed. MP status"
-        raise refused(fixed, f"images must be in raw_input_contents; input name: {source.name}")
+        raise invalid_request(fixed, f"images must be in raw_input_contents; input name: {source.name}")
     shape = source.shape
     if len(shape) != _RANK:
-        detail = f"Expected: (height,width,channels); Actual: {show_shape(shape)}; input name: {source.name}"
-        raise refused("Invalid input shape", detail)
+        detail = f"Expected: (height,width,channels); Actual: {format_shape(shape)}; input name: {source.name}"
+        raise invalid_request("Invalid input shape", detail)
     if any(size < 1 for size in shape):
         raise _zero_dimension_error(source)
     datatype = _pixels(source)
@@ -143,7 +151,7 @@ def read_image(source: InferInput, raw: Buffer | None) -> ImageFrame:
         raise _too_large_error(source)
     if len(raw) != expected:
         sizes = f"Actual: {len(raw)}; Expected: {expected}"
-        raise refused(
+        raise invalid_request(
             _CONTENT_SIZE_INVALID, f"Invalid Mediapipe Image input buffer size. {sizes}; input name: {source.name}"
         )
     return ImageFrame(datatype, wrapped(raw, shape, datatype.numpy))
@@ -154,12 +162,12 @@ def _pixels(source: InferInput) -> Datatype:
     known = _FORMATS.get(source.datatype)
     if known is None:
         detail = f"Expected: {', '.join(_FORMATS)}; Actual: {source.datatype}; input name: {source.name}"
-        raise refused(_INPUT_FORMAT_INVALID, detail)
+        raise invalid_request(_INPUT_FORMAT_INVALID, detail)
     datatype, allowed = known
     if channels not in allowed:
         wanted = ", ".join(map(str, sorted(allowed)))
         detail = f"Expected channels of {source.datatype}: {wanted}; Actual: {channels}; input name: {source.name}"
-        raise refused(_INPUT_FORMAT_INVALID, detail)
+        raise invalid_request(_INPUT_FORMAT_INVALID, detail)
     return datatype
 
 
@@ -168,7 +176,7 @@ def _pixels(source: InferInput) -> Datatype:
 _KNOWN: Final = {name: row for name, row in BY_NAME.items() if name not in {"BYTES", "BF16"}}
 _ITEMSIZES: Final = {name: row.itemsize for name, row in _KNOWN.items()}
 
-python_tensor: Final = Tensor._from_request  # noqa: SLF001 - pyovms's constructor for the server
+create_python_tensor: Final = Tensor._from_request  # noqa: SLF001 - pyovms's constructor for the server
 """Create a tensor of ``(name, raw, shape, datatype)`` whose buffer is ``raw`` itself."""
 
 
@@ -184,37 +192,39 @@ def read_python_tensor(source: InferInput, raw: Buffer | None) -> Tensor:
     itemsize = _ITEMSIZES.get(source.datatype)
     if itemsize is not None and count * itemsize != len(raw):
         raise _wrong_size(source, count * itemsize, len(raw))
-    return python_tensor(source.name, raw, source.shape, source.datatype)
+    return create_python_tensor(source.name, raw, source.shape, source.datatype)
 
 
 def _wrong_size(source: InferInput, expected: int, actual: int) -> Exception:
     if expected > _MAX_BYTES:
         return _too_large_error(source)
     sizes = f"Actual: {actual}; Expected: {expected}"
-    return refused(_CONTENT_SIZE_INVALID, f"Invalid Python tensor buffer size. {sizes}; input name: {source.name}")
+    return invalid_request(
+        _CONTENT_SIZE_INVALID, f"Invalid Python tensor buffer size. {sizes}; input name: {source.name}"
+    )
 
 
 def _from_contents(source: InferInput) -> Tensor:
     if any(size < 0 for size in source.shape):
         raise _negative_dimension_error(source)
     if source.datatype == BYTES.name:
-        elements = elements_of(source, None, described(source, BYTES))
+        elements = bytes_elements(source, None, input_spec(source, BYTES))
         if not elements:
             raise _missing_contents_error(source)
-        return python_tensor(source.name, framed(elements), source.shape, BYTES.name)
+        return create_python_tensor(source.name, framed(elements), source.shape, BYTES.name)
     datatype = _KNOWN.get(source.datatype)
     if datatype is None:
         rule = "custom datatypes are allowed only when raw_input_contents is used."
-        raise refused(_PRECISION_INVALID, f"Provided datatype is invalid, {rule} Datatype: {source.datatype!r}")
+        raise invalid_request(_PRECISION_INVALID, f"Provided datatype is invalid, {rule} Datatype: {source.datatype!r}")
     count = prod(source.shape)
     if count * datatype.itemsize > _MAX_BYTES:
         raise _too_large_error(source)
     if not count:
         raise _missing_contents_error(source)
-    array = to_array(source.contents, source.shape, count, described(source, datatype))
-    return python_tensor(source.name, buffer_of(array), source.shape, source.datatype)
+    array = to_array(source.contents, source.shape, count, input_spec(source, datatype))
+    return create_python_tensor(source.name, buffer_of(array), source.shape, source.datatype)
 
 
-def contents_of(tensor: Tensor) -> Buffer:
+def tensor_bytes(tensor: Tensor) -> Buffer:
     """Return a tensor's bytes in C order; writable buffers are copied, because user code may refill them."""
     return tensor._frozen()._wire_bytes()  # noqa: SLF001 - pyovms's interface for the server

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ovmstrio.config.documents import Findings
 from ovmstrio.config.specs import GraphSpec, TextModelSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.graphs.calculators.text import HTTP_LLM, PAYLOADS, TEXT_CALCULATORS, read_node_options
-from ovmstrio.graphs.graph_file import examine_text
-from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.graphs.calculators.text import HTTP_LLM, PAYLOAD_TAGS, TEXT_CALCULATORS, read_node_options
+from ovmstrio.graphs.graph_file import parse_graph_text
+from ovmstrio.graphs.validate import validate_graph
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class TextGraph(NamedTuple):
 
 
 def _check_streams(graph: GraphConfig, findings: Findings) -> None:
-    for kind, refs, tags in (("input", graph.inputs, PAYLOADS[:2]), ("output", graph.outputs, PAYLOADS[2:])):
+    for kind, refs, tags in (("input", graph.inputs, PAYLOAD_TAGS[:2]), ("output", graph.outputs, PAYLOAD_TAGS[2:])):
         for ref in refs:
             if ref.port.tag not in tags:
                 findings.refuse(
@@ -50,7 +50,7 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
         content = read_regular_bytes(spec.graph_path)
     except OSError:
         return None
-    examined = examine_graph(spec.graph_path, spec.base_path)
+    examined = validate_graph(spec.graph_path, spec.base_path)
     graph = examined.config
     if graph is None or len(graph.nodes) != 1 or graph.nodes[0].calculator not in TEXT_CALCULATORS:
         return None
@@ -72,7 +72,7 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
 
 def text_model_paths(content: str, directory: Path) -> tuple[Path, ...]:
     """Return the model and draft paths of a graph's text-generation nodes; none if the file cannot be parsed."""
-    config = examine_text(content, "").config
+    config = parse_graph_text(content, "").config
     found: list[Path] = []
     for node in config.nodes if config is not None else ():
         if node.calculator == HTTP_LLM.name:

@@ -8,12 +8,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import Findings, by_line, did_you_mean
+from ovmstrio.config.documents import Findings, did_you_mean, sorted_by_line
 from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.graphs.calculator import ContractError, NodeContract
-from ovmstrio.graphs.calculators import find_kind, known_names
+from ovmstrio.graphs.calculators import calculator_names, find_calculator
 from ovmstrio.graphs.calculators.text import LOOPBACK, TEXT_CALCULATORS, read_node_options
 from ovmstrio.graphs.graph_config import (
     FILE_INVALID,
@@ -33,14 +33,14 @@ from ovmstrio.graphs.graph_config import (
     Port,
     StreamRef,
 )
-from ovmstrio.graphs.graph_file import examine_text
+from ovmstrio.graphs.graph_file import parse_graph_text
 from ovmstrio.graphs.packets import (
-    PYTHON_TENSOR,
-    REQUEST_PAYLOAD,
-    RESPONSE_PAYLOAD,
-    TFLITE,
+    PYTHON_TENSOR_TAG,
+    REQUEST_PAYLOAD_TAG,
+    RESPONSE_PAYLOAD_TAG,
+    TFLITE_TAG,
     stream_type,
-    tag_for,
+    tag_of_type,
     type_name,
 )
 from ovmstrio.graphs.policies import policy_names
@@ -48,9 +48,9 @@ from ovmstrio.graphs.stream_refs import InvalidName, parse_tag_index
 from ovmstrio.util.regular_files import read_regular_text
 
 __all__ = [
-    "Examination",
+    "GraphValidation",
     "check_wiring",
-    "examine_graph",
+    "validate_graph",
 ]
 
 # Graph inputs, outputs and cycles
@@ -68,7 +68,7 @@ def _check_graph_streams(graph: GraphConfig, findings: Findings) -> None:
                 suggestion=f'add {kind}: "OVMS_PY_TENSOR:name" outside the nodes',
             )
         for ref in refs:
-            if ref.port.tag.startswith(TFLITE):
+            if ref.port.tag.startswith(TFLITE_TAG):
                 message = f"{NOT_IMPLEMENTED} - streams tagged {ref.port.tag} are not supported"
                 findings.refuse(ref.at, message, suggestion=f'write "OVTENSOR:{ref.name}"')
     _check_messages(graph, findings)
@@ -96,12 +96,12 @@ def _check_messages(graph: GraphConfig, findings: Findings) -> None:
 
 
 def _check_payloads(graph: GraphConfig, findings: Findings) -> None:
-    request, response = _tagged(graph.inputs, REQUEST_PAYLOAD), _tagged(graph.outputs, RESPONSE_PAYLOAD)
+    request, response = _tagged(graph.inputs, REQUEST_PAYLOAD_TAG), _tagged(graph.outputs, RESPONSE_PAYLOAD_TAG)
     if request is None and response is None:
         return
     for kind, tag, refs, found in (
-        ("input", REQUEST_PAYLOAD, graph.inputs, request),
-        ("output", RESPONSE_PAYLOAD, graph.outputs, response),
+        ("input", REQUEST_PAYLOAD_TAG, graph.inputs, request),
+        ("output", RESPONSE_PAYLOAD_TAG, graph.outputs, response),
     ):
         if found is None or len(refs) > 1:
             other = next((ref for ref in refs if ref is not found), None)
@@ -444,7 +444,7 @@ class _NodeCheck:
         )
 
     def _warn_input(self, ref: StreamRef, wanted: type, producer: _Producer) -> None:
-        tag = tag_for(wanted)
+        tag = tag_of_type(wanted)
         self.findings.warn(
             replace(ref.at, line=producer.ref.line),
             f'every request will fail: input stream "{ref.name}" of the graph carries {type_name(producer.kind)}, '
@@ -480,7 +480,7 @@ class _NodeCheck:
 
 
 def _conversion(wanted: type, found: type) -> str:
-    if {tag_for(wanted), tag_for(found)} == {PYTHON_TENSOR, "OVTENSOR"}:
+    if {tag_of_type(wanted), tag_of_type(found)} == {PYTHON_TENSOR_TAG, "OVTENSOR"}:
         return "add a PyTensorOvTensorConverterCalculator between the two nodes"
     return ""
 
@@ -494,7 +494,7 @@ def _check_outputs(graph: GraphConfig, producers: _Producers, findings: Findings
             fix = did_you_mean(ref.name, producers.streams, otherwise="add it to a node's output_stream")
             findings.refuse(ref.at, f"{_NO_OUTPUT} - {details}", suggestion=fix)
         elif _differ(kind, producer.kind):
-            tag = tag_for(producer.kind)
+            tag = tag_of_type(producer.kind)
             findings.refuse(
                 ref.at,
                 f'{_INVALID}: output stream "{ref.name}" of the graph is tagged as {type_name(kind)}, but carries '
@@ -555,7 +555,7 @@ _CANNOT_OPEN: Final = "File not found or cannot open"
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class GraphValidation:
     """Parsed graph file (None if it cannot be parsed) and its problems by line."""
 
     config: GraphConfig | None
@@ -567,7 +567,7 @@ class Examination:
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
-def examine_graph(graph_path: Path, directory: Path | None = None) -> Examination:
+def validate_graph(graph_path: Path, directory: Path | None = None) -> GraphValidation:
     """Parse a graph file and check its nodes and their connections. Reads the disk.
 
     Relative paths in the file start at ``directory``, by default the file's folder.
@@ -576,10 +576,10 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
     try:
         content = read_regular_text(graph_path)
     except OSError as error:
-        return Examination(None, (Problem(f"{_CANNOT_OPEN} - {error.strerror or error}", file),))
+        return GraphValidation(None, (Problem(f"{_CANNOT_OPEN} - {error.strerror or error}", file),))
     except UnicodeDecodeError as error:
-        return Examination(None, (Problem(f"{_CANNOT_OPEN} - not UTF-8: {error.reason}", file),))
-    reading = examine_text(content, file)
+        return GraphValidation(None, (Problem(f"{_CANNOT_OPEN} - not UTF-8: {error.reason}", file),))
+    reading = parse_graph_text(content, file)
     problems = list(reading.problems)
     if reading.config is not None:
         certain = [node for node in reading.config.nodes if node.canonical_name not in reading.doubtful]
@@ -588,7 +588,7 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
         problems += check_wiring(reading.config, contracts, policy_names())
         problems += _check_text_models(reading.config, contracts, directory or graph_path.parent)
         problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
-    return Examination(reading.config, by_line(problems))
+    return GraphValidation(reading.config, sorted_by_line(problems))
 
 
 def _handler_file(handler_path: str, directory: Path) -> Path:
@@ -598,7 +598,7 @@ def _handler_file(handler_path: str, directory: Path) -> Path:
 def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
     """Return the node's contract; None for errors that ``_check_python_nodes`` reports."""
     try:
-        kind = find_kind(node.calculator)
+        kind = find_calculator(node.calculator)
     except ConfigError as error:
         return ContractError(error.message, code="NOT_FOUND")
     if kind is None:
@@ -611,7 +611,7 @@ def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
 
 def _unknown(node: NodeConfig) -> ContractError | None:
     """Return the error for an unknown calculator; None if the calculator exists."""
-    names = known_names()
+    names = calculator_names()
     if node.calculator in names:
         return None
     fix = did_you_mean(node.calculator, names, otherwise=f"known: {', '.join(names)}")
@@ -647,7 +647,7 @@ def _check_text_node(graph: GraphConfig, node: NodeConfig, findings: Findings) -
         findings.refuse(
             node.at,
             f"{who} needs a graph for raw HTTP requests",
-            suggestion=_only_stream_hint("input", REQUEST_PAYLOAD),
+            suggestion=_only_stream_hint("input", REQUEST_PAYLOAD_TAG),
         )
     if not {LOOPBACK} <= {ref.port for ref in node.inputs} & {ref.port for ref in node.outputs}:
         findings.refuse(

@@ -14,11 +14,19 @@ from structlog.contextvars import bound_contextvars, get_contextvars
 
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.serving.batching import BatchOptions
 
-__all__ = ["BatchItem", "BatchedMethod", "Patience", "batch_options", "current_request_id", "in_log", "request_id_for"]
+__all__ = [
+    "BatchItem",
+    "BatchedMethod",
+    "QueueTimeouts",
+    "batch_options",
+    "current_request_id",
+    "log_request_ids",
+    "request_id_for",
+]
 
 _KEY: Final = "request_id"
 _ID_BYTES: Final = 8
@@ -30,7 +38,7 @@ def request_id_for(sent: str | None) -> str:
     return sent if sent is not None and _SAFE_ID.fullmatch(sent) else secrets.token_hex(_ID_BYTES)
 
 
-def in_log(*request_ids: str) -> AbstractContextManager[Any]:
+def log_request_ids(*request_ids: str) -> AbstractContextManager[Any]:
     """Add request ids to all log lines of the block, also in threads called from it."""
     return bound_contextvars(**{_KEY: ", ".join(filter(None, request_ids))})
 
@@ -54,14 +62,14 @@ class BatchItem:
     request_id: str = ""
 
 
-class Patience(NamedTuple):
+class QueueTimeouts(NamedTuple):
     """Timeouts of calls in seconds: for a free thread, and for the start of a batch."""
 
     thread: float = math.inf
     batch: float = math.inf
 
     @classmethod
-    def of(cls, project: ProjectSpec, seconds: float) -> Patience:
+    def of(cls, project: ProjectSpec, seconds: float) -> QueueTimeouts:
         """Return the timeouts of a project: for batches plus the batch interval; 0 seconds means no timeout."""
         if not seconds:
             return cls()
@@ -81,7 +89,7 @@ class BatchedMethod:
         self,
         method: HandlerMethod,
         invoke: Callable[[HandlerMethod, Arguments], Awaitable[Any]],
-        code: HandlerCode,
+        code: ErrorReporter,
     ) -> None:
         self._method = method
         self._invoke = invoke
@@ -93,7 +101,7 @@ class BatchedMethod:
         Raises UserCodeError, which has been logged, if the method raised or its result is not a list of matching
         length.
         """
-        with in_log(*(item.request_id for item in items)):
+        with log_request_ids(*(item.request_id for item in items)):
             return await self._results(items)
 
     async def _results(self, items: Sequence[BatchItem]) -> list[Any]:

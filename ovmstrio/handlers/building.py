@@ -17,11 +17,11 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
-from ovmstrio.handlers.batches import BatchedMethod, BatchItem, Patience, batch_options
+from ovmstrio.handlers.batches import BatchedMethod, BatchItem, QueueTimeouts, batch_options
 from ovmstrio.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_calls import invoke
+from ovmstrio.handlers.handler_calls import call_method
 from ovmstrio.handlers.handler_class import (
     GRPC_ARGUMENTS,
     HTTP_ARGUMENTS,
@@ -31,22 +31,22 @@ from ovmstrio.handlers.handler_class import (
     load_handler_class,
     on_sys_path,
 )
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.isolation.importing import HandlerPackage
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import (
     SourceLine,
     UserCodeRaisedError,
     call_in_thread,
-    describe,
+    definition_location,
+    describe_error,
+    error_location,
     is_async,
-    missing_module_fix,
-    place_in,
-    place_of,
+    missing_module_hint,
 )
 from ovmstrio.serving.batching import Batcher
 
-__all__ = ["NO_SUPPLIES", "HandlerBuilder", "Supplies", "drain_batcher", "open_handler", "start_batcher"]
+__all__ = ["NO_DEPENDENCIES", "HandlerBuilder", "HandlerDependencies", "drain_batcher", "open_handler", "start_batcher"]
 
 LOAD_MODEL: Final = "load_model"
 _KEYWORD_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -181,7 +181,7 @@ def _parameters_of(cls: type[Any], name: str) -> dict[str, inspect.Parameter]:
 
 def _place(cls: type[Any], name: str, contract: HandlerContract) -> SourceLine:
     method = _method(cls, name)
-    place = None if method is None else place_of(method)
+    place = None if method is None else definition_location(method)
     if place is not None:
         return place
     try:
@@ -206,7 +206,7 @@ _BATCHED: Final = "handle_post"
 
 
 @dataclass(frozen=True, slots=True)
-class Supplies:
+class HandlerDependencies:
     """Dependencies of a handler.
 
     Attributes:
@@ -231,7 +231,7 @@ class Supplies:
         return given
 
 
-NO_SUPPLIES: Final = Supplies()
+NO_DEPENDENCIES: Final = HandlerDependencies()
 
 
 class HandlerBuilder:
@@ -244,8 +244,8 @@ class HandlerBuilder:
     def __init__(
         self,
         project: ProjectSpec,
-        supplies: Supplies,
-        code: HandlerCode,
+        supplies: HandlerDependencies,
+        code: ErrorReporter,
         threads: WorkerThreads,
         *,
         is_alone: bool = False,
@@ -299,11 +299,11 @@ class HandlerBuilder:
     def _failed(self, error: BaseException, step: str) -> ConfigError:
         self._code.report(error, step)
         file = str(self._project.handler_path)
-        place = place_in(self._project.directory, error)
-        reason = describe(error).replace(f"{self._package.name}.", "")
+        place = error_location(self._project.directory, error)
+        reason = describe_error(error).replace(f"{self._package.name}.", "")
         where, line = (file, None) if place is None else place
         message = f"{step} of the handler failed: {reason}"
-        return ConfigError([Problem(message, file=where, line=line, suggestion=missing_module_fix(error))])
+        return ConfigError([Problem(message, file=where, line=line, suggestion=missing_module_hint(error))])
 
     # The class
 
@@ -370,11 +370,11 @@ log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_handler(
     project: ProjectSpec,
-    supplies: Supplies = NO_SUPPLIES,
+    supplies: HandlerDependencies = NO_DEPENDENCIES,
     *,
     batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
     is_alone: bool = False,
-    code: HandlerCode | None = None,
+    code: ErrorReporter | None = None,
     gathers: bool = True,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
@@ -386,7 +386,7 @@ async def open_handler(
 
     Callbacks, batches and threads that have not ended ``DRAIN_SECONDS`` after the block are abandoned.
     """
-    code = code or HandlerCode(project.name, project.directory)
+    code = code or ErrorReporter(project.name, project.directory)
     threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.log_fields)
     callbacks = Callbacks(code)
     builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
@@ -400,7 +400,7 @@ async def open_handler(
                 batcher = await _start_own_batcher(
                     nursery, project if gathers else None, methods, threads=threads, code=code, hooks=batch_hooks
                 )
-                patience = Patience.of(project, queue_timeout)
+                patience = QueueTimeouts.of(project, queue_timeout)
                 yield LoadedHandler(
                     instance, methods, threads, callbacks, code=code, batcher=batcher, patience=patience
                 )
@@ -422,13 +422,13 @@ async def _start_own_batcher(
     methods: Mapping[str, HandlerMethod],
     *,
     threads: WorkerThreads,
-    code: HandlerCode,
+    code: ErrorReporter,
     hooks: BatchHooks,
 ) -> Batcher[BatchItem, Any] | None:
     batched = next((method for method in methods.values() if method.is_batched), None)
     if batched is None or project is None or project.batching is None:
         return None
-    run = BatchedMethod(batched, partial(invoke, threads, code), code).run
+    run = BatchedMethod(batched, partial(call_method, threads, code), code).run
     return await start_batcher(nursery, project.batching, run, concurrency=project.threads_per_process, hooks=hooks)
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from ovmstrio.core.http import Callback
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.core.http import AfterResponse
+from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.handlers.models.model_cache import lease_models
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 class Callbacks:
     """Execution of callbacks in separate threads, so that they do not occupy threads of requests."""
 
-    def __init__(self, code: HandlerCode) -> None:
+    def __init__(self, code: ErrorReporter) -> None:
         self._code = code
         self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.log_fields)
         self._nursery: trio.Nursery | None = None
@@ -60,7 +60,7 @@ class Callbacks:
         """Accept no more callbacks and end :meth:`run`."""
         self._closing.set()
 
-    def start(self, callbacks: Iterable[Callback]) -> None:
+    def start(self, callbacks: Iterable[AfterResponse]) -> None:
         """Run callbacks in sequence in the background; their errors are logged."""
         chosen = list(callbacks)
         if not chosen:
@@ -70,7 +70,7 @@ class Callbacks:
             return
         self._nursery.start_soon(self._run_all, chosen, name="response callbacks")
 
-    async def _run_all(self, callbacks: list[Callback]) -> None:
+    async def _run_all(self, callbacks: list[AfterResponse]) -> None:
         for callback in callbacks:
             try:
                 await call_handler_code(self._threads, callback)

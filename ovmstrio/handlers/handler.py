@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
+from ovmstrio.core.http import AfterResponse, HttpAnswer, HttpRequest
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.http_results import to_answer
+from ovmstrio.handlers.http_results import to_response
 from ovmstrio.handlers.http_values import http_arguments
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class LoadedHandler(HandlerCalls):
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         """Answer a request; see :class:`HttpHandler`."""
         result = await self.call(name, **await http_arguments(self.methods[name].arguments, request))
-        return await to_answer(result, self, name)
+        return await to_response(result, self, name)
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
         """Answer a call over gRPC; see :class:`RpcHandler`."""
-        from ovmstrio.handlers.grpc.call_run import CallRun  # noqa: PLC0415 - not imported for HTTP handlers
+        from ovmstrio.handlers.grpc.call_run import CallExecution  # noqa: PLC0415 - not imported for HTTP handlers
 
-        await CallRun(rpc, call, self).run()
+        await CallExecution(rpc, call, self).run()
 
 
 class HttpHandler(Protocol):
@@ -58,6 +58,6 @@ class HttpHandler(Protocol):
         """
         ...
 
-    def run_after(self, callbacks: Iterable[Callback]) -> None:
+    def run_after(self, callbacks: Iterable[AfterResponse]) -> None:
         """Run the callbacks of a sent response in the background."""
         ...

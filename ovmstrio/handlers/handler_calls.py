@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
-from ovmstrio.core.http import Callback
-from ovmstrio.handlers.batches import Arguments, BatchItem, Patience, current_request_id
+from ovmstrio.core.http import AfterResponse
+from ovmstrio.handlers.batches import Arguments, BatchItem, QueueTimeouts, current_request_id
 from ovmstrio.handlers.callbacks import Callbacks, call_handler_code
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.handlers.models.model_cache import lease_models
-from ovmstrio.isolation.generators import AsyncPump, End, Failed, ThreadPump
+from ovmstrio.isolation.generators import End, Failed, LoopGenerator, ThreadGenerator
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_in_thread
 from ovmstrio.serving.batching import Batcher
@@ -23,7 +23,7 @@ from ovmstrio.util.stdio import running_code_of
 __all__ = ["HandlerCalls", "UserStream"]
 
 _T = TypeVar("_T")
-_NO_TIMEOUTS: Final = Patience()
+_NO_TIMEOUTS: Final = QueueTimeouts()
 
 
 class HandlerCalls:
@@ -39,9 +39,9 @@ class HandlerCalls:
         threads: WorkerThreads,
         callbacks: Callbacks,
         *,
-        code: HandlerCode,
+        code: ErrorReporter,
         batcher: Batcher[BatchItem, Any] | None = None,
-        patience: Patience = _NO_TIMEOUTS,
+        patience: QueueTimeouts = _NO_TIMEOUTS,
     ) -> None:
         self.instance = instance
         self.methods = methods
@@ -77,7 +77,7 @@ class HandlerCalls:
             return await self._batcher.submit(item, start_within=self._timeouts.batch)
         if method.is_generator:
             return method.call(**given)
-        return await invoke(self._threads, self._code, method, given, self._timeouts.thread)
+        return await call_method(self._threads, self._code, method, given, self._timeouts.thread)
 
     async def iterate(self, name: str, convert: Callable[[Any], _T], /, **arguments: Any) -> UserStream[_T]:
         """Call a method that returns an iterable; the caller must close the stream.
@@ -119,14 +119,14 @@ class HandlerCalls:
             raise raised.error from None
         return result
 
-    def run_after(self, callbacks: Iterable[Callback]) -> None:
+    def run_after(self, callbacks: Iterable[AfterResponse]) -> None:
         """Run the callbacks of a sent response in the background, outside the threads of requests."""
         self._callbacks.start(callbacks)
 
 
-async def invoke(
+async def call_method(
     threads: WorkerThreads,
-    code: HandlerCode,
+    code: ErrorReporter,
     method: HandlerMethod,
     given: Arguments,
     start_within: float = math.inf,
@@ -150,17 +150,19 @@ class UserStream(Generic[_T]):
         values: Iterator[Any] | AsyncIterator[Any],
         convert: Callable[[Any], _T],
         threads: WorkerThreads,
-        code: HandlerCode,
+        code: ErrorReporter,
         step: str,
     ) -> None:
         self._context = contextvars.copy_context()
         self._leases = lease_models()
         self._context.run(self._leases.__enter__)
-        self._pump: ThreadPump[_T] | AsyncPump[_T]
+        self._pump: ThreadGenerator[_T] | LoopGenerator[_T]
         if isinstance(values, AsyncIterator):
-            self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.log_fields))
+            self._pump = LoopGenerator(
+                values, convert, threads.grace_seconds, partial(running_code_of, code.log_fields)
+            )
         else:
-            self._pump = ThreadPump(values, convert, threads, self._context)
+            self._pump = ThreadGenerator(values, convert, threads, self._context)
         self._code = code
         self._step = step
         self._is_over = False
@@ -189,7 +191,7 @@ class UserStream(Generic[_T]):
         if self._is_over:
             return
         self._end()
-        if isinstance(self._pump, ThreadPump):
+        if isinstance(self._pump, ThreadGenerator):
             self._pump.leave()
             return
         error = await self._pump.aclose()

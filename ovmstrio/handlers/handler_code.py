@@ -9,18 +9,18 @@ import structlog
 
 from ovmstrio.core.errors import ServerError, UserCodeError
 from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.starlette_responses import starlette_error
-from ovmstrio.isolation.user_code import describe, place_in, trimmed
+from ovmstrio.handlers.starlette_responses import convert_starlette_error
+from ovmstrio.isolation.user_code import describe_error, error_location, trim_traceback
 
-__all__ = ["HIDDEN", "HandlerCode"]
+__all__ = ["INTERNAL_ERROR", "ErrorReporter"]
 
-HIDDEN: Final = "internal server error"
+INTERNAL_ERROR: Final = "internal server error"
 """Message for callers instead of the details of an error."""
 
 log = structlog.get_logger(__name__)
 
 
-class HandlerCode:
+class ErrorReporter:
     """Reporter of errors in the code of one handler.
 
     Exceptions in ``passing`` end a call without being failures. ``log_fields`` are for lines that the handler prints.
@@ -37,18 +37,18 @@ class HandlerCode:
 
         Errors with a status, and server errors, are returned unchanged. The text of other errors is only logged.
         """
-        chosen = starlette_error(error) or error
+        chosen = convert_starlette_error(error) or error
         if isinstance(chosen, Exception) and isinstance(chosen, self._passing):
             return chosen
         self.report(error, step)
         if isinstance(error, ServerError):
             return error
-        return UserCodeError(HIDDEN, detail=self.describe(error))
+        return UserCodeError(INTERNAL_ERROR, detail=self.describe(error))
 
     def invalid_result(self, step: str, problem: str) -> UserCodeError:
         """Log an invalid result of user code and return the error to raise."""
         log.error("invalid handler result", project=self._project, method=step, problem=problem)
-        return UserCodeError(HIDDEN, detail=problem)
+        return UserCodeError(INTERNAL_ERROR, detail=problem)
 
     def report(self, error: BaseException, step: str) -> None:
         """Log an exception of user code, with the traceback limited to user frames."""
@@ -57,10 +57,10 @@ class HandlerCode:
             project=self._project,
             method=step,
             error=self.describe(error),
-            exc_info=(type(error), error, trimmed(error)),
+            exc_info=(type(error), error, trim_traceback(error)),
         )
 
     def describe(self, error: BaseException) -> str:
         """Return type, message, file and line of an error."""
-        place = place_in(self._folder, error)
-        return describe(error) + ("" if place is None else f" ({place})")
+        place = error_location(self._folder, error)
+        return describe_error(error) + ("" if place is None else f" ({place})")

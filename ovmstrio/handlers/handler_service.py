@@ -16,34 +16,34 @@ from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.service import GrpcDeclaration
-from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
+from ovmstrio.handlers.grpc.project import GrpcProject, open_project_proto, open_rpc_handler
 from ovmstrio.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.serving.hosted_service import ResidentService, host
+from ovmstrio.serving.hosted_service import HostedService, host_service
 
 if TYPE_CHECKING:
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.handlers.grpc.services import UserProto
     from ovmstrio.handlers.handler import HttpHandler
-    from ovmstrio.handlers.models.library import ModelsInfo
+    from ovmstrio.handlers.models.library import ModelInfoSource
     from ovmstrio.serving.kind import LoadContext
 
 __all__ = [
-    "HandlerServable",
-    "examine_mounted",
+    "HandlerService",
     "load_handler",
     "load_project",
     "read_mounted",
+    "validate_mounted",
 ]
 
 _PLATFORM: Final = "handler"
 
 
-class HandlerServable(ResidentService):
+class HandlerService(HostedService):
     """Loaded handler project; ``limit`` is None if the server does not count concurrent requests.
 
     Attributes:
@@ -57,14 +57,14 @@ class HandlerServable(ResidentService):
         handler: HttpHandler,
         limit: ConcurrencyLimit | None,
         grpc: GrpcProject | None,
-        models: ModelsInfo,
+        models: ModelInfoSource,
     ) -> None:
         super().__init__()
         self.handler = handler
         self.models = models
         self.concurrency_limit = limit
         self.grpc = grpc
-        self.declaration = None if grpc is None else declaration_of(grpc.proto)
+        self.declaration = None if grpc is None else grpc_declaration(grpc.proto)
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
 
     @property
@@ -78,7 +78,7 @@ class HandlerServable(ResidentService):
         return self._metadata
 
 
-def declaration_of(proto: UserProto) -> GrpcDeclaration:
+def grpc_declaration(proto: UserProto) -> GrpcDeclaration:
     """Return the declaration of a project's gRPC services for the front end."""
     return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)
 
@@ -86,7 +86,7 @@ def declaration_of(proto: UserProto) -> GrpcDeclaration:
 log = structlog.get_logger(__name__)
 
 
-def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
+def validate_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
     """Read and check a project of ``handler_config_list``; return it with its warnings; blocking.
 
     Raises:
@@ -105,14 +105,14 @@ def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
 
 
 def read_mounted(spec: HandlerSpec) -> ProjectSpec:
-    """Read a project as :func:`examine_mounted`, and log its warnings; blocking."""
-    project, warnings = examine_mounted(spec)
+    """Read a project as :func:`validate_mounted`, and log its warnings; blocking."""
+    project, warnings = validate_mounted(spec)
     for warning in warnings:
         log.warning("handler project warning", handler=spec.name, problem=str(warning))
     return project
 
 
-async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServable:
+async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerService:
     """Load a handler project; the caller closes the returned servable.
 
     Raises:
@@ -130,7 +130,7 @@ async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServab
 
 async def load_project(
     project: ProjectSpec, context: LoadContext, *, isolation: Isolation | None = None, mounted_as: str = ""
-) -> HandlerServable:
+) -> HandlerService:
     """Load a project that has been read; see :func:`load_handler`.
 
     The handler runs in threads if ``isolation`` is None. ``mounted_as`` is its name in ``handler_config_list``; empty
@@ -139,28 +139,28 @@ async def load_project(
     opened = (
         _open_local(project, context) if isolation is None else _open_isolated(project, context, isolation, mounted_as)
     )
-    return await host(context.tasks, opened, kind=HandlerSpec.kind, name=project.name)
+    return await host_service(context.tasks, opened, kind=HandlerSpec.kind, name=project.name)
 
 
 @asynccontextmanager
 async def _open_isolated(
     project: ProjectSpec, context: LoadContext, isolation: Isolation, mounted_as: str
-) -> AsyncIterator[HandlerServable]:
+) -> AsyncIterator[HandlerService]:
     limit, hooks = context.make_limit(project.max_concurrency, project.name), context.meters.batches(project.name, "1")
     opening = open_isolated_handler(
         project, isolation, mounted_as=mounted_as, batch_hooks=hooks, queue_timeout=context.queue_timeout
     )
     if project.protobuf_path is None:
         async with opening as handler:
-            yield HandlerServable(project.name, handler, limit, None, IsolatedModels(handler))
+            yield HandlerService(project.name, handler, limit, None, IsolatedModels(handler))
         return
-    async with proto_of(project) as proto, opening as handler:
+    async with open_project_proto(project) as proto, opening as handler:
         grpc = GrpcProject(proto, handler)
-        yield HandlerServable(project.name, handler, limit, grpc, IsolatedModels(handler))
+        yield HandlerService(project.name, handler, limit, grpc, IsolatedModels(handler))
 
 
 @asynccontextmanager
-async def _open_local(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerServable]:
+async def _open_local(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerService]:
     _export(project)
     limit, is_alone = context.make_limit(project.max_concurrency, project.name), context.is_alone
     seconds = context.queue_timeout
@@ -168,13 +168,15 @@ async def _open_local(project: ProjectSpec, context: LoadContext) -> AsyncIterat
     async with open_models(project) as models:
         if project.protobuf_path is not None:
             loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
-            async with proto_of(project) as proto, loading_rpc(project, proto) as rpc_handler:
+            async with open_project_proto(project) as proto, loading_rpc(project, proto) as rpc_handler:
                 grpc = GrpcProject(proto, rpc_handler)
-                yield HandlerServable(project.name, rpc_handler, limit, grpc, models)
+                yield HandlerService(project.name, rpc_handler, limit, grpc, models)
             return
-        loading = partial(open_handler, supplies=Supplies(models.clients), is_alone=is_alone, queue_timeout=seconds)
+        loading = partial(
+            open_handler, supplies=HandlerDependencies(models.clients), is_alone=is_alone, queue_timeout=seconds
+        )
         async with loading(project, batch_hooks=batch_hooks) as handler:
-            yield HandlerServable(project.name, handler, limit, None, models)
+            yield HandlerService(project.name, handler, limit, None, models)
 
 
 def _export(project: ProjectSpec) -> None:

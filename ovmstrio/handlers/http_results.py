@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ovmstrio.core.http import ByteStream, HttpAnswer
 from ovmstrio.handlers.http_responses import Response, StreamingResponse
-from ovmstrio.handlers.starlette_responses import starlette_answer
+from ovmstrio.handlers.starlette_responses import convert_starlette_response
 
 if TYPE_CHECKING:
     from ovmstrio.handlers.handler_calls import HandlerCalls
 
-__all__ = ["to_answer"]
+__all__ = ["to_response"]
 
 
 # Starlette's responses and errors, from handlers that import Starlette
@@ -37,7 +37,7 @@ _JSON: Final = "application/json"
 _LINES: Final = "application/x-ndjson"
 
 
-async def to_answer(result: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
+async def to_response(result: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
     """Convert the result of a method to a response; the caller closes a streamed body.
 
     Raises:
@@ -45,11 +45,11 @@ async def to_answer(result: Any, handler: HandlerCalls, method: str) -> HttpAnsw
         HTTPError: raised by the generator before the first value.
     """
     if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):  # noqa: PLR2004 - result and callback
-        return (await to_answer(result[0], handler, method)).followed_by(result[1])
+        return (await to_response(result[0], handler, method)).followed_by(result[1])
     if isinstance(result, Iterator | AsyncIterator):
         return await _stream_values(result, handler, method)
     try:
-        return await starlette_answer(result, handler.stream, method) or _buffered(result, handler, method)
+        return await convert_starlette_response(result, handler.stream, method) or _buffered(result, handler, method)
     except (TypeError, ValueError, RecursionError, OSError) as error:
         raise handler.convert_error(error, method) from None
 

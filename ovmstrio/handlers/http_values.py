@@ -34,12 +34,12 @@ __all__ = [
     "QueryParams",
     "RequestHeaders",
     "UploadFile",
-    "error_answer",
+    "error_response",
     "http_arguments",
     "multipart_form",
     "parse_payload",
-    "plain_error",
-    "text_answer",
+    "server_error_response",
+    "text_response",
     "urlencoded_form",
     "wants_json",
 ]
@@ -179,7 +179,7 @@ _JSON_HEADER: Final = ("content-type", "application/json")
 _NO_BODY: Final = frozenset({204, 304})
 
 
-def text_answer(status: int, text: str) -> HttpAnswer:
+def text_response(status: int, text: str) -> HttpAnswer:
     """Create a plain-text response."""
     return HttpAnswer(status, (_TEXT_HEADER,), text.encode("utf-8", "replace"))
 
@@ -189,14 +189,14 @@ def wants_json(accept: str | None) -> bool:
     return accept is not None and _JSON_HEADER[1] in accept and "text/" not in accept
 
 
-def plain_error(status: int, text: str, *, as_json: bool) -> HttpAnswer:
+def server_error_response(status: int, text: str, *, as_json: bool) -> HttpAnswer:
     """Create the response to an error of the server."""
     if as_json:
         return HttpAnswer(status, (_JSON_HEADER,), json.dumps({"error": text}).encode())
-    return text_answer(status, text)
+    return text_response(status, text)
 
 
-def error_answer(
+def error_response(
     error: ServerError | HTTPError, status: int, *, shows_details: bool = False, as_json: bool = False
 ) -> HttpAnswer:
     """Create the response to a failed request.
@@ -211,7 +211,7 @@ def error_answer(
     text = error.message
     if isinstance(error, UserCodeError) and shows_details and error.detail:
         text = f"{text}: {error.detail}"
-    return plain_error(status, text, as_json=as_json)
+    return server_error_response(status, text, as_json=as_json)
 
 
 def _http_error_answer(error: HTTPError) -> HttpAnswer:

@@ -9,7 +9,7 @@ import trio
 from ovmstrio.config.mounted_entries import HANDLERS, read_handlers
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.serving.fingerprints import paths_mark, python_files
+from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
 from ovmstrio.serving.kind import Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["HandlerKind", "handler_mark"]
+__all__ = ["HandlerKind", "handler_fingerprint"]
 
 _SETTINGS: Final = (".yaml", ".yml", ".proto", ".pickle")
 _DOTENV: Final = ".env"
 
 
-def handler_mark(spec: HandlerSpec) -> str:
+def handler_fingerprint(spec: HandlerSpec) -> str:
     """Return a fingerprint of a project's code and settings; it changes when a file is written, added or removed."""
-    return paths_mark([*python_files(spec.base_path), *_settings_files(spec.base_path)])
+    return paths_fingerprint([*python_files(spec.base_path), *_settings_files(spec.base_path)])
 
 
 def _settings_files(directory: Path) -> set[Path]:
@@ -57,27 +57,27 @@ class HandlerKind(Kind[HandlerSpec]):
 
     def list_versions(self, spec: HandlerSpec) -> Listing:
         """Return the single version."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=handler_mark(spec))
+        return Listing({ONLY_VERSION: spec.base_path}, mark=handler_fingerprint(spec))
 
     def files_mark(self, spec: HandlerSpec, directory: Path) -> str:
         """Return the fingerprint of the project's code and settings."""
         del directory
-        return handler_mark(spec)
+        return handler_fingerprint(spec)
 
     def examine(self, spec: HandlerSpec) -> Sequence[Problem]:
         """Return all problems of the project file."""
-        from ovmstrio.handlers.handler_service import examine_mounted  # noqa: PLC0415 - as in `load`
+        from ovmstrio.handlers.handler_service import validate_mounted  # noqa: PLC0415 - as in `load`
 
         try:
-            return examine_mounted(spec)[1]
+            return validate_mounted(spec)[1]
         except ConfigError as error:
             return error.problems
 
     def obstacle(self, service: Service) -> str:
         """Return why calls fail now: all worker processes exited."""
-        from ovmstrio.handlers.handler_service import HandlerServable  # noqa: PLC0415 - as in `load`
+        from ovmstrio.handlers.handler_service import HandlerService  # noqa: PLC0415 - as in `load`
 
-        return service.obstacle if isinstance(service, HandlerServable) else ""
+        return service.obstacle if isinstance(service, HandlerService) else ""
 
     async def load(self, spec: HandlerSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Import the project's code and create its handler; for a trial, in a separate process."""
@@ -85,8 +85,8 @@ class HandlerKind(Kind[HandlerSpec]):
 
         del version, directory
         if context.is_trial:
-            from ovmstrio.handlers.trial import try_mounted  # noqa: PLC0415 - only for checks
+            from ovmstrio.handlers.trial import trial_load_mounted  # noqa: PLC0415 - only for checks
 
             project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-            return await try_mounted(project, spec.name)
+            return await trial_load_mounted(project, spec.name)
         return await load_handler(spec, context)

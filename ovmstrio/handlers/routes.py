@@ -14,32 +14,32 @@ import orjson
 import structlog
 import trio
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.events import note_failure
+from ovmstrio.core.events import set_failure
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.handlers.batches import current_request_id, in_log, request_id_for
-from ovmstrio.handlers.handler_code import HIDDEN
+from ovmstrio.handlers.batches import current_request_id, log_request_ids, request_id_for
+from ovmstrio.handlers.handler_code import INTERNAL_ERROR
 from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.http_values import error_answer, plain_error, text_answer, wants_json
+from ovmstrio.handlers.http_values import error_response, server_error_response, text_response, wants_json
 from ovmstrio.serving.interfaces import HANDLERS_HTTP
-from ovmstrio.transport.http.responses import JSON_TYPE, retry_after
-from ovmstrio.transport.statuses import status_of
+from ovmstrio.transport.http.responses import JSON_TYPE, retry_after_headers
+from ovmstrio.transport.statuses import error_status
 from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ovmstrio.auth.revocable_streams import LongRequest
+    from ovmstrio.auth.revocable_streams import RevocableStream
     from ovmstrio.core.http import ByteStream, Headers, HttpRequest
     from ovmstrio.core.service import HttpRoutes
     from ovmstrio.handlers.handler import HttpHandler
     from ovmstrio.handlers.handler_class import HandlerMethod
 
-__all__ = ["HandlerMountKind", "HandlerRoutes", "HeldStream", "refuse", "text_to_send"]
+__all__ = ["HandlerMountKind", "HandlerRoutes", "LeasedStream", "error_response_with_cors", "text_response_with_cors"]
 
 
-class HeldStream:
+class LeasedStream:
     """Response body that holds a resource until it is closed, and reports failures as broken connections.
 
     ``known`` is the request, cancelled when its credentials are revoked, and the function that unregisters it.
@@ -50,7 +50,7 @@ class HeldStream:
         body: ByteStream,
         give_back: Callable[[], None] | None = None,
         request_id: str = "",
-        known: tuple[LongRequest, Callable[[], None]] | None = None,
+        known: tuple[RevocableStream, Callable[[], None]] | None = None,
     ) -> None:
         self._body = body
         self._request_id = request_id
@@ -96,7 +96,7 @@ class HeldStream:
                 give_back()
 
     def _in_log(self) -> AbstractContextManager[Any]:
-        return in_log(self._request_id) if self._request_id else nullcontext()
+        return log_request_ids(self._request_id) if self._request_id else nullcontext()
 
 
 # Requests
@@ -125,18 +125,18 @@ def with_cors(headers: Headers) -> Headers:
     return (*headers, *((name, value) for name, value in _CORS if name not in given))
 
 
-def text_to_send(status: int, text: str) -> HttpAnswer:
+def text_response_with_cors(status: int, text: str) -> HttpAnswer:
     """Create a plain-text response with CORS headers."""
-    answer = text_answer(status, text)
+    answer = text_response(status, text)
     return HttpAnswer(status, with_cors(answer.headers), answer.body)
 
 
-def refuse(error: Exception) -> HttpAnswer:
+def error_response_with_cors(error: Exception) -> HttpAnswer:
     """Create the response to an error; details of unexpected errors are hidden."""
     if not isinstance(error, ServerError):
-        return text_to_send(500, HIDDEN)
-    answer = error_answer(error, status_of(error).http)
-    return HttpAnswer(answer.status, with_cors((*answer.headers, *retry_after(error))), answer.body)
+        return text_response_with_cors(500, INTERNAL_ERROR)
+    answer = error_response(error, error_status(error).http)
+    return HttpAnswer(answer.status, with_cors((*answer.headers, *retry_after_headers(error))), answer.body)
 
 
 _LOGGER: Final = logging.getLogger("uvicorn.access")
@@ -201,9 +201,9 @@ class HandlerRoutes:
     async def _answer_info(self, request: HttpRequest) -> HttpAnswer | None:
         if request.path.removesuffix("/") != _INFO:
             # At the root, no other service has paths.
-            return None if request.mount else text_to_send(404, "Not Found")
+            return None if request.mount else text_response_with_cors(404, "Not Found")
         if request.method not in {"GET", "HEAD"}:
-            return text_to_send(405, "Method Not Allowed")
+            return text_response_with_cors(405, "Method Not Allowed")
         if request.path != _INFO:
             location = f"/{request.mount}{_INFO}" if request.mount else _INFO
             return HttpAnswer(307, with_cors((("location", location),)))
@@ -216,7 +216,7 @@ class HandlerRoutes:
             return self._logged(request, self._method_not_allowed(request.method))
         sent_id = request.header(_REQUEST_ID)
         request_id = request_id_for(sent_id)
-        with in_log(request_id):
+        with log_request_ids(request_id):
             response = await self._create_response(method, request)
         if (request_id == sent_id or response.status in _FAILURES) and _REQUEST_ID not in dict(response.headers):
             response = response.with_headers(((_REQUEST_ID, request_id),))
@@ -224,10 +224,10 @@ class HandlerRoutes:
 
     def _error_response(self, error: ServerError | HTTPError, *, as_json: bool) -> HttpAnswer:
         if isinstance(error, HTTPError):
-            return error_answer(error, 0, as_json=as_json)
-        status = status_of(error).http
-        answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)
-        return answer.with_headers(retry_after(error))
+            return error_response(error, 0, as_json=as_json)
+        status = error_status(error).http
+        answer = error_response(error, status, shows_details=self._shows_details, as_json=as_json)
+        return answer.with_headers(retry_after_headers(error))
 
     def _logged(self, request: HttpRequest, answer: HttpAnswer, request_id: str = "") -> HttpAnswer:
         if self._logs_access:
@@ -241,7 +241,7 @@ class HandlerRoutes:
         after = (partial(copy_context().run, self._handler.run_after, answer.after),) if answer.after else ()
         body, stream = answer.body, answer.stream
         if stream is not None:
-            body = HeldStream(stream, request_id=current_request_id())
+            body = LeasedStream(stream, request_id=current_request_id())
         return HttpAnswer(answer.status, headers, body, after)
 
     def _method_not_allowed(self, verb: str) -> HttpAnswer:
@@ -255,19 +255,19 @@ class HandlerRoutes:
         try:
             answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
-            note_failure(getattr(error, "detail", "") or text_of(error))
+            set_failure(getattr(error, "detail", "") or text_of(error))
             answer = self._error_response(error, as_json=as_json)
         except Exception as error:  # the border of one request
-            note_failure(text_of(error))
+            set_failure(text_of(error))
             log.exception("request failed", method=method.name)
-            answer = plain_error(500, HIDDEN, as_json=as_json)
+            answer = server_error_response(500, INTERNAL_ERROR, as_json=as_json)
         response_error = _response_error(answer)
         if response_error is None:
             return answer
         log.error("invalid handler response", method=method.name, problem=response_error)
         if answer.stream is not None:
             await answer.stream.aclose()
-        return plain_error(500, HIDDEN, as_json=as_json)
+        return server_error_response(500, INTERNAL_ERROR, as_json=as_json)
 
 
 def _response_error(answer: HttpAnswer) -> str | None:
@@ -300,17 +300,17 @@ class HandlerMountKind:
 
     def refuse(self, error: Exception) -> HttpAnswer:
         """Create the response to an error as text with CORS headers."""
-        return refuse(error)
+        return error_response_with_cors(error)
 
     def is_call(self, method: str, path: str) -> bool:
         """Return whether a request calls a method of the handler."""
         return path in {"", "/"} and method != _OPTIONS
 
-    def need(self, method: str, path: str) -> Need:
+    def need(self, method: str, path: str) -> Permission:
         """Return the required scope; preflight requests need none, since browsers send them without credentials."""
         if self.is_call(method, path):
-            return Need.INFER
-        return Need.NOTHING if method == _OPTIONS else Need.ABOUT
+            return Permission.INFER
+        return Permission.NOTHING if method == _OPTIONS else Permission.ABOUT
 
 
 class _GrpcOnlyRoutes:
@@ -319,4 +319,4 @@ class _GrpcOnlyRoutes:
 
     async def answer_http(self, request: HttpRequest) -> HttpAnswer:
         del request
-        return text_to_send(404, f"{self._name} is called over gRPC")
+        return text_response_with_cors(404, f"{self._name} is called over gRPC")

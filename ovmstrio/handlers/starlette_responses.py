@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.core.http import ByteStream, Callback, Headers, HttpAnswer
+from ovmstrio.core.http import AfterResponse, ByteStream, Headers, HttpAnswer
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.util.regular_files import open_regular
 
-__all__ = ["OpenStream", "starlette_answer", "starlette_error"]
+__all__ = ["OpenStream", "convert_starlette_error", "convert_starlette_response"]
 
 _CHUNK: Final = 64 * 1024
 
@@ -25,7 +25,7 @@ _DROPPED_HEADERS: Final = frozenset({"accept-ranges"})
 OpenStream = Callable[[Any, Callable[[Any], bytes], str], ByteStream]
 
 
-async def starlette_answer(result: Any, open_stream: OpenStream, method: str) -> HttpAnswer | None:
+async def convert_starlette_response(result: Any, open_stream: OpenStream, method: str) -> HttpAnswer | None:
     """Convert a Starlette response; return None for other objects. OSError if its file cannot be read."""
     module: Any = sys.modules.get("starlette.responses")
     if module is None or not isinstance(result, module.Response):
@@ -37,11 +37,11 @@ async def starlette_answer(result: Any, open_stream: OpenStream, method: str) ->
         body = open_stream(result.body_iterator, _encoder(result.charset), method)
     else:
         body = bytes(result.body)
-    after: tuple[Callback, ...] = () if result.background is None else (result.background,)
+    after: tuple[AfterResponse, ...] = () if result.background is None else (result.background,)
     return HttpAnswer(result.status_code, _headers(result, is_buffered=isinstance(body, bytes)), body, after)
 
 
-def starlette_error(error: BaseException) -> HTTPError | None:
+def convert_starlette_error(error: BaseException) -> HTTPError | None:
     """Convert a Starlette ``HTTPException``; return None for other errors."""
     module: Any = sys.modules.get("starlette.exceptions")
     if module is None or not isinstance(error, module.HTTPException):

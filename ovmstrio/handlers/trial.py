@@ -13,10 +13,10 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.service import GrpcDeclaration
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.isolation.program import describe_exit
-from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
+from ovmstrio.isolation.program import describe_probe_exit
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 
-__all__ = ["TRIAL_SECONDS", "TriedHandler", "try_handler", "try_mounted"]
+__all__ = ["TRIAL_SECONDS", "TrialHandler", "trial_load", "trial_load_mounted"]
 
 TRIAL_SECONDS: Final = 120.0
 """Timeout of a trial."""
@@ -24,7 +24,7 @@ TRIAL_SECONDS: Final = 120.0
 _PROGRAM: Final = "ovmstrio.handlers.trial_program"
 
 
-class TriedHandler:
+class TrialHandler:
     """Placeholder for a handler that loaded in a trial; ``declaration`` names its gRPC services."""
 
     def __init__(self, name: str, declaration: GrpcDeclaration | None) -> None:
@@ -35,16 +35,16 @@ class TriedHandler:
         """Do nothing."""
 
 
-async def try_mounted(project: ProjectSpec, name: str) -> TriedHandler:
+async def trial_load_mounted(project: ProjectSpec, name: str) -> TrialHandler:
     """Try a project of ``handler_config_list``; raise ConfigError if the handler fails to load."""
     problems, services = await _try(project, name, TRIAL_SECONDS)
     if problems:
         raise ConfigError(problems)
     declaration = GrpcDeclaration(services, str(project.protobuf_path), {}) if services else None
-    return TriedHandler(name, declaration)
+    return TrialHandler(name, declaration)
 
 
-async def try_handler(project: ProjectSpec, *, seconds: float = TRIAL_SECONDS) -> tuple[Problem, ...]:
+async def trial_load(project: ProjectSpec, *, seconds: float = TRIAL_SECONDS) -> tuple[Problem, ...]:
     """Load and close the handler of a project in a separate process; return all problems.
 
     The handler's output goes to standard error. The process is killed after ``seconds``.
@@ -64,9 +64,9 @@ async def _try(project: ProjectSpec, mounted_as: str, seconds: float) -> tuple[t
         with trio.move_on_after(seconds):
             try:
                 report = await worker.start(nursery, {"file": str(project.file), "mounted_as": mounted_as})
-            except WorkerEnded:
+            except WorkerExited:
                 await worker.ended.wait()
-                outcome = describe_exit(worker.status or 0)
+                outcome = describe_probe_exit(worker.status or 0)
         nursery.cancel_scope.cancel()
     if report is not None:
         return tuple(Problem(**each) for each in report["problems"]), tuple(report["services"])

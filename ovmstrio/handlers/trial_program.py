@@ -15,7 +15,7 @@ from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.handler_service import load_project
-from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.telemetry.logs import configure_logs
 
@@ -59,7 +59,7 @@ def main() -> None:
     configure_logs(level="ERROR")
     run_program(_serve)
     # Threads of the handler may never end.
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

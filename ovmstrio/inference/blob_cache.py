@@ -35,12 +35,12 @@ from platformdirs import user_cache_path
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 
 __all__ = [
-    "CompiledFiles",
-    "LentFolder",
-    "compiled_files",
-    "compiled_folder",
-    "keeping_compiled_files",
-    "let_file_pages_go",
+    "BlobCache",
+    "BlobCacheFolder",
+    "current_blob_cache",
+    "default_cache_folder",
+    "drop_page_cache",
+    "use_blob_cache",
 ]
 
 log = structlog.get_logger(__name__)
@@ -50,28 +50,28 @@ _RUN: Final = "run-"
 _LOCK: Final = "lock"
 _NAME: Final = re.compile(r"\w{1,64}(\.blob)?", re.ASCII)
 
-_current: Final[ContextVar[CompiledFiles | None]] = ContextVar("blob cache", default=None)
+_current: Final[ContextVar[BlobCache | None]] = ContextVar("blob cache", default=None)
 
 
-def compiled_folder() -> Path:
+def default_cache_folder() -> Path:
     """Return the user's cache folder."""
     return user_cache_path("ovmstrio") / "compiled"
 
 
-def compiled_files() -> CompiledFiles | None:
+def current_blob_cache() -> BlobCache | None:
     """Return the cache of the current server; None if it is disabled."""
     return _current.get()
 
 
 @contextmanager
-def keeping_compiled_files(folder: Path, most_bytes: int) -> Iterator[None]:
+def use_blob_cache(folder: Path, most_bytes: int) -> Iterator[None]:
     """Enable the cache, if ``folder`` is usable, for models loaded by tasks that start in the block."""
     run = None if most_bytes <= 0 else _create_run_folder(folder)
     if run is None:
         yield
         return
     place, lock = run
-    before = _current.set(CompiledFiles(folder, place, most_bytes))
+    before = _current.set(BlobCache(folder, place, most_bytes))
     try:
         yield
     finally:
@@ -121,7 +121,7 @@ def _remove_stale_runs(folder: Path) -> None:
             os.close(lock)
 
 
-class CompiledFiles:
+class BlobCache:
     """Cache of one process, with its links in ``place``, which the caller removes; methods block for disk access."""
 
     def __init__(self, folder: Path, place: Path, most_bytes: int) -> None:
@@ -129,7 +129,7 @@ class CompiledFiles:
         self._place = place
         self._most_bytes = most_bytes
 
-    def lend(self, key: str, least_bytes: int = 0) -> LentFolder | None:
+    def lend(self, key: str, least_bytes: int = 0) -> BlobCacheFolder | None:
         """Return a folder with the intact cached files of a model; None if it cannot be cached or exceeds the limit.
 
         ``key`` is a hash of the model, its settings and the machine; ``least_bytes`` is the minimum size of its file.
@@ -151,7 +151,7 @@ class CompiledFiles:
                     (self._blobs / blob).unlink()
                 else:
                     os.utime(link)
-        return LentFolder(self, key, place)
+        return BlobCacheFolder(self, key, place)
 
     def keep(self, key: str, place: Path) -> None:
         """Store the files that OpenVINO has written for a model, and evict the least recently used beyond the limit.
@@ -224,10 +224,10 @@ class CompiledFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class LentFolder:
+class BlobCacheFolder:
     """Cache folder of one loaded model."""
 
-    files: CompiledFiles
+    files: BlobCache
     key: str
     place: Path
 
@@ -254,7 +254,7 @@ _FIELDS: Final = 6
 _ELF: Final = b"\x7fELF"
 
 
-def let_file_pages_go(folder: Path) -> int:
+def drop_page_cache(folder: Path) -> int:
     """Drop the pages of files below a folder that this process has mapped read-only; return their bytes (0 if unknown).
 
     OpenVINO maps a model's weights for its lifetime, but runs on reordered copies. Pages used again are read from the

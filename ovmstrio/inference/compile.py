@@ -19,13 +19,13 @@ from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BYTES, Dim, TensorSpec
 from ovmstrio.inference.compiled import Compiled, Timing, warm_up
-from ovmstrio.inference.infer_requests import Blocking, marks_of
-from ovmstrio.inference.layer_times import WITH_TIMES
+from ovmstrio.inference.infer_requests import InferMode, failure_marks
+from ovmstrio.inference.layer_times import PROFILING_CONFIG
 from ovmstrio.inference.preprocess import preprocess
 from ovmstrio.inference.reading import read_model
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, devices, reason
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, available_devices, core, openvino_error_message
 from ovmstrio.inference.shape_buckets import plan_buckets
-from ovmstrio.inference.signature import ModelSignature, for_ports, port_names, read_signature, to_partial_shape
+from ovmstrio.inference.signature import ModelSignature, port_names, read_signature, settings_by_port, to_partial_shape
 from ovmstrio.inference.tensors import read_variables
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.placement import (
@@ -35,7 +35,15 @@ from ovmstrio.util.placement import (
     Placement,
 )
 
-__all__ = ["CALLS_AT_ONCE", "Again", "ModelFile", "compile_model", "compile_read", "reshape", "take_batches"]
+__all__ = [
+    "NUM_REQUESTS_HINT",
+    "ModelFile",
+    "Recompiler",
+    "compile_loaded",
+    "compile_model",
+    "enable_dynamic_batch",
+    "reshape",
+]
 
 # ----------------------------------------------------------------------
 # Dynamic batch
@@ -44,7 +52,7 @@ __all__ = ["CALLS_AT_ONCE", "Again", "ModelFile", "compile_model", "compile_read
 log = structlog.get_logger(__name__)
 
 
-def take_batches(model: ov.Model, batching: BatchingSpec, mapping: TensorMapping, file: str) -> None:
+def enable_dynamic_batch(model: ov.Model, batching: BatchingSpec, mapping: TensorMapping, file: str) -> None:
     """Reshape the batch dimension of each input to 1..``max_batch_size``, unless it already accepts that range.
 
     Raises:
@@ -74,7 +82,7 @@ def _reshape(model: ov.Model, shapes: Mapping[int, tuple[Dim, ...]], file: str) 
     try:
         model.reshape({model.inputs[port]: to_partial_shape(dims) for port, dims in shapes.items()})
     except OPENVINO_ERRORS as error:
-        message = f"the model does not accept another batch size: {reason(error)}"
+        message = f"the model does not accept another batch size: {openvino_error_message(error)}"
         _raise_problems([Problem(message, file=file, path="batching", suggestion="leave batching out")])
 
 
@@ -128,7 +136,9 @@ def reshape(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, requested:
         model.reshape({model.inputs[index]: to_partial_shape(dims) for index, dims in wanted.items()})
     except OPENVINO_ERRORS as error:
         shapes = ", ".join(f"{names[index]}: ({','.join(map(str, dims))})" for index, dims in wanted.items())
-        problem = Problem(f"the model does not accept the shapes {shapes}: {reason(error)}", file=file, path="shape")
+        problem = Problem(
+            f"the model does not accept the shapes {shapes}: {openvino_error_message(error)}", file=file, path="shape"
+        )
         raise ConfigError([problem]) from error
 
 
@@ -136,7 +146,9 @@ def _configured(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: 
     """Return the configured shapes by input position; ``auto`` keeps the model's own until a request."""
     names = port_names(model.inputs, mapping.inputs, is_input=True)
     everywhere = "" in spec.shapes and spec.shapes[""].auto
-    shapes = for_ports("shape", spec.shapes, names, mapping.inputs, origin=spec.origin, anonymous_everywhere=everywhere)
+    shapes = settings_by_port(
+        "shape", spec.shapes, names, mapping.inputs, origin=spec.origin, anonymous_everywhere=everywhere
+    )
     if shapes:
         if spec.batch is not None:
             log.warning("batch size ignored, because a shape is set", model=spec.name)
@@ -164,11 +176,11 @@ def _batched(signature: ModelSignature, batch: Dim, spec: ModelSpec, file: str) 
 # Recompilation
 # ----------------------------------------------------------------------
 
-CALLS_AT_ONCE: Final = "PERFORMANCE_HINT_NUM_REQUESTS"
+NUM_REQUESTS_HINT: Final = "PERFORMANCE_HINT_NUM_REQUESTS"
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Recompiler:
     """Recompiles a model for a given concurrency; the result can be recompiled in the same way.
 
     Attributes:
@@ -193,7 +205,7 @@ class Again:
         return replace(compiled, chosen_anew=self, may_share_out=self.may_share_out, is_for_loop=self.is_for_loop)
 
     def _for_all_cores(self, at_once: int) -> Compiled:
-        side_by_side = {"PERFORMANCE_HINT": "THROUGHPUT", CALLS_AT_ONCE: str(at_once)} if at_once > 1 else {}
+        side_by_side = {"PERFORMANCE_HINT": "THROUGHPUT", NUM_REQUESTS_HINT: str(at_once)} if at_once > 1 else {}
         return self.build({**self.config, **side_by_side})
 
 
@@ -201,8 +213,8 @@ class Again:
 # Compilation
 # ----------------------------------------------------------------------
 
-SMALL_WEIGHT_BYTES: Final = 8 * 2**20
-SMALL_OPERATIONS: Final = 2_000
+SMALL_MODEL_WEIGHT_BYTES: Final = 8 * 2**20
+SMALL_MODEL_OPERATIONS: Final = 2_000
 """Models within both bounds are first compiled for one thread and timed."""
 
 # Limit for a one-thread model to stay one on few cores; above it several threads answer sooner (benchmarks/RESULTS.md).
@@ -212,11 +224,11 @@ _MIN_CACHED_OPERATIONS: Final = 100  # smaller models compile as fast as a cache
 
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
-PINNING: Final = "ENABLE_CPU_PINNING"
+CPU_PINNING: Final = "ENABLE_CPU_PINNING"
 _ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
 # OpenVINO pins the inferring thread, here the event loop, to one core during each inference. The loop would have to
 # migrate, and to wait if another process uses that core.
-_UNBOUND: Final = {PINNING: "NO"}
+_UNBOUND: Final = {CPU_PINNING: "NO"}
 # Cache entries per stream, one per operation and shape. OpenVINO's default of 5,000 grows without bound under varying
 # shapes and has no measurable benefit (docs/memory.md).
 _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
@@ -253,16 +265,16 @@ def compile_model(source: ModelFile) -> Compiled:
         ConfigError: the file cannot be read, a setting does not fit, or the device cannot compile the model; the
             message has the file and OpenVINO's reason.
     """
-    return compile_read(read_model(source.file), source)
+    return compile_loaded(read_model(source.file), source)
 
 
-def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
+def compile_loaded(model: ov.Model, source: ModelFile) -> Compiled:
     """Compile a model that was read already, modifying it; otherwise like :func:`compile_model`."""
     spec, file = source.spec, str(source.file)
     model = preprocess(model, spec, source.mapping)
     reshape(model, spec, source.mapping, source.requested, file)
     if spec.batching is not None:
-        take_batches(model, spec.batching, source.mapping, file)
+        enable_dynamic_batch(model, spec.batching, source.mapping, file)
     buckets = plan_buckets(model, spec, source.mapping, file)
     return replace(_compile_shaped(model, source), buckets=buckets)
 
@@ -280,8 +292,8 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
         on_loop = {**unbound, **config, **_ON_LOOP}
         compiled = build(on_loop)
         if _is_for_loop(compiled):
-            return _with_recompilation(compiled, model, source, Again(build, config, on_loop, is_for_loop=True))
-    return _with_inline_model(build(config), model, source, Again(build, config, _one_stream(config, 1)))
+            return _with_recompilation(compiled, model, source, Recompiler(build, config, on_loop, is_for_loop=True))
+    return _with_inline_model(build(config), model, source, Recompiler(build, config, _one_stream(config, 1)))
 
 
 def _is_for_loop(compiled: Compiled) -> bool:
@@ -294,7 +306,7 @@ def _is_for_loop(compiled: Compiled) -> bool:
     return timing is not None and timing.least_seconds < most and compiled.placement.is_inline(timing.input_bytes)
 
 
-def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
+def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
     """Allow recompilation of a one-thread model for all cores, for when its requests take long."""
     if CORES.count == 1 or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
         return compiled
@@ -302,7 +314,7 @@ def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, 
     return replace(again, may_share_out=may_share_out).of(compiled)
 
 
-def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, again: Again) -> Compiled:
+def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
     """Add a one-thread model for the event loop: handing a short inference to another thread would take longer."""
     is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
     if not is_left or compiled.timing is None or again.on_loop is None or not _is_small(model):
@@ -323,15 +335,15 @@ def _unroll_loops(model: ov.Model, file: str) -> None:
     try:
         manager.run_passes(model)
     except OPENVINO_ERRORS as error:
-        message = f"the low latency transformation fails: {reason(error)}"
+        message = f"the low latency transformation fails: {openvino_error_message(error)}"
         raise ConfigError([Problem(message, file=file, path="low_latency_transformation")]) from error
 
 
 def _is_small(model: ov.Model) -> bool:
     operations = model.get_ops()
-    if len(operations) > SMALL_OPERATIONS:
+    if len(operations) > SMALL_MODEL_OPERATIONS:
         return False
-    return _weight_bytes(operations) <= SMALL_WEIGHT_BYTES
+    return _weight_bytes(operations) <= SMALL_MODEL_WEIGHT_BYTES
 
 
 def _weight_bytes(operations: Iterable[ov.Node]) -> int:
@@ -369,24 +381,24 @@ def _core_share() -> dict[str, str]:
     so all models may request that many.
     """
     threads = {} if CORES.processes == 1 else {"INFERENCE_NUM_THREADS": str(CORES.count)}
-    return threads | ({PINNING: "NO"} if CORES.is_shared else {})
+    return threads | ({CPU_PINNING: "NO"} if CORES.is_shared else {})
 
 
 def _is_pinned(
     compiled: ov.CompiledModel, model: ov.Model, source: ModelFile, config: Mapping[str, str], *, was_shared: bool
 ) -> bool | None:
     """Return whether threads are pinned; None if the user chose, OpenVINO does not pin, or requests hold state."""
-    if PINNING in config or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
+    if CPU_PINNING in config or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
         return None
-    is_bound = bool(_property(compiled, PINNING, 0))
+    is_bound = bool(_property(compiled, CPU_PINNING, 0))
     return is_bound if is_bound or was_shared or CORES.is_shared else None
 
 
 def _cannot_compile(source: ModelFile, error: BaseException) -> Problem:
-    spec, text = source.spec, reason(error)
+    spec, text = source.spec, openvino_error_message(error)
     path = suggestion = ""
-    if spec.target_device.split(":")[0] not in {*devices(), "AUTO", "MULTI", "HETERO", "BATCH"}:
-        path, suggestion = "target_device", f"devices here: {', '.join(devices())}"
+    if spec.target_device.split(":")[0] not in {*available_devices(), "AUTO", "MULTI", "HETERO", "BATCH"}:
+        path, suggestion = "target_device", f"devices here: {', '.join(available_devices())}"
     elif "Unsupported property" in text:
         path = "plugin_config"
         known = list(core().get_property(spec.target_device, "SUPPORTED_PROPERTIES"))
@@ -413,14 +425,14 @@ def _build(
     if may_fail and streams > 1:
         compile_again = partial(_compile, model, source, _one_stream(config, threads))
     alone_config = _one_stream(config, max(1, threads // max(1, streams)))
-    blocking = Blocking.SYNCHRONOUS
+    blocking = InferMode.SYNCHRONOUS
     if may_fail and threads <= 1:
-        is_told = source.spec.target_device == "CPU" and marks_of(signature) is not None
-        blocking = Blocking.MARKED if is_told else Blocking.QUEUED
+        is_told = source.spec.target_device == "CPU" and failure_marks(signature) is not None
+        blocking = InferMode.MARKED if is_told else InferMode.QUEUED
     if any(spec.datatype is BYTES for spec in signature.outputs):
-        blocking = Blocking.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
+        blocking = InferMode.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
     # The thread's CPU time excludes other models that load at the same time; valid if this thread does all the work.
-    is_single_threaded = threads <= 1 and blocking is not Blocking.QUEUED
+    is_single_threaded = threads <= 1 and blocking is not InferMode.QUEUED
     timing = warm_up(compiled, signature, blocking, time.thread_time if is_single_threaded else time.perf_counter)
     if timing is None:
         # A stream that has failed is tainted, so compile a new model.
@@ -439,8 +451,10 @@ def _build(
     return Compiled(
         model=compiled,
         compile_again=compile_again,
-        compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
-        chosen_anew=Again(partial(_build, model, source, signature, variables), config, may_share_out=may_share_out),
+        compile_timed=partial(_compile, model, source, {**config, **PROFILING_CONFIG}),
+        chosen_anew=Recompiler(
+            partial(_build, model, source, signature, variables), config, may_share_out=may_share_out
+        ),
         isolated=lambda: tuple(_compile(model, source, alone_config) for _ in range(streams)),
         signature=signature,
         placement=placement,
@@ -467,11 +481,11 @@ def _requests_per_inference(signature: ModelSignature, timing: Timing | None, pl
 
 def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> bool:
     """Return whether one inference takes all cores of a small machine, without pinning the event loop's thread."""
-    return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, PINNING, 1)
+    return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, CPU_PINNING, 1)
 
 
 def _can_choose_concurrency(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
-    is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", CALLS_AT_ONCE}) & config.keys()
+    is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", NUM_REQUESTS_HINT}) & config.keys()
     return is_left and threads > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
 
 
@@ -482,7 +496,7 @@ def _has_unmanaged_state(model: ov.Model, source: ModelFile) -> bool:
 
 def _one_stream(config: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the settings for one unpinned stream; pinned models would share cores."""
-    ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), PINNING: "NO"}
+    ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), CPU_PINNING: "NO"}
     return {name: value for name, value in config.items() if not name.startswith("PERFORMANCE_HINT")} | ours
 
 

@@ -13,32 +13,32 @@ import structlog
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.inference.infer_requests import Blocking, Slot
+from ovmstrio.inference.infer_requests import InferMode, Slot
 from ovmstrio.inference.runtime import OPENVINO_ERRORS
 from ovmstrio.inference.shape_buckets import ShapeBuckets
 from ovmstrio.inference.signature import ModelSignature
 from ovmstrio.inference.tensors import placeholder
-from ovmstrio.inference.tuner import Demand
+from ovmstrio.inference.tuner import ConcurrencyEstimator
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BOUND", "Compiled", "Timing", "device_facts", "for_threads", "warm_up"]
+__all__ = ["CPU_PINNED", "Compiled", "Timing", "device_properties", "thread_safe_mode", "warm_up"]
 
-BOUND: Final = "bound to cores"
+CPU_PINNED: Final = "bound to cores"
 
 _PROPERTIES: Final = {
     "EXECUTION_DEVICES": "devices",
     "INFERENCE_PRECISION_HINT": "precision",
     "PERFORMANCE_HINT": "performance hint",
     "INFERENCE_NUM_THREADS": "threads",
-    "ENABLE_CPU_PINNING": BOUND,
+    "ENABLE_CPU_PINNING": CPU_PINNED,
 }
 
 
-def device_facts(model: ov.CompiledModel) -> Mapping[str, Any]:
+def device_properties(model: ov.CompiledModel) -> Mapping[str, Any]:
     """Return devices, precision, hint, threads and pinning as far as the device reports them (some microseconds)."""
     facts = {}
     for asked, name in _PROPERTIES.items():
@@ -73,15 +73,15 @@ class Timing:
     input_bytes: int
 
 
-def for_threads(blocking: Blocking) -> Blocking:
+def thread_safe_mode(blocking: InferMode) -> InferMode:
     """Return the execution mode for arbitrary threads, as ``MARKED`` is for a single thread."""
-    return Blocking.QUEUED if blocking is Blocking.MARKED else blocking
+    return InferMode.QUEUED if blocking is InferMode.MARKED else blocking
 
 
 def warm_up(
     model: ov.CompiledModel,
     signature: ModelSignature,
-    blocking: Blocking,
+    blocking: InferMode,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing | None:
     """Time inferences on ones, with dynamic dimensions 1; None if the model fails on them and must be discarded.
@@ -90,11 +90,11 @@ def warm_up(
     """
     arrays = [placeholder(spec) for spec in signature.inputs]
     times: list[float] = []
-    slot = Slot(model, signature, for_threads(blocking))
+    slot = Slot(model, signature, thread_safe_mode(blocking))
     try:
         slot.bind(arrays)
         slot.infer()
-        if blocking is not for_threads(blocking):
+        if blocking is not thread_safe_mode(blocking):
             slot = Slot(model, signature, blocking)
             slot.bind(arrays)
             slot.infer()
@@ -133,7 +133,7 @@ class Compiled:
     side_by_side: int
     streams: int
     may_fail: bool
-    blocking: Blocking  # execution mode on the event loop
+    blocking: InferMode  # execution mode on the event loop
     variables: tuple[TensorSpec, ...] = ()  # state of a stateful model
     weight_bytes: int = 0  # size of the constants
     is_pinned: bool | None = None  # whether its threads are pinned to cores; None where the server must not choose
@@ -150,23 +150,23 @@ class Compiled:
         """Create an infer request that any thread may use."""
         # The slot may later be attached to a model of several threads.
         is_queued = self.is_for_loop and self.may_fail
-        return Slot(self.model, self.signature, Blocking.QUEUED if is_queued else for_threads(self.blocking))
+        return Slot(self.model, self.signature, InferMode.QUEUED if is_queued else thread_safe_mode(self.blocking))
 
     def make_inline_slot(self) -> Slot:
         """Create the infer request that the event loop runs itself."""
         of = self.loop or self
         return Slot(of.model, of.signature, of.blocking)
 
-    def make_demand(self) -> Demand | None:
+    def make_demand(self) -> ConcurrencyEstimator | None:
         """Create the concurrency estimator; None if the user configured the concurrency."""
         if not (self.may_share_out or self.is_for_loop):
             return None
         most = CORES.count if self.may_share_out else 1
-        return Demand(most, cores=CORES.count, is_for_loop=self.is_for_loop)
+        return ConcurrencyEstimator(most, cores=CORES.count, is_for_loop=self.is_for_loop)
 
     def make_isolated_slots(self) -> list[Slot]:
         """Create as many infer requests as may run at once, none affected by another's failure."""
         if not self.may_fail:
             return [self.make_slot() for _ in range(self.nireq)]
         models = self.isolated() if self.streams > 1 else (self.model,)
-        return [Slot(model, self.signature, Blocking.QUEUED) for model in models]
+        return [Slot(model, self.signature, InferMode.QUEUED) for model in models]

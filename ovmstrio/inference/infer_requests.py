@@ -18,12 +18,12 @@ from openvino._pyopenvino import InferRequest as BareRequest
 
 from ovmstrio.core.errors import ModelFailure, PayloadTooLarge
 from ovmstrio.core.tensor import BYTES, Array
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.inference.shape_buckets import NO_CUTS, Cuts, cut_view
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
+from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, slice_output
 from ovmstrio.inference.signature import ModelSignature
-from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor, view_of
+from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, set_inputs, tensor_view, to_tensor
 
-__all__ = ["Blocking", "Completion", "CompletionQueue", "LostFailure", "RequestPool", "Slot", "marks_of"]
+__all__ = ["Completion", "CompletionQueue", "InferMode", "RequestPool", "Slot", "UnreportedFailure", "failure_marks"]
 
 # How long the loop may be notified late, so that one wake-up covers several completions.
 _MAX_DELAY_SECONDS: Final = 0.0005
@@ -184,7 +184,7 @@ _MAX_COPIED_BYTES: Final = 16 * 1024  # inputs up to this size are copied into t
 _retained_requests: Final[list[ov.InferRequest]] = []
 
 
-class Blocking(Enum):
+class InferMode(Enum):
     """Execution mode of a slot on the calling thread; ``docs/openvino_defects.md`` explains the three modes."""
 
     SYNCHRONOUS = auto()
@@ -195,11 +195,11 @@ class Blocking(Enum):
     """An OpenVINO thread runs the inference and the caller waits."""
 
 
-class LostFailure(ModelFailure):
+class UnreportedFailure(ModelFailure):
     """Failed inference whose reason OpenVINO dropped; a queued run of the same inputs reports the reason."""
 
 
-def marks_of(signature: ModelSignature) -> list[tuple[int, ov.Shape]] | None:
+def failure_marks(signature: ModelSignature) -> list[tuple[int, ov.Shape]] | None:
     """Return by output port an empty shape that no successful run leaves; None if no such shape exists.
 
     OpenVINO sets the shapes of dynamic outputs after all operations have run. An output that legitimately has the
@@ -242,9 +242,9 @@ class Slot:
         "request",
     )
 
-    def __init__(self, model: ov.CompiledModel, signature: ModelSignature, blocking: Blocking) -> None:
+    def __init__(self, model: ov.CompiledModel, signature: ModelSignature, blocking: InferMode) -> None:
         self._blocking = blocking
-        self._marks = marks_of(signature) if blocking is Blocking.MARKED else None
+        self._marks = failure_marks(signature) if blocking is InferMode.MARKED else None
         self._is_stuck = False
         self.broken = ""  # reason why the model can no longer run; empty if healthy
         self._signature = signature
@@ -260,7 +260,7 @@ class Slot:
     @property
     def is_queued(self) -> bool:
         """Return whether :meth:`infer` runs on an OpenVINO thread."""
-        return self._blocking is Blocking.QUEUED
+        return self._blocking is InferMode.QUEUED
 
     def attach(self, model: ov.CompiledModel) -> None:
         """Replace the request by one of ``model``; nothing may be running."""
@@ -305,7 +305,7 @@ class Slot:
             set_inputs(self.request, signature.input_ports, tensors)
         except OPENVINO_ERRORS as error:
             set_inputs(self.request, signature.input_ports, self._idle)
-            raise ModelFailure(f"OpenVINO refuses the inputs: {reason(error)}") from error
+            raise ModelFailure(f"OpenVINO refuses the inputs: {openvino_error_message(error)}") from error
         del before
         if keeps:
             self._copies = self._arrays
@@ -321,7 +321,7 @@ class Slot:
         """Run the inference on the calling thread, with the GIL released; raise ModelFailure if it fails."""
         request, self._results = self.request, ()
         try:
-            if self._blocking is Blocking.QUEUED:
+            if self._blocking is InferMode.QUEUED:
                 request.start_async()
                 request.wait()
                 return
@@ -331,12 +331,12 @@ class Slot:
             if self._has_views and len(results) == len(self._signature.outputs):
                 self._results = [*results.values()]
         except OPENVINO_ERRORS as error:
-            raise ModelFailure(f"Inference failed: {reason(error)}") from error
+            raise ModelFailure(f"Inference failed: {openvino_error_message(error)}") from error
         for tensor, mark in self._marked:
             # Checked on the tensor that was marked: if OpenVINO filled another one, every run would count as failed.
             if not tensor.get_size() and tensor.get_shape() == mark:
                 self._is_stuck = True
-                raise LostFailure("Inference failed")
+                raise UnreportedFailure("Inference failed")
         self._is_stuck = False
 
     def mends(self) -> bool:
@@ -368,7 +368,7 @@ class Slot:
             _start(self.request, _NO_INPUTS, None)
         except OPENVINO_ERRORS as error:
             ends.miss()
-            raise ModelFailure(f"Inference failed: {reason(error)}") from error
+            raise ModelFailure(f"Inference failed: {openvino_error_message(error)}") from error
         return done
 
     @property
@@ -391,7 +391,7 @@ class Slot:
             return True
         return False
 
-    def outputs(self, most_bytes: float = math.inf, cuts: Cuts = NO_CUTS) -> list[Array]:
+    def outputs(self, most_bytes: float = math.inf, cuts: OutputSlices = NO_SLICES) -> list[Array]:
         """Copy the outputs, in signature order, without the parts cut off.
 
         Raises:
@@ -415,10 +415,10 @@ class Slot:
             copies.append(copy if copy.dtype == spec.datatype.numpy else copy.view(spec.datatype.numpy))
         return copies
 
-    def _cut_outputs(self, tensors: Sequence[ov.Tensor], most_bytes: float, cuts: Cuts) -> list[Array]:
+    def _cut_outputs(self, tensors: Sequence[ov.Tensor], most_bytes: float, cuts: OutputSlices) -> list[Array]:
         specs = self._signature.outputs
         views = [
-            cut_view(view_of(tensor, spec), cuts.get(position, ()), spec.name)
+            slice_output(tensor_view(tensor, spec), cuts.get(position, ()), spec.name)
             for position, (tensor, spec) in enumerate(zip(tensors, specs, strict=True))
         ]
         if (size := sum([view.nbytes for view in views])) > most_bytes:

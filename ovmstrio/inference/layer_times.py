@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.service import LayerTime, LayerTimes
-from ovmstrio.inference.infer_requests import Blocking, Slot
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.inference.infer_requests import InferMode, Slot
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.tensors import placeholder
 
 if TYPE_CHECKING:
@@ -18,23 +18,21 @@ if TYPE_CHECKING:
 
     from ovmstrio.inference.signature import ModelSignature
 
-__all__ = ["WITH_TIMES", "clock_layers"]
+__all__ = ["PROFILING_CONFIG", "time_layers"]
 
-WITH_TIMES: Final = {"PERF_COUNT": "YES"}
+PROFILING_CONFIG: Final = {"PERF_COUNT": "YES"}
 _MAX_RUNS: Final = 200
 _NOT_COMPUTED: Final = ("unknown", "undef")  # implementation names of layers that compute nothing
 
 
-def clock_layers(
-    compile_timed: Callable[[], ov.CompiledModel], signature: ModelSignature, seconds: float
-) -> LayerTimes:
-    """Compile a model with ``WITH_TIMES`` and time its layers on ones, with dynamic dimensions 1. Blocks.
+def time_layers(compile_timed: Callable[[], ov.CompiledModel], signature: ModelSignature, seconds: float) -> LayerTimes:
+    """Compile a model with ``PROFILING_CONFIG`` and time its layers on ones, with dynamic dimensions 1. Blocks.
 
     Raises:
         ConfigError: the model cannot be compiled with profiling.
         ModelFailure: the model does not run on ones, or the device reports no times.
     """
-    slot = Slot(compile_timed(), signature, Blocking.QUEUED)
+    slot = Slot(compile_timed(), signature, InferMode.QUEUED)
     slot.bind([placeholder(spec) for spec in signature.inputs])
     try:
         slot.infer()
@@ -55,7 +53,7 @@ def _add_times(slot: Slot, sums: dict[tuple[str, str, str], float]) -> None:
     try:
         profile = slot.request.get_profiling_info()
     except OPENVINO_ERRORS as error:
-        raise ModelFailure(f"the device reports no layer times: {reason(error)}") from error
+        raise ModelFailure(f"the device reports no layer times: {openvino_error_message(error)}") from error
     for each in profile:
         # A layer faster than the clock's resolution is reported as not executed.
         if each.status.name == "EXECUTED" or not each.exec_type.startswith(_NOT_COMPUTED):

@@ -23,14 +23,14 @@ from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.service import LayerTimes
 from ovmstrio.core.tensor import Array
 from ovmstrio.core.tracing import current_span
-from ovmstrio.inference.compiled import BOUND, Compiled, device_facts
-from ovmstrio.inference.infer_requests import Blocking, CompletionQueue, LostFailure, RequestPool, Slot
-from ovmstrio.inference.layer_times import clock_layers
-from ovmstrio.inference.recovery import LostStreams, Run, Runs, SuspectRunError, replace_model
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.inference.shape_buckets import NO_CUTS, Cuts, Fitted
+from ovmstrio.inference.compiled import CPU_PINNED, Compiled, device_properties
+from ovmstrio.inference.infer_requests import CompletionQueue, InferMode, RequestPool, Slot, UnreportedFailure
+from ovmstrio.inference.layer_times import time_layers
+from ovmstrio.inference.recovery import Run, RunTracker, StreamRecoveryTimer, TaintedRunError, replace_model
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
+from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, PaddedInputs
 from ovmstrio.inference.tensors import StateChange
-from ovmstrio.inference.tuner import Crowd
+from ovmstrio.inference.tuner import ContentionSwitch
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import wait_within
@@ -48,7 +48,7 @@ class InferCall(NamedTuple):
     change: StateChange | None
     event: CallEvent | None
     most_bytes: float
-    cuts: Cuts
+    cuts: OutputSlices
 
     def ran(self, hooks: ServableHooks, waited: float, taken: float, ended: float | None = None) -> None:
         """Record queue and compute seconds in metrics, call event and span.
@@ -100,7 +100,7 @@ class Network:
         self._timing = compiled.timing
         self._placement = compiled.placement
         self._blocks_loop = compiled.placement.limit is not None
-        self._contention = Crowd()
+        self._contention = ContentionSwitch()
         self._loop_blocked_until = 0.0
         self._cpu_timings_left = _CPU_TIMED_RUNS
         self._hooks = hooks
@@ -111,7 +111,7 @@ class Network:
         self._long_calls = 0
         self._idle = trio.Event()
         self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
-        self._runs = Runs(self._completions, may_fail=compiled.may_fail)
+        self._runs = RunTracker(self._completions, may_fail=compiled.may_fail)
         self.weight_bytes = compiled.weight_bytes  # size of the weights
         self._has_small_outputs = (
             compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _MAX_INLINE_COPY_BYTES
@@ -123,7 +123,7 @@ class Network:
         self._device_seconds = median
         self._concurrency = compiled.make_demand()
         self._target_concurrency = self._concurrency.chosen if self._concurrency is not None else 1
-        self._stream_recovery = LostStreams()
+        self._stream_recovery = StreamRecoveryTimer()
         self._use(compiled)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
@@ -168,7 +168,7 @@ class Network:
 
     async def layer_times(self, seconds: float) -> LayerTimes:
         """Measure execution time per layer; see ``LayeredServable``."""
-        clock = partial(clock_layers, self._compile_profiled, self.signature, seconds)
+        clock = partial(time_layers, self._compile_profiled, self.signature, seconds)
         return await trio.to_thread.run_sync(clock, abandon_on_cancel=True, limiter=load_limiter())
 
     async def infer(
@@ -197,7 +197,7 @@ class Network:
         Cancellation: a waiting call takes no request. A running inference is stopped if that affects no other call;
             this returns when it has ended. An inference on the event loop has no checkpoint once it has started.
         """
-        begin, cuts = time.perf_counter(), NO_CUTS
+        begin, cuts = time.perf_counter(), NO_SLICES
         if self._buckets is not None:
             arrays, cuts = await self._pad(self._buckets.fit(arrays))
         size = 0
@@ -213,7 +213,7 @@ class Network:
         if inline and (await self._loop_is_free() if may_wait else self._loop_may_run()):
             try:
                 return self._infer_inline(call, self._inline_slot)
-            except LostFailure:
+            except UnreportedFailure:
                 await self._recover_inline()
             except ModelFailure:
                 if self._may_fail:
@@ -257,7 +257,7 @@ class Network:
                 return
             self._switch_to(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
-            log.warning("model recompilation failed, previous model kept", reason=reason(error))
+            log.warning("model recompilation failed, previous model kept", reason=openvino_error_message(error))
             if was_lost:
                 self._stream_recovery.lose()
             else:
@@ -270,7 +270,7 @@ class Network:
             # A model of one thread is never pinned.
             self.is_pinned = compiled.is_pinned
         if self.is_pinned is not None:
-            is_bound = self._device.get(BOUND) == "yes"
+            is_bound = self._device.get(CPU_PINNED) == "yes"
             self._hooks.bound(to_cores=is_bound, again=True)
             # If OpenVINO does not pin this model by default, there is nothing to choose.
             self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
@@ -280,7 +280,7 @@ class Network:
         self._inline_slot = compiled.make_inline_slot()
         self._compile_inline_replacement = compiled.loop.compile_again if compiled.loop is not None else None
         self._model = compiled.model
-        self._device = device_facts(compiled.model)
+        self._device = device_properties(compiled.model)
         self._compile_replacement, self._compile_profiled = compiled.compile_again, compiled.compile_timed
         self._recompile = compiled.chosen_anew
         self.side_by_side = compiled.side_by_side
@@ -305,12 +305,12 @@ class Network:
                 self._slots.append(compiled.make_slot())
                 self.pool.add(self._slots[-1])
         except (MemoryError, ModelFailure, *OPENVINO_ERRORS) as error:
-            log.warning("infer requests not recreated, retried on next use", reason=reason(error))
+            log.warning("infer requests not recreated, retried on next use", reason=openvino_error_message(error))
         self._threads.total_tokens = 2 * self.pool.size
         self._hooks.set_pool(self.pool.size, self.pool.active)
         self._hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
 
-    async def _pad(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
+    async def _pad(self, fitted: PaddedInputs) -> tuple[Sequence[Array], OutputSlices]:
         self._hooks.bucketed(fitted.fit, fitted.given, fitted.added)
         if fitted.padded_bytes <= _MAX_INLINE_COPY_BYTES:
             return fitted.filled(), fitted.cuts
@@ -325,7 +325,7 @@ class Network:
                 slot = await self._acquire()
                 try:
                     return await self._infer_on_device(slot, call)
-                except SuspectRunError:
+                except TaintedRunError:
                     continue
                 finally:
                     slot.unbind()
@@ -370,7 +370,7 @@ class Network:
         if self._inline_slot.broken:
             return await self._infer_in_pool(call, short=True)
         try:
-            return self._infer_inline(call, Slot(self._inline_slot.model, self.signature, Blocking.QUEUED))
+            return self._infer_inline(call, Slot(self._inline_slot.model, self.signature, InferMode.QUEUED))
         except ModelFailure:
             await self._recover_inline()
             raise
@@ -436,7 +436,7 @@ class Network:
             slot.attach(self._model)
         except (MemoryError, *OPENVINO_ERRORS) as error:
             self.pool.release(slot)
-            raise ModelFailure(f"OpenVINO cannot create an infer request: {reason(error)}") from error
+            raise ModelFailure(f"OpenVINO cannot create an infer request: {openvino_error_message(error)}") from error
 
     def _release(self, slot: Slot) -> None:
         """Release a slot to the pool, attached to the current model.
@@ -510,7 +510,7 @@ class Network:
         try:
             await trio.to_thread.run_sync(slot.request.wait, abandon_on_cancel=True, limiter=self._threads)
         except OPENVINO_ERRORS as error:
-            raise ModelFailure(f"Inference failed: {reason(error)}") from error
+            raise ModelFailure(f"Inference failed: {openvino_error_message(error)}") from error
 
     async def _abandon(self, run: Run) -> None:
         """Wait until OpenVINO has finished an unwanted run; stop it if no other run is affected."""
@@ -526,7 +526,7 @@ class Network:
                     return
                 try:
                     self._runs.check(run)
-                except SuspectRunError:
+                except TaintedRunError:
                     return
                 await self._recover(run.slot, run, is_stopped=is_stopped)
 
@@ -567,7 +567,7 @@ class Network:
                         replace_model, every, self._compile_replacement, limiter=self._threads
                     )
                     self._model = self._slots[0].model
-                    self._device = device_facts(self._model)
+                    self._device = device_properties(self._model)
                     self._drop_streams()
             finally:
                 for each in held:

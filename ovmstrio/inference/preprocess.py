@@ -11,8 +11,8 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.inference.signature import for_ports, port_names
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
+from ovmstrio.inference.signature import port_names, settings_by_port
 
 __all__ = ["preprocess"]
 
@@ -38,9 +38,9 @@ def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.M
     outputs = port_names(model.outputs, mapping.outputs, is_input=False)
     aliases = {**mapping.inputs, **mapping.outputs}
     anonymous = {"": spec.layouts[""]} if "" in spec.layouts else {}
-    layouts = for_ports("layout", anonymous, inputs, aliases, origin=spec.origin)
+    layouts = settings_by_port("layout", anonymous, inputs, aliases, origin=spec.origin)
     named = {name: layout for name, layout in spec.layouts.items() if name}
-    positions = for_ports("layout", named, [*inputs, *outputs], aliases, origin=spec.origin)
+    positions = settings_by_port("layout", named, [*inputs, *outputs], aliases, origin=spec.origin)
     try:
         processor = PrePostProcessor(model)
         for index, layout in {**layouts, **positions}.items():
@@ -54,7 +54,8 @@ def preprocess(model: ov.Model, spec: ModelSpec, mapping: TensorMapping) -> ov.M
         if isinstance(error, ConfigError):
             raise
         raise _problem(
-            spec, f"layout, precision, color_format, mean or scale do not fit the model: {reason(error)}"
+            spec,
+            f"layout, precision, color_format, mean or scale do not fit the model: {openvino_error_message(error)}",
         ) from error
 
 
@@ -83,10 +84,12 @@ def _check_values(spec: ModelSpec) -> None:
 def _convert_inputs(
     processor: PrePostProcessor, model: ov.Model, spec: ModelSpec, inputs: list[str], aliases: dict[str, str]
 ) -> None:
-    precisions = for_ports("precision", spec.precisions, inputs, aliases, origin=spec.origin, anonymous_everywhere=True)
+    precisions = settings_by_port(
+        "precision", spec.precisions, inputs, aliases, origin=spec.origin, anonymous_everywhere=True
+    )
     for index, name in precisions.items():
         processor.input(index).tensor().set_element_type(getattr(ov.Type, BY_NAME[name].openvino))
-    colors = for_ports(
+    colors = settings_by_port(
         "color_format", spec.color_formats, inputs, aliases, origin=spec.origin, anonymous_everywhere=True
     )
     for index, text in colors.items():

@@ -19,25 +19,25 @@ from openvino.frontend.paddle import ConversionExtension
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.encoding.protobuf_wire import wire_fields
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, reason
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_message
 from ovmstrio.util.regular_files import check_regular, open_regular, read_regular_bytes
 from ovmstrio.util.truncation import cut
 
 __all__ = [
-    "PROGRAM",
+    "PADDLE_PROGRAM",
     "PaddleFiles",
     "PaddleProgram",
     "check_external_data",
-    "check_files",
-    "fields",
+    "check_model_files",
     "find_paddle_files",
-    "load_program",
+    "load_paddle_program",
+    "message_fields",
+    "openvino_readable_files",
+    "paddle_variable_names",
+    "parse_paddle_program",
     "read_model",
     "read_onnx_content",
     "read_paddle",
-    "read_program",
-    "readable",
-    "variable_names",
 ]
 
 # ----------------------------------------------------------------------
@@ -251,31 +251,31 @@ class PaddleProgram:
         return b"".join(field.extent for field in wire_fields(self.content) if field.number != _VERSION)
 
 
-def fields(data: bytes, number: int) -> Iterator[bytes]:
+def message_fields(data: bytes, number: int) -> Iterator[bytes]:
     """Yield each value of a string or message field; ValueError if ``data`` is not a message."""
     for field in wire_fields(data):
         if field.number == number and isinstance(field.value, memoryview):
             yield bytes(field.value)
 
 
-def variable_names(data: bytes) -> Iterator[str]:
+def paddle_variable_names(data: bytes) -> Iterator[str]:
     """Yield the names of a program's variables; ValueError if ``data`` is not a program."""
-    for block in fields(data, _BLOCKS):
-        for variable in fields(block, _BLOCK_VARIABLES):
-            yield from (name.decode() for name in fields(variable, _VARIABLE_NAME))
+    for block in message_fields(data, _BLOCKS):
+        for variable in message_fields(block, _BLOCK_VARIABLES):
+            yield from (name.decode() for name in message_fields(variable, _VARIABLE_NAME))
 
 
-def read_program(content: bytes) -> PaddleProgram:
+def parse_paddle_program(content: bytes) -> PaddleProgram:
     """Parse a program file; ValueError if the content is not a program."""
     version = 0
-    for message in fields(content, _VERSION):
+    for message in message_fields(content, _VERSION):
         numbers = (field.value for field in wire_fields(message) if field.number == _VERSION_NUMBER)
         version = next((value for value in numbers if isinstance(value, int)), 0)
     operations = frozenset(
         kind.decode()
-        for block in fields(content, _BLOCKS)
-        for operation in fields(block, _BLOCK_OPERATIONS)
-        for kind in fields(operation, _OPERATION_TYPE)
+        for block in message_fields(content, _BLOCKS)
+        for operation in message_fields(block, _BLOCK_OPERATIONS)
+        for kind in message_fields(operation, _OPERATION_TYPE)
     )
     if not operations:
         raise ValueError("it has no operations")
@@ -293,11 +293,11 @@ _LOD_OPERATIONS: Final = ("sequence_", "lod_", "im2sequence", "gru", "lstm")
 def read_paddle(source: Path) -> ov.Model:
     """Read a Paddle model from a folder (any of three layouts) or program file; raise ConfigError if that fails."""
     files = find_paddle_files(source)
-    program = load_program(files)
+    program = load_paddle_program(files)
     frontend = FrontEndManager().load_by_framework("paddle")
     frontend.add_extension(ConversionExtension("mul", _mul))
     try:
-        with readable(files, program) as given:
+        with openvino_readable_files(files, program) as given:
             return frontend.convert(frontend.load(str(given)))
     except ConfigError:
         raise
@@ -310,7 +310,7 @@ def _cannot_convert(file: Path, program: PaddleProgram, error: BaseException) ->
     if on_sequences:
         message = f"OpenVINO has no operations on LoD tensors, and the model uses {', '.join(on_sequences)}"
         return Problem(message, file=str(file), suggestion="export a model that takes padded batches instead")
-    return Problem(f"OpenVINO cannot convert the model: {reason(error)}", file=str(file))
+    return Problem(f"OpenVINO cannot convert the model: {openvino_error_message(error)}", file=str(file))
 
 
 def _mul(node: NodeContext) -> dict[str, list[ov.Output]]:
@@ -342,7 +342,7 @@ def _matrix(value: ov.Output, rows: int) -> ov.Output:
     return op.reshape(value, op.concat(joined, 0), special_zero=False).output(0)
 
 
-PROGRAM: Final = "__model__"
+PADDLE_PROGRAM: Final = "__model__"
 _PARAMETERS: Final = "__params__"
 _PADDLE_SUFFIX: Final = ".pdmodel"
 
@@ -363,12 +363,12 @@ def find_paddle_files(source: Path) -> PaddleFiles:
     """Find the files of a ``*.pdmodel``, or of the first one in a folder; raise ConfigError if some are missing."""
     if source.suffix == _PADDLE_SUFFIX and source.is_file():
         return _with_parameters(source)
-    folder = source.parent if source.name == PROGRAM and source.is_file() else source
+    folder = source.parent if source.name == PADDLE_PROGRAM and source.is_file() else source
     if not folder.is_dir():
         raise _error(folder, "no such folder", "model_config is a folder with serving_server_conf.prototxt")
     for program in sorted(folder.glob(f"*{_PADDLE_SUFFIX}")):
         return _with_parameters(program)
-    program = folder / PROGRAM
+    program = folder / PADDLE_PROGRAM
     if program.is_file():
         together = folder / _PARAMETERS
         return PaddleFiles(program, together if together.is_file() else None)
@@ -385,10 +385,10 @@ def _with_parameters(program: Path) -> PaddleFiles:
     return PaddleFiles(program, parameters)
 
 
-def load_program(files: PaddleFiles) -> PaddleProgram:
+def load_paddle_program(files: PaddleFiles) -> PaddleProgram:
     """Read the program of a model; raise ConfigError if the file cannot be read, or is not a program."""
     try:
-        return read_program(read_regular_bytes(files.program, max_bytes=None))
+        return parse_paddle_program(read_regular_bytes(files.program, max_bytes=None))
     except OSError as error:
         raise _error(files.program, f"cannot be read: {error.strerror}") from error
     except ValueError as error:  # includes names that are not UTF-8
@@ -398,7 +398,7 @@ def load_program(files: PaddleFiles) -> PaddleProgram:
 def _check_names(file: Path, program: PaddleProgram) -> None:
     """Reject parameter names that lead out of the folder: OpenVINO uses the names as paths."""
     try:
-        names = list(variable_names(program.content))
+        names = list(paddle_variable_names(program.content))
     except ValueError as error:
         raise _error(file, f"not a Paddle program: {error}") from None
     for name in names:
@@ -407,7 +407,7 @@ def _check_names(file: Path, program: PaddleProgram) -> None:
 
 
 @contextmanager
-def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
+def openvino_readable_files(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
     """Provide a temporary file or folder that OpenVINO's Paddle frontend can load."""
     if files.parameters is None:
         _check_names(files.program, program)
@@ -420,9 +420,9 @@ def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
         else:
             given = folder
             for parameter in files.program.parent.iterdir():
-                if parameter.is_file() and parameter.name != PROGRAM:
+                if parameter.is_file() and parameter.name != PADDLE_PROGRAM:
                     (folder / parameter.name).symlink_to(parameter.resolve())
-            (folder / PROGRAM).write_bytes(program.readable())
+            (folder / PADDLE_PROGRAM).write_bytes(program.readable())
         yield given
 
 
@@ -440,18 +440,18 @@ def read_model(file: Path) -> ov.Model:
     """Read a model of any framework; raise ConfigError with OpenVINO's reason if that fails. Blocks."""
     if file.suffix.lower() == _PADDLE:
         return read_paddle(file)
-    check_files(file)
+    check_model_files(file)
     try:
         return core().read_model(file)
     except OPENVINO_ERRORS as error:
         model = read_onnx_content(file)
         if model is not None:
             return model
-        problem = Problem(f"OpenVINO cannot read the model: {reason(error)}", file=str(file))
+        problem = Problem(f"OpenVINO cannot read the model: {openvino_error_message(error)}", file=str(file))
         raise ConfigError([problem]) from error
 
 
-def check_files(file: Path) -> bool:
+def check_model_files(file: Path) -> bool:
     """Check that a model's file is regular and its external data valid; return whether it has external data. Blocks."""
     try:
         return not file.is_dir() and check_external_data(file)
@@ -466,7 +466,7 @@ def read_onnx_content(file: Path) -> ov.Model | None:
     class"), but converts the same bytes. A model with external data is read by path only: from bytes, OpenVINO would
     look for the data in the working directory.
     """
-    if file.suffix.lower() != _ONNX or check_files(file):
+    if file.suffix.lower() != _ONNX or check_model_files(file):
         return None
     try:
         model = core().read_model(read_regular_bytes(file, max_bytes=None))

@@ -21,12 +21,12 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.inference.infer_requests import CompletionQueue, Slot
 from ovmstrio.util.backoff import Backoff
 
-__all__ = ["LostStreams", "Run", "Runs", "SuspectRunError", "replace_model"]
+__all__ = ["Run", "RunTracker", "StreamRecoveryTimer", "TaintedRunError", "replace_model"]
 
 log = structlog.get_logger(__name__)
 
 
-class SuspectRunError(Exception):
+class TaintedRunError(Exception):
     """A run ended, with any result, after another run failed; it must be repeated."""
 
 
@@ -40,7 +40,7 @@ class Run:
     culprit: bool = False
 
 
-class Runs:
+class RunTracker:
     """Inferences on the device, in start order; used on the event loop only."""
 
     def __init__(self, ends: CompletionQueue, *, may_fail: bool) -> None:
@@ -83,13 +83,13 @@ class Runs:
         if not self._may_fail or run.culprit:
             return
         if run.generation != self._generation:
-            raise SuspectRunError
+            raise TaintedRunError
         for earlier in self._running:
             if earlier is run:
                 return
             if earlier.slot.has_failed():
                 self.spoil(earlier)
-                raise SuspectRunError
+                raise TaintedRunError
 
     def spoil(self, culprit: Run | None = None) -> None:
         """Mark the model as failed; nothing may start until :meth:`mended`."""
@@ -127,7 +127,7 @@ _STABLE_SECONDS: Final = 600.0
 # After this time without failure the back-off starts again from its first pause.
 
 
-class LostStreams:
+class StreamRecoveryTimer:
     """Back-off timer for restoring the streams that a model gave up after a failure."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:

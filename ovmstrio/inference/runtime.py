@@ -18,7 +18,7 @@ from openvino.frontend import (
 
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["OPENVINO_ERRORS", "core", "devices", "reason"]
+__all__ = ["OPENVINO_ERRORS", "available_devices", "core", "openvino_error_message"]
 
 OPENVINO_ERRORS: Final = (
     RuntimeError,
@@ -48,12 +48,12 @@ def core() -> ov.Core:
         return _make_core()
 
 
-def devices() -> list[str]:
+def available_devices() -> list[str]:
     """Return the available devices, such as ``CPU``."""
     return list(core().available_devices)
 
 
-def reason(error: BaseException) -> str:
+def openvino_error_message(error: BaseException) -> str:
     """Return the message of an OpenVINO error without source positions."""
     lines = [line.strip() for line in text_of(error).splitlines()]
     kept = [_POSITION.sub("", line) for line in lines if not _NOISE.match(line)]

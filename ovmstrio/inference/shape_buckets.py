@@ -18,28 +18,28 @@ import numpy as np
 import openvino as ov
 
 from ovmstrio.config.mapping import TensorMapping
-from ovmstrio.config.shapes import OPTION
-from ovmstrio.config.specs import BucketedDimension, ModelSpec
+from ovmstrio.config.shapes import SHAPE_BUCKETS
+from ovmstrio.config.specs import DimensionBuckets, ModelSpec
 from ovmstrio.core.errors import ConfigError, InvalidRequest, ModelFailure, Problem
 from ovmstrio.core.tensor import BYTES, Array, Dim, TensorSpec, to_bf16
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.inference.signature import ModelSignature, dims_of, for_ports, read_signature, to_partial_shape
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
+from ovmstrio.inference.signature import ModelSignature, dims_of, read_signature, settings_by_port, to_partial_shape
 
 __all__ = [
-    "NO_CUTS",
-    "Cut",
-    "Cuts",
-    "Dimension",
-    "Fit",
-    "Fitted",
+    "NO_SLICES",
+    "BucketDimension",
+    "FitResult",
+    "OutputSlice",
+    "OutputSlices",
     "PaddedAxis",
+    "PaddedInputs",
     "ShapeBuckets",
-    "cut_view",
-    "following_outputs",
+    "find_following_outputs",
     "plan_buckets",
+    "slice_output",
 ]
 
-Fit = Literal["exact", "padded", "larger"]
+FitResult = Literal["exact", "padded", "larger"]
 """Result of fitting: sizes equal a bucket, were padded to one, or exceed the largest in a dimension."""
 
 
@@ -51,7 +51,7 @@ class PaddedAxis(NamedTuple):
     value: Any
 
 
-class Cut(NamedTuple):
+class OutputSlice(NamedTuple):
     """Dimension of an output that is ``padded`` long, of which the caller gets ``size``."""
 
     axis: int
@@ -59,14 +59,14 @@ class Cut(NamedTuple):
     padded: int
 
 
-Cuts = Mapping[int, Sequence[Cut]]
+OutputSlices = Mapping[int, Sequence[OutputSlice]]
 """Padding to remove from outputs, by position in the signature."""
 
-NO_CUTS: Final[Cuts] = {}
+NO_SLICES: Final[OutputSlices] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Dimension:
+class BucketDimension:
     """Dimension shared by inputs; ``outputs`` are (output position, axis) pairs that follow it."""
 
     name: str
@@ -82,7 +82,7 @@ class Dimension:
         return self.sizes[index] if index < len(self.sizes) else size
 
 
-class Fitted:
+class PaddedInputs:
     """Inputs of one call with their padding.
 
     Attributes:
@@ -95,8 +95,8 @@ class Fitted:
     def __init__(self, arrays: Sequence[Array], grown: Mapping[int, Sequence[tuple[PaddedAxis, int]]]) -> None:
         self._arrays = arrays
         self._padded_axes = grown
-        self.fit: Fit = "exact"
-        self.cuts: dict[int, list[Cut]] = {}  # padding to remove from the outputs
+        self.fit: FitResult = "exact"
+        self.cuts: dict[int, list[OutputSlice]] = {}  # padding to remove from the outputs
         self.given = self.added = 0
 
     @property
@@ -134,19 +134,19 @@ class Fitted:
 class ShapeBuckets:
     """Buckets of one model; ``inputs`` are its inputs in the order of the arrays."""
 
-    def __init__(self, dimensions: Sequence[Dimension], inputs: Sequence[TensorSpec]) -> None:
+    def __init__(self, dimensions: Sequence[BucketDimension], inputs: Sequence[TensorSpec]) -> None:
         self.dimensions = tuple(dimensions)
         self._names = [spec.name for spec in inputs]
         self._tensors = sorted({place.tensor for dimension in dimensions for place in dimension.inputs})
 
-    def fit(self, arrays: Sequence[Array]) -> Fitted:
+    def fit(self, arrays: Sequence[Array]) -> PaddedInputs:
         """Find the buckets of a call's inputs, without copying.
 
         Raises:
             InvalidRequest: inputs disagree on a dimension's size, or it exceeds the largest bucket.
         """
         grown: dict[int, list[tuple[PaddedAxis, int]]] = {}
-        fitted = Fitted(arrays, grown)
+        fitted = PaddedInputs(arrays, grown)
         larger = False
         for dimension in self.dimensions:
             size = self._size(dimension, arrays)
@@ -159,7 +159,7 @@ class ShapeBuckets:
             for place in dimension.inputs:
                 grown.setdefault(place.tensor, []).append((place, bucket))
             for tensor, axis in dimension.outputs:
-                fitted.cuts.setdefault(tensor, []).append(Cut(axis, size, bucket))
+                fitted.cuts.setdefault(tensor, []).append(OutputSlice(axis, size, bucket))
         fitted.fit = "larger" if larger else "padded" if grown else "exact"
         fitted.count(self._tensors)
         return fitted
@@ -169,20 +169,20 @@ class ShapeBuckets:
         every = [each.sizes if each.warm_up else each.sizes[:1] for each in self.dimensions]
         return sorted(product(*every), key=prod) if any(each.warm_up for each in self.dimensions) else []
 
-    def shaped(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Fitted:
+    def shaped(self, arrays: Sequence[Array], sizes: Sequence[int]) -> PaddedInputs:
         """Pad inputs up to the given sizes, which must not be smaller."""
         grown: dict[int, list[tuple[PaddedAxis, int]]] = {}
-        fitted = Fitted(arrays, grown)
+        fitted = PaddedInputs(arrays, grown)
         for dimension, size in zip(self.dimensions, sizes, strict=True):
             for place in dimension.inputs:
                 grown.setdefault(place.tensor, []).append((place, size))
             first = dimension.inputs[0]
             given = arrays[first.tensor].shape[first.axis]
             for tensor, axis in dimension.outputs:
-                fitted.cuts.setdefault(tensor, []).append(Cut(axis, given, size))
+                fitted.cuts.setdefault(tensor, []).append(OutputSlice(axis, given, size))
         return fitted
 
-    def _size(self, dimension: Dimension, arrays: Sequence[Array]) -> int:
+    def _size(self, dimension: BucketDimension, arrays: Sequence[Array]) -> int:
         sizes = [arrays[place.tensor].shape[place.axis] for place in dimension.inputs]
         if min(sizes) != max(sizes):
             each = zip(sizes, dimension.inputs, strict=True)
@@ -193,7 +193,7 @@ class ShapeBuckets:
             )
         return int(sizes[0])
 
-    def _check_larger(self, dimension: Dimension, size: int) -> None:
+    def _check_larger(self, dimension: BucketDimension, size: int) -> None:
         if dimension.larger_runs:
             return
         place = dimension.inputs[0]
@@ -205,7 +205,7 @@ class ShapeBuckets:
         )
 
 
-def cut_view(array: Array, cuts: Sequence[Cut], name: str) -> Array:
+def slice_output(array: Array, cuts: Sequence[OutputSlice], name: str) -> Array:
     """Return a view of an output without its padding; raise ModelFailure if it does not have the padded size."""
     kept = [slice(None)] * array.ndim
     for axis, size, padded in cuts:
@@ -229,9 +229,9 @@ _MIN_PROBES: Final = 2
 _Shapes = list[tuple[Dim, ...]]
 
 
-def following_outputs(
-    model: ov.Model, signature: ModelSignature, dimensions: Sequence[Dimension], settled: Collection[str]
-) -> list[Dimension]:
+def find_following_outputs(
+    model: ov.Model, signature: ModelSignature, dimensions: Sequence[BucketDimension], settled: Collection[str]
+) -> list[BucketDimension]:
     """Return the dimensions with the outputs that follow each; dimensions in ``settled`` keep the configured outputs.
 
     Raises:
@@ -239,10 +239,10 @@ def following_outputs(
             that must have the same size is not named.
     """
     probes = _Probes(model.clone(), signature, dimensions)
-    found: list[Dimension] = []
+    found: list[BucketDimension] = []
     problems: list[Problem] = []
     for dimension in dimensions:
-        path = f"{OPTION}.{dimension.name}"
+        path = f"{SHAPE_BUCKETS}.{dimension.name}"
         try:
             shapes = probes.by_size(dimension)
             problems += probes.missing_inputs(dimension)
@@ -260,7 +260,7 @@ def following_outputs(
 
 
 class _Probes:
-    def __init__(self, model: ov.Model, signature: ModelSignature, dimensions: Sequence[Dimension]) -> None:
+    def __init__(self, model: ov.Model, signature: ModelSignature, dimensions: Sequence[BucketDimension]) -> None:
         self._model = model
         self._signature = signature
         self._largest = {
@@ -269,7 +269,7 @@ class _Probes:
             for place in dimension.inputs
         }
 
-    def by_size(self, dimension: Dimension, *, closed: bool = False) -> dict[int, _Shapes]:
+    def by_size(self, dimension: BucketDimension, *, closed: bool = False) -> dict[int, _Shapes]:
         """Return output shapes for a few sizes of a dimension; if ``closed``, with all other dimensions fixed."""
         found: dict[int, _Shapes] = {}
         others = _fixed_dim if closed else _bounded
@@ -280,14 +280,14 @@ class _Probes:
                 found[size] = self._outputs(self._inputs(dimension, size, dict.fromkeys(self._positions, others)))
             except OPENVINO_ERRORS as error:
                 if size in dimension.sizes and not closed:
-                    message = f"the model does not accept the size {size}: {reason(error)}"
-                    raise ConfigError([Problem(message, path=f"{OPTION}.{dimension.name}.sizes")]) from None
+                    message = f"the model does not accept the size {size}: {openvino_error_message(error)}"
+                    raise ConfigError([Problem(message, path=f"{SHAPE_BUCKETS}.{dimension.name}.sizes")]) from None
         if len(found) < _MIN_PROBES and not closed:
             message = "the model accepts one size only: cannot determine which outputs follow"
-            raise ConfigError([Problem(message, path=f"{OPTION}.{dimension.name}.sizes")])
+            raise ConfigError([Problem(message, path=f"{SHAPE_BUCKETS}.{dimension.name}.sizes")])
         return found
 
-    def missing_inputs(self, dimension: Dimension) -> list[Problem]:
+    def missing_inputs(self, dimension: BucketDimension) -> list[Problem]:
         """Return a problem for each unnamed input that must have the same size as a dimension."""
         size = dimension.sizes[-1]
         own = {place.tensor for place in dimension.inputs}
@@ -302,7 +302,7 @@ class _Probes:
                 self._outputs(self._inputs(dimension, size, kinds))
             except OPENVINO_ERRORS:
                 message = f"input {spec.name!r} must have the same size, but is not listed"
-                path = f"{OPTION}.{dimension.name}.inputs"
+                path = f"{SHAPE_BUCKETS}.{dimension.name}.inputs"
                 problems.append(Problem(message, path=path, found=str(spec), suggestion=f'add "{spec.name}"'))
         return problems
 
@@ -310,7 +310,7 @@ class _Probes:
     def _positions(self) -> range:
         return range(len(self._signature.inputs))
 
-    def _sizes(self, dimension: Dimension) -> list[int]:
+    def _sizes(self, dimension: BucketDimension) -> list[int]:
         """Return sizes to try: buckets and others. 1 comes last, because it broadcasts."""
         first, last = dimension.sizes[0], dimension.sizes[-1]
         inputs = self._signature.inputs
@@ -320,7 +320,7 @@ class _Probes:
             if all(inputs[place.tensor].shape[place.axis].accepts(size) for place in dimension.inputs) and size > 0
         ]
 
-    def _inputs(self, dimension: Dimension, size: int, others: Mapping[int, Callable[[Dim], Dim]]) -> _Shapes:
+    def _inputs(self, dimension: BucketDimension, size: int, others: Mapping[int, Callable[[Dim], Dim]]) -> _Shapes:
         own = {(place.tensor, place.axis): Dim.fixed(size) for place in dimension.inputs}
         settled = self._largest | own
         return [
@@ -411,8 +411,8 @@ def plan_buckets(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file:
     problems: list[Problem] = []
     if model.get_variables():
         message = "shape_buckets requires a stateless model: padding would enter the state"
-        problems.append(Problem(message, file=file, path=OPTION, suggestion="leave shape_buckets out"))
-    dimensions: list[Dimension] = []
+        problems.append(Problem(message, file=file, path=SHAPE_BUCKETS, suggestion="leave shape_buckets out"))
+    dimensions: list[BucketDimension] = []
     for name, dimension in spec.shape_buckets.items():
         try:
             dimensions.append(_dimension(name, dimension, signature, mapping, spec.origin))
@@ -422,7 +422,7 @@ def plan_buckets(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file:
     if not problems:
         try:
             settled = {name for name, given in spec.shape_buckets.items() if given.outputs is not None}
-            dimensions = following_outputs(model, signature, dimensions, settled)
+            dimensions = find_following_outputs(model, signature, dimensions, settled)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -430,13 +430,13 @@ def plan_buckets(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file:
     return ShapeBuckets(dimensions, signature.inputs)
 
 
-def _named_twice(dimensions: Sequence[Dimension], signature: ModelSignature) -> list[Problem]:
+def _named_twice(dimensions: Sequence[BucketDimension], signature: ModelSignature) -> list[Problem]:
     """Return a problem for each input dimension that two buckets name."""
     owners: dict[tuple[int, int], str] = {}
     return [
         Problem(
             f"dimension {place.axis} of {signature.inputs[place.tensor].name!r} is in {owner!r} already",
-            path=f"{OPTION}.{dimension.name}",
+            path=f"{SHAPE_BUCKETS}.{dimension.name}",
             suggestion='name other "inputs", or leave one of them out',
         )
         for dimension in dimensions
@@ -446,13 +446,13 @@ def _named_twice(dimensions: Sequence[Dimension], signature: ModelSignature) -> 
 
 
 def _dimension(
-    name: str, given: BucketedDimension, signature: ModelSignature, mapping: TensorMapping, origin: str
-) -> Dimension:
-    path = f"{OPTION}.{name}"
+    name: str, given: DimensionBuckets, signature: ModelSignature, mapping: TensorMapping, origin: str
+) -> BucketDimension:
+    path = f"{SHAPE_BUCKETS}.{name}"
     inputs = signature.inputs
     if given.inputs:
         names = [spec.name for spec in inputs]
-        axes = for_ports(f"{path}.inputs", given.inputs, names, mapping.inputs, origin=origin)
+        axes = settings_by_port(f"{path}.inputs", given.inputs, names, mapping.inputs, origin=origin)
     else:
         axes = _batch_axes(path, inputs)
     problems = [
@@ -470,7 +470,7 @@ def _dimension(
     if problems:
         raise ConfigError(problems)
     places = [PaddedAxis(at, axis, values[inputs[at].name]) for at, positions in axes.items() for axis in positions]
-    return Dimension(name, given.sizes, tuple(places), follows, given.larger == "run", given.warm_up)
+    return BucketDimension(name, given.sizes, tuple(places), follows, given.larger == "run", given.warm_up)
 
 
 def _batch_axes(path: str, inputs: Sequence[TensorSpec]) -> dict[int, tuple[int, ...]]:
@@ -504,7 +504,7 @@ def _named_outputs(
     path: str, named: Mapping[str, tuple[int, ...]], signature: ModelSignature, mapping: TensorMapping, origin: str
 ) -> tuple[tuple[int, int], ...]:
     names = [spec.name for spec in signature.outputs]
-    axes = for_ports(f"{path}.outputs", named, names, mapping.outputs, origin=origin)
+    axes = settings_by_port(f"{path}.outputs", named, names, mapping.outputs, origin=origin)
     found = [(position, axis) for position, positions in axes.items() for axis in positions]
     problems: list[Problem] = []
     for position, axis in found:
@@ -518,7 +518,7 @@ def _named_outputs(
 
 
 def _pad_values(
-    path: str, given: BucketedDimension, inputs: Sequence[TensorSpec], problems: list[Problem]
+    path: str, given: DimensionBuckets, inputs: Sequence[TensorSpec], problems: list[Problem]
 ) -> dict[str, Any]:
     known = {spec.name for spec in inputs}
     problems += [

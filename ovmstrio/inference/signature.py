@@ -14,7 +14,15 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, BY_OPENVINO_NAME, BYTES, Dim, TensorSpec
 
-__all__ = ["ModelSignature", "dims_of", "for_ports", "own_specs", "port_names", "read_signature", "to_partial_shape"]
+__all__ = [
+    "ModelSignature",
+    "dims_of",
+    "model_specs",
+    "port_names",
+    "read_signature",
+    "settings_by_port",
+    "to_partial_shape",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelS
     return ModelSignature(inputs, input_ports, outputs, output_ports, extra, unranked)
 
 
-def own_specs(ports: Sequence[Any], *, is_input: bool) -> tuple[TensorSpec, ...]:
+def model_specs(ports: Sequence[Any], *, is_input: bool) -> tuple[TensorSpec, ...]:
     """Return the specs of ports in model order, under the model's own names; element types must be supported."""
     return tuple(_spec(name, port) for name, port in zip(port_names(ports, {}, is_input=is_input), ports, strict=True))
 
@@ -172,7 +180,7 @@ def _plain(value: Any) -> Any:
 _T = TypeVar("_T")
 
 
-def for_ports(
+def settings_by_port(
     option: str,
     settings: Mapping[str, _T],
     names: Sequence[str],

@@ -15,7 +15,7 @@ import openvino as ov
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import BY_NAME, BY_OPENVINO_NAME, BYTES, Array, TensorSpec, to_bf16
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import dims_of
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
     "placeholder",
     "read_variables",
     "set_inputs",
+    "tensor_view",
     "to_tensor",
-    "view_of",
 ]
 
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
@@ -62,7 +62,7 @@ def from_tensor(tensor: ov.Tensor, spec: TensorSpec) -> Array:
     return copy if copy.dtype == spec.datatype.numpy else copy.view(spec.datatype.numpy)
 
 
-def view_of(tensor: ov.Tensor, spec: TensorSpec) -> Array:
+def tensor_view(tensor: ov.Tensor, spec: TensorSpec) -> Array:
     """Return a view of a tensor with dtype ``spec.datatype.numpy``, valid as long as the tensor; for strings a copy."""
     if spec.datatype is BYTES:
         return from_tensor(tensor, spec)
@@ -154,7 +154,7 @@ def _look_up(handle: Any, spec: TensorSpec) -> _Variable:
     own = idle_tensor(spec)
     if own.byte_size > _MAX_COPIED_BYTES:
         return _Variable(spec, handle, None, None)
-    return _Variable(spec, handle, own, view_of(own, spec))
+    return _Variable(spec, handle, own, tensor_view(own, spec))
 
 
 class StateChange:
@@ -181,7 +181,9 @@ class StateChange:
             for variable in self._entered:
                 variable.set(self._before[variable.spec.name])
         except OPENVINO_ERRORS as error:
-            raise ModelFailure(f"OpenVINO rejects the state of the sequence: {reason(error)}") from error
+            raise ModelFailure(
+                f"OpenVINO rejects the state of the sequence: {openvino_error_message(error)}"
+            ) from error
 
     def leave(self, request: ov.InferRequest) -> None:
         """Copy the state of the request into ``after``; raise ModelFailure if OpenVINO does not return the state."""
@@ -193,4 +195,4 @@ class StateChange:
                 for variable in self._entered or _variables_of(request, self._variables)
             }
         except OPENVINO_ERRORS as error:
-            raise ModelFailure(f"cannot read the state of the sequence: {reason(error)}") from error
+            raise ModelFailure(f"cannot read the state of the sequence: {openvino_error_message(error)}") from error

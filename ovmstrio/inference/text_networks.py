@@ -14,26 +14,26 @@ import openvino.opset13 as op
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.inference.compile import ModelFile, compile_read
+from ovmstrio.inference.compile import ModelFile, compile_loaded
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.reading import read_model
 from ovmstrio.inference.tokenizers import SpecialTokens, read_tokenizer
 from ovmstrio.util.placement import Placement
 
 __all__ = [
-    "KNOWN_INPUTS",
+    "TEXT_MODEL_INPUTS",
     "CompiledTokenizer",
     "Pooling",
+    "add_pooling",
+    "add_scoring",
     "compile_embedder",
     "compile_scorer",
     "compile_tokenizer",
-    "pool_embeddings",
-    "score_pairs",
 ]
 
 Pooling = Literal["CLS", "LAST", "MEAN"]
 
-KNOWN_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
+TEXT_MODEL_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
 _POOLED_OUTPUT: Final = "sentence_embedding"
 _TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
 _SCORES: Final = "logits"
@@ -43,7 +43,7 @@ _NORM_EPSILON: Final = 1e-12
 _EXPECTED_INPUTS: Final = "input_ids, attention_mask and, if any, token_type_ids and position_ids"
 
 
-def pool_embeddings(model: ov.Model, pooling: Pooling, *, normalize: bool, file: str) -> ov.Model:
+def add_pooling(model: ov.Model, pooling: Pooling, *, normalize: bool, file: str) -> ov.Model:
     """Return the model with a single output ``embeddings``, f32 [texts, dimensions], of length 1 if ``normalize``.
 
     An existing output ``sentence_embedding`` (Optimum's name for pooled embeddings) is used as is. MEAN excludes
@@ -63,7 +63,7 @@ def pool_embeddings(model: ov.Model, pooling: Pooling, *, normalize: bool, file:
     return _named(model, result, "embeddings")
 
 
-def score_pairs(model: ov.Model, file: str) -> ov.Model:
+def add_scoring(model: ov.Model, file: str) -> ov.Model:
     """Return the model with a single output ``scores``, f32 [texts], from 0 to 1.
 
     One logit per text is passed through the logistic function; of two the softmax of the second is used.
@@ -100,7 +100,7 @@ def _pooled(tokens: ov.Output, mask: ov.Output, pooling: Pooling) -> ov.Node:
 
 
 def _inputs(model: ov.Model, file: str) -> Mapping[str, ov.Output]:
-    found = {name: port for port in model.inputs for name in port.get_names() & KNOWN_INPUTS}
+    found = {name: port for port in model.inputs for name in port.get_names() & TEXT_MODEL_INPUTS}
     if len(found) == len(model.inputs) and {"input_ids", "attention_mask"} <= found.keys():
         return found
     names = ", ".join(sorted(name for port in model.inputs for name in port.get_names()))
@@ -157,19 +157,19 @@ def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
     count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))
     config = {"NUM_STREAMS": count, "INFERENCE_NUM_THREADS": count, "ENABLE_CPU_PINNING": "NO"}
     spec = ModelSpec(name=name, base_path=file.parent, plugin_config=config)
-    compiled = compile_read(read.model, ModelFile(file, spec))
+    compiled = compile_loaded(read.model, ModelFile(file, spec))
     return CompiledTokenizer(replace(compiled, placement=Placement.away(), loop=None), read.special_tokens, read.pad_id)
 
 
 def compile_embedder(source: ModelFile, pooling: Pooling, *, normalize: bool) -> Compiled:
-    """Read and compile an embedding model; see :func:`pool_embeddings`. Blocks."""
-    model = pool_embeddings(read_model(source.file), pooling, normalize=normalize, file=str(source.file))
-    return compile_read(model, _with_defaults(source))
+    """Read and compile an embedding model; see :func:`add_pooling`. Blocks."""
+    model = add_pooling(read_model(source.file), pooling, normalize=normalize, file=str(source.file))
+    return compile_loaded(model, _with_defaults(source))
 
 
 def compile_scorer(source: ModelFile) -> Compiled:
-    """Read and compile a reranking model; see :func:`score_pairs`. Blocks."""
-    return compile_read(score_pairs(read_model(source.file), str(source.file)), _with_defaults(source))
+    """Read and compile a reranking model; see :func:`add_scoring`. Blocks."""
+    return compile_loaded(add_scoring(read_model(source.file), str(source.file)), _with_defaults(source))
 
 
 def _with_defaults(source: ModelFile) -> ModelFile:

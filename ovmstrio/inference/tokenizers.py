@@ -17,13 +17,13 @@ import openvino.opset13 as op
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.inference.reading import read_model
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, reason
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_message
 from ovmstrio.util.extras import Extra, way_to_install
 
 __all__ = [
     "RaggedTokenizer",
+    "SpecialTokenTemplate",
     "SpecialTokens",
-    "Template",
     "load_tokenizer_operations",
     "read_special_tokens",
     "read_tokenizer",
@@ -53,7 +53,7 @@ def load_tokenizer_operations() -> None:
             # Objects of the library may outlive all others at exit, so it must stay loaded.
             _loaded.append(ctypes.CDLL(str(path)))
         except (*OPENVINO_ERRORS, OSError) as error:
-            message = f"{_PACKAGE} does not match this OpenVINO version: {reason(error)}"
+            message = f"{_PACKAGE} does not match this OpenVINO version: {openvino_error_message(error)}"
             raise ConfigError([_problem(message, path)]) from error
 
 
@@ -69,14 +69,14 @@ def _problem(message: str, path: Path | None = None) -> Problem:
     return Problem(message, file="" if path is None else str(path), suggestion=way_to_install(Extra.LLM))
 
 
-COMBINE: Final = "CombineSegments"
+COMBINE_SEGMENTS: Final = "CombineSegments"
 _TEMPLATES: Final = "processed_post_processor_template"
 _PARTS_OF_INPUT: Final = 3
 _PAIR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class SpecialTokenTemplate:
     """Special tokens before, between and after texts, with one place more than texts.
 
     ``types`` are the token types of the texts, ``mark_types`` those of the special tokens.
@@ -96,8 +96,8 @@ class Template:
 class SpecialTokens:
     """Templates for one text and for a pair of texts; None if unknown."""
 
-    single: Template
-    pair: Template | None
+    single: SpecialTokenTemplate
+    pair: SpecialTokenTemplate | None
 
 
 def read_special_tokens(model: ov.Model, combine: ov.Node | None) -> SpecialTokens:
@@ -128,7 +128,7 @@ def _parts_of_list(written: Mapping[str, Any]) -> Iterator[tuple[list[int] | Non
         yield ids if isinstance(ids, list) else [ids] if ids >= 0 else None, int(kind)
 
 
-def _template(parts: Iterable[tuple[list[int] | None, int]]) -> Template:
+def _template(parts: Iterable[tuple[list[int] | None, int]]) -> SpecialTokenTemplate:
     marks: list[list[int]] = [[]]
     types: list[list[int]] = [[]]
     of_texts = []
@@ -140,16 +140,16 @@ def _template(parts: Iterable[tuple[list[int] | None, int]]) -> Template:
         else:
             marks[-1] += ids
             types[-1] += [kind] * len(ids)
-    return Template(tuple(map(tuple, marks)), tuple(of_texts), tuple(map(tuple, types)))
+    return SpecialTokenTemplate(tuple(map(tuple, marks)), tuple(of_texts), tuple(map(tuple, types)))
 
 
-def _repeat_end(single: Template) -> Template | None:
+def _repeat_end(single: SpecialTokenTemplate) -> SpecialTokenTemplate | None:
     """Repeat the tokens after the first text after the second one, as BERT does."""
     before, after = single.marks
     if not after:
         return None
     types = (tuple(0 for _ in before), tuple(0 for _ in after), tuple(1 for _ in after))
-    return Template((before, after, after), (0, 1), types)
+    return SpecialTokenTemplate((before, after, after), (0, 1), types)
 
 
 def _templates(model: ov.Model) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ def _find_tokens(pad: ov.Node) -> tuple[ov.Node | None, Sequence[ov.Output]]:
     parts = [pad.input_value(number) for number in range(3)]
     while True:
         source = parts[2].get_node()
-        if source.get_type_name() == COMBINE:
+        if source.get_type_name() == COMBINE_SEGMENTS:
             combine = source
             groups = (
                 [source.input_value(at + each) for each in range(3)] for at in range(0, source.get_input_size() - 1, 3)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Crowd", "Demand"]
+__all__ = ["ConcurrencyEstimator", "ContentionSwitch"]
 
 _QUIET_CALLS: Final = 32
 _COOLDOWN_SECONDS: Final = 1.0
 
 
-class Crowd:
+class ContentionSwitch:
     """Hysteresis switch that moves a model's calls off the event loop under contention."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -54,7 +54,7 @@ _LONG_SECONDS: Final = 1e-3
 _LONG_CALLS: Final = 8
 
 
-class Demand:
+class ConcurrencyEstimator:
     """Estimator of concurrent demand for one model since the last look.
 
     Args:

@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 import structlog
 
-from ovmstrio.config.shapes import OPTION
+from ovmstrio.config.shapes import SHAPE_BUCKETS
 from ovmstrio.core.errors import ModelFailure, Problem
 from ovmstrio.core.tensor import Array, TensorSpec, from_bf16
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.infer_requests import Slot
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.inference.shape_buckets import Dimension, Fitted, ShapeBuckets
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
+from ovmstrio.inference.shape_buckets import BucketDimension, PaddedInputs, ShapeBuckets
 from ovmstrio.inference.tensors import placeholder
 
 __all__ = ["warm_buckets"]
@@ -51,7 +51,7 @@ def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
         for slot in slots:
             slot.keep_if_stuck()
         message = f"warm-up failed on inputs padded to buckets: {error.message}"
-        warning = Problem(message, path=OPTION, severity="warning")
+        warning = Problem(message, path=SHAPE_BUCKETS, severity="warning")
         return replace(compiled, model=compiled.compile_again()), [warning]
     return compiled, problems
 
@@ -89,12 +89,14 @@ def _run_on_each(slots: Sequence[Slot], arrays: Sequence[Array]) -> None:
             with suppress(*OPENVINO_ERRORS):
                 slot.request.cancel()
                 slot.request.wait()
-        raise ModelFailure(reason(error)) from error
+        raise ModelFailure(openvino_error_message(error)) from error
     for slot in slots:
         slot.unbind()
 
 
-def _padding_effects(compiled: Compiled, slot: Slot, dimension: Dimension, ones: Sequence[Array]) -> list[Problem]:
+def _padding_effects(
+    compiled: Compiled, slot: Slot, dimension: BucketDimension, ones: Sequence[Array]
+) -> list[Problem]:
     """Return a warning for each output that changes when the input is padded along one dimension."""
     place = dimension.inputs[0]
     given = ones[place.tensor].shape[place.axis]
@@ -102,12 +104,12 @@ def _padding_effects(compiled: Compiled, slot: Slot, dimension: Dimension, ones:
     if not size:
         return []
     buckets = ShapeBuckets([dimension], compiled.signature.inputs)
-    exact = _outputs(slot, Fitted(ones, {}))
+    exact = _outputs(slot, PaddedInputs(ones, {}))
     padded = _outputs(slot, buckets.shaped(ones, [size]))
     return [
         Problem(
             f"output {spec.name!r} changes when inputs are padded (tested with ones from {given} to {size})",
-            path=f"{OPTION}.{dimension.name}",
+            path=f"{SHAPE_BUCKETS}.{dimension.name}",
             suggestion='set "pad" to a value that the model ignores, or leave this dimension out',
             severity="warning",
         )
@@ -116,7 +118,7 @@ def _padding_effects(compiled: Compiled, slot: Slot, dimension: Dimension, ones:
     ]
 
 
-def _outputs(slot: Slot, fitted: Fitted) -> list[Array]:
+def _outputs(slot: Slot, fitted: PaddedInputs) -> list[Array]:
     slot.bind(fitted.filled())
     try:
         slot.infer()

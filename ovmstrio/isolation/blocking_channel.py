@@ -9,26 +9,26 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.isolation.packets import MOST_FILES, MOST_PACKET, Message, MessagePackets
-from ovmstrio.isolation.stack_requests import is_for_samples, sample_in_thread
+from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
+from ovmstrio.isolation.stack_requests import is_sampling_request, sample_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["BlockingChannel", "ChannelLost"]
+__all__ = ["BlockingChannel", "ChannelClosedByUserCode"]
 
 _DESCRIPTOR: Final = "i"
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * array.array(_DESCRIPTOR).itemsize)
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * array.array(_DESCRIPTOR).itemsize)
 
 
-class ChannelLost(Exception):
+class ChannelClosedByUserCode(Exception):
     """User code has closed the socket of the channel."""
 
 
 class BlockingChannel:
     """Channel for threads; takes over the socket. Answers stack sampling requests itself.
 
-    Any thread may send, one at a time may receive. All methods raise ``ChannelLost``.
+    Any thread may send, one at a time may receive. All methods raise ``ChannelClosedByUserCode``.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -65,7 +65,7 @@ class BlockingChannel:
             self._check()
             self._end.sendmsg([packet], rights)
         except OSError as error:
-            raise ChannelLost(str(error)) from error
+            raise ChannelClosedByUserCode(str(error)) from error
 
     def _check(self) -> None:
         """Raise ``OSError`` if user code has closed the descriptor and the number now belongs to another file."""
@@ -94,14 +94,14 @@ class BlockingChannel:
             while not self._received and self._poll.poll(0):
                 self._receive_one()
         except OSError as error:
-            raise ChannelLost(str(error)) from error
+            raise ChannelClosedByUserCode(str(error)) from error
         return bool(self._received)
 
     def _receive_one(self) -> None:
         try:
-            packet, ancillary, _, _ = self._end.recvmsg(MOST_PACKET, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            packet, ancillary, _, _ = self._end.recvmsg(MAX_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
-            raise ChannelLost(str(error)) from error
+            raise ChannelClosedByUserCode(str(error)) from error
         if not packet:
             self._received.append(None)
             return
@@ -112,7 +112,7 @@ class BlockingChannel:
             message = self._packets.read(packet, files.tolist())
         if message is None:
             return
-        if is_for_samples(message.value):
+        if is_sampling_request(message.value):
             sample_in_thread(message.value, self.send)
             return
         self._received.append(message)
@@ -124,7 +124,7 @@ class BlockingChannel:
         try:
             self._poll.poll(None if seconds is None else seconds * 1e3)
         except OSError as error:
-            raise ChannelLost(str(error)) from error
+            raise ChannelClosedByUserCode(str(error)) from error
         finally:
             for descriptor in descriptors:
                 self._poll.unregister(descriptor)

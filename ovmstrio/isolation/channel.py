@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.isolation.packets import MOST_FILES, MOST_PACKET, Message, MessagePackets
+from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
 
 __all__ = ["MessageChannel", "PacketSocket", "packet_pair"]
 
@@ -36,7 +36,7 @@ _DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
 _FLAGS: Final = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _PACKETS_PER_CHECKPOINT: Final = 16
 """Packets received between checkpoints."""
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * _DESCRIPTOR_BYTES)
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * _DESCRIPTOR_BYTES)
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
@@ -202,7 +202,7 @@ class MessageChannel:
 
     async def receive(self) -> Message | None:
         """Wait for a message; None when the peer has closed. Raises ``NO_MESSAGE`` errors if malformed."""
-        while (received := await self._socket.receive(MOST_PACKET)) is not None:
+        while (received := await self._socket.receive(MAX_PACKET_BYTES)) is not None:
             message = self._packets.read(*received)
             if message is not None:
                 return message

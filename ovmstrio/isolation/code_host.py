@@ -24,12 +24,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelLost
+from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelClosedByUserCode
 from ovmstrio.isolation.codec import encode_error
-from ovmstrio.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, GeneratorLike, LoopThread
-from ovmstrio.isolation.hosted import Hosted, Invocation
-from ovmstrio.isolation.process_exit import LOST_CHANNEL, UNREADABLE, ignore_stop_signals, watch_lifeline
-from ovmstrio.isolation.trace_propagation import flush_spans, follow_trace
+from ovmstrio.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, HostedGenerator, LoopThread
+from ovmstrio.isolation.hosted import HostedObject, Invocation
+from ovmstrio.isolation.process_exit import CHANNEL_CLOSED, RECEIVE_FAILED, exit_with_parent, ignore_stop_signals
+from ovmstrio.isolation.trace_propagation import flush_spans, start_invocation_span
 from ovmstrio.util.stdio import finish_lines, print_whole_lines
 
 __all__ = ["GENERATOR", "VALUE", "CodeHost", "serve"]
@@ -44,7 +44,7 @@ _ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 class CodeHost:
     """Server of one channel to the server, for requests to the user's object ``hosted``."""
 
-    def __init__(self, channel: BlockingChannel, hosted: Hosted) -> None:
+    def __init__(self, channel: BlockingChannel, hosted: HostedObject) -> None:
         self._channel = channel
         self._hosted = hosted
         self._process = os.getpid()
@@ -53,7 +53,7 @@ class CodeHost:
         self._idle = 0
         self._over = threading.Event()
         self._loop = LoopThread()
-        self._generators: dict[int, GeneratorLike] = {}
+        self._generators: dict[int, HostedGenerator] = {}
         self._cancels: dict[int, Any] = {}
         self._span_ends: dict[int, Callable[[Any], None]] = {}
 
@@ -96,11 +96,11 @@ class CodeHost:
         while not self._over.is_set():
             try:
                 message = self._channel.receive()
-            except ChannelLost:
-                os._exit(LOST_CHANNEL)
+            except ChannelClosedByUserCode:
+                os._exit(CHANNEL_CLOSED)
             except Exception:  # noqa: BLE001 - no caller would ever get an answer
                 traceback.print_exc()
-                os._exit(UNREADABLE)
+                os._exit(RECEIVE_FAILED)
             if message is None:
                 self._over.set()
                 break
@@ -151,7 +151,7 @@ class CodeHost:
         try:
             invocation = self._hosted.invoke(method, value)
             if trace is not None:
-                self._span_ends[number] = follow_trace(invocation, method, trace)
+                self._span_ends[number] = start_invocation_span(invocation, method, trace)
             cancellation.add(invocation.stop)
             if _is_async(invocation.function):
                 self._await(number, invocation, partial(invocation.function, *invocation.arguments), cancellation)
@@ -214,8 +214,8 @@ class CodeHost:
                 self._channel.send(
                     [number, [[], error_answer] if value and isinstance(value[0], list) else error_answer]
                 )
-        except ChannelLost:
-            os._exit(LOST_CHANNEL)
+        except ChannelClosedByUserCode:
+            os._exit(CHANNEL_CLOSED)
 
 
 class _Cancellation:
@@ -262,7 +262,7 @@ async def _await_value(value: Any) -> Any:
 
 def serve(end: int, lifeline: int) -> None:
     """Run the user object that the first request names; ends the process."""
-    watch_lifeline(lifeline)
+    exit_with_parent(lifeline)
     ignore_stop_signals()
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
@@ -274,7 +274,7 @@ def serve(end: int, lifeline: int) -> None:
             if target["path"]:
                 sys.path[:] = target["path"]
             module, _, name = target["hosted"].partition(":")
-            hosted: Hosted = getattr(import_module(module), name)(target["argument"])
+            hosted: HostedObject = getattr(import_module(module), name)(target["argument"])
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             channel.send([number, [RAISED, encode_error(error)]])
         else:

@@ -29,13 +29,13 @@ import numpy as np
 from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS, cut, text_of
 
 __all__ = [
-    "MOST_KEPT",
+    "MAX_FREE_REGION_BYTES",
     "Encoded",
     "MappedFile",
     "Region",
     "RegionLease",
     "RegionPool",
-    "SharedPart",
+    "SharedLocation",
     "decode",
     "decode_error",
     "encode_error",
@@ -190,7 +190,7 @@ def _traceback(frames: list[list[Any]]) -> TracebackType | None:
 
 # -- Shared memory -----------------------------------------------------------------------------------------------------
 
-MOST_KEPT: Final = 64 * 2**20
+MAX_FREE_REGION_BYTES: Final = 64 * 2**20
 """Limit of unused region bytes that a pool keeps."""
 
 _MIN_REGION_BYTES: Final = 128 * 1024
@@ -223,7 +223,7 @@ _mapped_files: Final[weakref.WeakSet[MappedFile]] = weakref.WeakSet()
 """All mapped files; ``find_shared`` looks up buffer addresses here."""
 
 
-class SharedPart:
+class SharedLocation:
     """Location of a buffer in a mapped file."""
 
     __slots__ = ("mapped", "offset")
@@ -233,14 +233,14 @@ class SharedPart:
         self.offset = offset
 
 
-def find_shared(array: Array) -> SharedPart | None:
+def find_shared(array: Array) -> SharedLocation | None:
     """Return the location of a contiguous array in a mapped file, or None."""
     if not _mapped_files or not array.flags.c_contiguous:
         return None
     start = array.__array_interface__["data"][0]
     for mapped in list(_mapped_files):
         if mapped.address <= start and start + array.nbytes <= mapped.address + mapped.size:
-            return SharedPart(mapped, start - mapped.address)
+            return SharedLocation(mapped, start - mapped.address)
     return None
 
 
@@ -302,7 +302,7 @@ class Region:
 class RegionPool:
     """Regions of this process: used ones, and up to ``most_kept`` bytes of free ones. Not thread-safe."""
 
-    def __init__(self, most_kept: int = MOST_KEPT) -> None:
+    def __init__(self, most_kept: int = MAX_FREE_REGION_BYTES) -> None:
         self._max_free_bytes = most_kept
         self._numbers = 0
         self._free: list[Region] = []
@@ -369,7 +369,7 @@ class Encoded:
     """
 
     def __init__(self, value: Any, *, shares_above: int = 0, shares_most: int = 0) -> None:
-        self.shared: list[SharedPart] = []
+        self.shared: list[SharedLocation] = []
         self._shares_above = shares_above
         self._shares_most = shares_most
         self._shared_arrays: list[Array] = []

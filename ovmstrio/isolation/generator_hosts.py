@@ -13,7 +13,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.isolation.codec import encode_error
-from ovmstrio.isolation.process_exit import LOST_LOOP
+from ovmstrio.isolation.process_exit import LOOP_FAILED
 from ovmstrio.util.stdio import finish_lines
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ __all__ = [
     "Answer",
     "AsyncGeneratorHost",
     "GeneratorHost",
-    "GeneratorLike",
-    "LoopCall",
+    "HostedGenerator",
+    "LoopCallHandle",
     "LoopThread",
 ]
 
 # -- Event loop --------------------------------------------------------------------------------------------------------
 
 
-class LoopCall:
+class LoopCallHandle:
     """Handle of a call on the loop."""
 
     def __init__(self, token: trio.lowlevel.TrioToken, scope: trio.CancelScope) -> None:
@@ -60,7 +60,7 @@ class LoopThread:
         function: Callable[[], Awaitable[Any]],
         done: Callable[[Any, BaseException | None], None],
         variables: Context | None = None,
-    ) -> LoopCall:
+    ) -> LoopCallHandle:
         """Run an async function on the loop, then call ``done`` there with its result or exception.
 
         Raises ``ModuleNotFoundError`` if the interpreter has no trio.
@@ -89,7 +89,7 @@ class LoopThread:
                 (variables or copy_context()).copy().run(self._nursery.start_soon, run)
 
         token.run_sync_soon(begin)
-        return LoopCall(token, scope)
+        return LoopCallHandle(token, scope)
 
     @staticmethod
     def turns() -> trio.Lock:
@@ -113,7 +113,7 @@ class LoopThread:
             trio.run(self._run)
         except BaseException:  # noqa: BLE001 - no waiting caller would ever get an answer
             traceback.print_exc()
-        os._exit(LOST_LOOP)
+        os._exit(LOOP_FAILED)
 
     async def _run(self) -> None:
         import trio  # noqa: PLC0415 - as above
@@ -137,7 +137,7 @@ Answer = Callable[[int, Any], None]
 """Sends the answer to the request with this number."""
 
 
-class GeneratorLike(Protocol):
+class HostedGenerator(Protocol):
     """Generator that the server pulls."""
 
     def pull(self, number: int) -> None:
@@ -328,7 +328,7 @@ class AsyncGeneratorHost:
         self._ended = ended
         self._lock = threading.Lock()
         self._step = loop.turns()
-        self._pulling: LoopCall | None = None
+        self._pulling: LoopCallHandle | None = None
         self._is_left = False
 
     def pull(self, number: int) -> None:

@@ -19,7 +19,7 @@ import trio
 from ovmstrio.isolation.thread_pool import ThreadCall, WorkerThreads
 from ovmstrio.util.stdio import finish_lines
 
-__all__ = ["CREDIT", "AsyncPump", "End", "Failed", "Pump", "ThreadPump"]
+__all__ = ["CREDIT", "End", "Failed", "LoopGenerator", "PulledGenerator", "ThreadGenerator"]
 
 CREDIT: Final = 32
 """How many values a generator may be ahead of the pulled ones."""
@@ -47,7 +47,7 @@ class Failed:
 _END: Final = End()
 
 
-class Pump(Protocol[_T_co]):
+class PulledGenerator(Protocol[_T_co]):
     """Generator that is pulled value by value."""
 
     async def pull(self) -> _T_co | End | Failed:
@@ -59,7 +59,7 @@ class Pump(Protocol[_T_co]):
         ...
 
 
-class ThreadPump(Generic[_T]):
+class ThreadGenerator(Generic[_T]):
     """Plain iterator in worker threads.
 
     Args:
@@ -84,7 +84,7 @@ class ThreadPump(Generic[_T]):
         self._close_error: BaseException | None = None
 
     async def pull(self) -> _T | End | Failed:
-        """Return the next value; see :class:`Pump`. Cancellation stops the generator after the current step."""
+        """Return the next value; see :class:`PulledGenerator`. Cancellation stops the generator after the current step."""
         items = self._items
         while not items:
             self._start_turn()
@@ -186,7 +186,7 @@ class ThreadPump(Generic[_T]):
             self._close_error = error
 
 
-class AsyncPump(Generic[_T]):
+class LoopGenerator(Generic[_T]):
     """Async iterator on the event loop; each step runs in the context manager that ``around`` returns."""
 
     def __init__(
@@ -202,7 +202,7 @@ class AsyncPump(Generic[_T]):
         self._around = around
 
     async def pull(self) -> _T | End | Failed:
-        """Run the iterator to its next value; see :class:`Pump`. Closing after a failed conversion is shielded."""
+        """Run the iterator to its next value; see :class:`PulledGenerator`. Closing after a failed conversion is shielded."""
         with self._around():
             try:
                 value = await anext(self._iterator)
@@ -219,7 +219,7 @@ class AsyncPump(Generic[_T]):
         return failed
 
     async def aclose(self) -> BaseException | None:
-        """Close the iterator, if it has ``aclose``; see :class:`Pump`."""
+        """Close the iterator, if it has ``aclose``; see :class:`PulledGenerator`."""
         close = getattr(self._iterator, "aclose", None)
         if close is None:
             return None

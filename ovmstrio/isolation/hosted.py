@@ -7,7 +7,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Hosted", "Invocation", "MakeHosted"]
+__all__ = ["HostedObject", "Invocation", "MakeHosted"]
 
 
 def _nothing() -> None:
@@ -39,7 +39,7 @@ class Invocation:
     stop: Callable[[], None] = _nothing
 
 
-class Hosted(Protocol):
+class HostedObject(Protocol):
     """The user's object in a worker process."""
 
     def invoke(self, method: str, value: Any) -> Invocation:
@@ -51,5 +51,5 @@ class Hosted(Protocol):
         ...
 
 
-MakeHosted = Callable[[Any], Hosted]
+MakeHosted = Callable[[Any], HostedObject]
 """Creates the object from the server's argument; anything that may fail or block belongs into its methods."""

@@ -32,18 +32,18 @@ from ovmstrio.isolation.code_host import GENERATOR, VALUE
 from ovmstrio.isolation.codec import decode_error
 from ovmstrio.isolation.generator_hosts import ENDED, RAISED
 from ovmstrio.isolation.generators import End, Failed
-from ovmstrio.isolation.packets import NO_MESSAGE
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS
 from ovmstrio.isolation.user_code import UserCodeRaisedError
-from ovmstrio.isolation.worker_process import KeptProcess, WorkerEnded, WorkerProcess
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 
-__all__ = ["CALLS_AT_ONCE", "GRACE_SECONDS", "CodeWorker", "IsolatedCode", "Isolation", "RemoteGenerator"]
+__all__ = ["GRACE_SECONDS", "MAX_CONCURRENT_CALLS", "CodeWorker", "IsolatedCode", "Isolation", "RemoteGenerator"]
 
 # -- Generators --------------------------------------------------------------------------------------------------------
 
 
 class RemoteGenerator:
-    """Generator in a worker process, pulled value by value; see :class:`ovmstrio.isolation.generators.Pump`.
+    """Generator in a worker process, pulled value by value; see :class:`ovmstrio.isolation.generators.PulledGenerator`.
 
     ``number`` identifies it there; ``limit_seconds`` applies per value, ``grace_seconds`` to closing.
     """
@@ -71,11 +71,11 @@ class RemoteGenerator:
             if end is not None:
                 kind, *payload = end
                 self._end = End() if kind == ENDED else Failed(decode_error(*payload))
-        except WorkerEnded as ended:
+        except WorkerExited as ended:
             self._end = Failed(ended)
-        except NO_MESSAGE as wrong:
+        except MALFORMED_MESSAGE_ERRORS as wrong:
             self._process.condemn(wrong)
-            self._end = Failed(WorkerEnded(self._process.why, was_called=True))
+            self._end = Failed(WorkerExited(self._process.why, was_called=True))
 
     async def aclose(self) -> BaseException | None:
         """Stop and close the generator, shielded for ``grace_seconds``; return the exception of closing, if any."""
@@ -86,9 +86,9 @@ class RemoteGenerator:
             try:
                 payload = await self._process.call(["close", self._number])
                 return decode_error(payload[0]) if payload else None
-            except WorkerEnded:
+            except WorkerExited:
                 return None
-            except NO_MESSAGE as wrong:
+            except MALFORMED_MESSAGE_ERRORS as wrong:
                 self._process.condemn(wrong)
                 return None
         return TimeoutError("the generator's step did not end; the generator is closed when it does")
@@ -96,7 +96,7 @@ class RemoteGenerator:
 
 # -- Processes ---------------------------------------------------------------------------------------------------------
 
-CALLS_AT_ONCE: Final = 64
+MAX_CONCURRENT_CALLS: Final = 64
 """Maximum concurrent calls per process."""
 
 GRACE_SECONDS: Final = 10.0
@@ -171,9 +171,9 @@ class CodeWorker:
             if kind == GENERATOR:
                 return RemoteGenerator(self.process, payload, self._limit)
             error = decode_error(payload)
-        except NO_MESSAGE as wrong:
+        except MALFORMED_MESSAGE_ERRORS as wrong:
             self.process.condemn(wrong)
-            raise WorkerEnded(self.process.why, was_called=True) from wrong
+            raise WorkerExited(self.process.why, was_called=True) from wrong
         raise UserCodeRaisedError(error)
 
     def forget(self, value: Any) -> None:
@@ -262,7 +262,7 @@ class IsolatedCode:
                     nursery.start_soon(self._close, slot, finalize, grace_seconds)
 
     async def _close(
-        self, slot: KeptProcess, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float
+        self, slot: RestartedProcess, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float
     ) -> None:
         process, worker = slot.process, self._workers.pop(slot.row, None)
         if process is None:
@@ -274,8 +274,8 @@ class IsolatedCode:
 
     # -- Processes -----------------------------------------------------------------------------------------------------
 
-    def _create_slot(self, row: int) -> KeptProcess:
-        return KeptProcess(
+    def _create_slot(self, row: int) -> RestartedProcess:
+        return RestartedProcess(
             row,
             self._create_process,
             self._first,
@@ -296,7 +296,7 @@ class IsolatedCode:
         process = WorkerProcess(
             _PROGRAM,
             python=isolation.python,
-            calls_at_once=CALLS_AT_ONCE,
+            calls_at_once=MAX_CONCURRENT_CALLS,
             grace_seconds=isolation.limit_seconds or GRACE_SECONDS,
             spare_seconds=SPARE_SECONDS,
             tells_of_leaving=True,
@@ -324,13 +324,13 @@ class IsolatedCode:
         self._failures[row] = error
         self._changes.unpark_all()
 
-    def _on_exit(self, slot: KeptProcess, process: WorkerProcess) -> None:
+    def _on_exit(self, slot: RestartedProcess, process: WorkerProcess) -> None:
         was_ready = self._workers.pop(slot.row, None) is not None
         if self._stopping.is_set():
             return
         log.error("worker process exited", pid=process.pid, reason=process.why, **self._names)
         if not was_ready and slot.row not in self._failures:
-            self._record_failure(slot.row, WorkerEnded(process.why, was_called=True))
+            self._record_failure(slot.row, WorkerExited(process.why, was_called=True))
 
     # -- Calls ---------------------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class IsolatedCode:
             worker = await self.worker()
             try:
                 return worker, await worker.call(method, value)
-            except WorkerEnded as end:
+            except WorkerExited as end:
                 if end.was_called:
                     raise
 

@@ -11,33 +11,33 @@ from typing import Any, Final, NamedTuple
 from ovmstrio.isolation.codec import Encoded, MappedFile, Region, RegionLease, RegionPool, decode
 
 __all__ = [
-    "MOST_FILES",
-    "MOST_INLINE",
-    "MOST_PACKET",
-    "NO_MESSAGE",
+    "MALFORMED_MESSAGE_ERRORS",
+    "MAX_INLINE_BYTES",
+    "MAX_PACKET_BYTES",
+    "MAX_PACKET_DESCRIPTORS",
     "Message",
     "MessagePackets",
+    "PackedMessage",
     "PreparedMessage",
-    "Swift",
-    "swift_packet",
+    "encode_packed",
 ]
 
 _PACKED: Final = b"s"
 
 
-MOST_INLINE: Final = 64 * 1024
+MAX_INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a message inside a packet."""
 
 
-MOST_PACKET: Final = MOST_INLINE + 1
+MAX_PACKET_BYTES: Final = MAX_INLINE_BYTES + 1
 """Maximum packet size."""
 
 
-MOST_FILES: Final = 16
+MAX_PACKET_DESCRIPTORS: Final = 16
 """Maximum number of descriptors per packet."""
 
 
-NO_MESSAGE: Final = (ValueError, LookupError, TypeError, OSError, RecursionError)
+MALFORMED_MESSAGE_ERRORS: Final = (ValueError, LookupError, TypeError, OSError, RecursionError)
 """Exceptions raised for a packet of a process with corrupted memory."""
 
 
@@ -63,14 +63,14 @@ _NUMBER: Final = struct.Struct("<Q")
 
 
 class Message(NamedTuple):
-    """Received value, descriptor (closed by the receiver), and the trailing bytes of a ``Swift`` message."""
+    """Received value, descriptor (closed by the receiver), and the trailing bytes of a ``PackedMessage`` message."""
 
     value: Any
     descriptor: int | None = None
     tail: memoryview | None = None
 
 
-class Swift(NamedTuple):
+class PackedMessage(NamedTuple):
     """Small message of JSON and bytes, at a tenth of the usual cost.
 
     Values outside JSON, such as NaN, are not preserved.
@@ -80,8 +80,8 @@ class Swift(NamedTuple):
     buffers: Sequence[Any] = ()
 
 
-def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
-    """Encode the packet of a ``Swift`` message (JSON and contiguous buffers); None if it is too large or not JSON."""
+def encode_packed(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
+    """Encode the packet of a ``PackedMessage`` message (JSON and contiguous buffers); None if it is too large or not JSON."""
     import orjson  # noqa: PLC0415 - may be missing in the environment of user code, which sends no such messages
 
     try:
@@ -89,7 +89,7 @@ def swift_packet(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
     except TypeError:
         return None
     packet = b"".join((_PACKED, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *buffers))
-    return packet if len(packet) <= MOST_PACKET else None
+    return packet if len(packet) <= MAX_PACKET_BYTES else None
 
 
 class PreparedMessage:
@@ -138,8 +138,8 @@ class MessagePackets:
 
     def prepare(self, value: Any, descriptor: int | None = None) -> PreparedMessage:
         """Prepare a message; the caller must call :meth:`sent` or :meth:`withdrawn` for it."""
-        encoded = Encoded(value, shares_above=MOST_INLINE, shares_most=MOST_FILES - 2)
-        if encoded.size <= MOST_INLINE and not encoded.shared:
+        encoded = Encoded(value, shares_above=MAX_INLINE_BYTES, shares_most=MAX_PACKET_DESCRIPTORS - 2)
+        if encoded.size <= MAX_INLINE_BYTES and not encoded.shared:
             return PreparedMessage(encoded, 0, None, descriptor)
         region = self._pool.take(encoded.size)
         self._numbers += 1
@@ -174,7 +174,7 @@ class MessagePackets:
     def read(self, packet: bytes, files: list[int]) -> Message | None:
         """Decode a packet and take over its descriptors; return None if it has no message.
 
-        Raises ``NO_MESSAGE`` exceptions for a malformed packet, whose descriptors are closed.
+        Raises ``MALFORMED_MESSAGE_ERRORS`` exceptions for a malformed packet, whose descriptors are closed.
         """
         try:
             return self._read(packet, files)

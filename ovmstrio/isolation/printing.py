@@ -14,14 +14,14 @@ import structlog
 
 from ovmstrio.util.stdio import STREAM_NAMES, LineStream, StreamName, code_names
 
-__all__ = ["log_printed", "prints_logged"]
+__all__ = ["log_printed_line", "log_prints"]
 
 log = structlog.get_logger("ovmstrio.printed")
 
 _is_logging: Final[ContextVar[bool]] = ContextVar("a printed line is being logged", default=False)
 
 
-def log_printed(line: str, stream: StreamName, names: Mapping[str, str]) -> None:
+def log_printed_line(line: str, stream: StreamName, names: Mapping[str, str]) -> None:
     """Log a line printed by the code with these names."""
     # An unconfigured log prints its lines itself, as user log handlers may do.
     token = _is_logging.set(True)
@@ -72,7 +72,7 @@ _captured: Final = _CapturedStreams()
 
 
 @contextmanager
-def prints_logged(*, is_all: bool = False) -> Iterator[None]:
+def log_prints(*, is_all: bool = False) -> Iterator[None]:
     """Log what user code prints in this process during the block; with ``is_all`` also output of other code."""
     _captured.enter(is_all=is_all)
     try:
@@ -82,4 +82,4 @@ def prints_logged(*, is_all: bool = False) -> Iterator[None]:
 
 
 def _log_line(stream: StreamName, line: str) -> None:
-    log_printed(line, stream, code_names.get() or {})
+    log_printed_line(line, stream, code_names.get() or {})

@@ -11,35 +11,35 @@ import select
 import signal
 
 __all__ = [
-    "LOST_CHANNEL",
-    "LOST_LOOP",
-    "LOST_MODEL",
-    "MEANINGS",
-    "NO_NUMPY",
-    "TOO_OLD",
-    "UNREADABLE",
+    "CHANNEL_CLOSED",
+    "EXIT_DESCRIPTIONS",
+    "LOOP_FAILED",
+    "MODEL_LOST",
+    "NUMPY_MISSING",
+    "PYTHON_TOO_OLD",
+    "RECEIVE_FAILED",
+    "exit_with_parent",
     "ignore_stop_signals",
-    "watch_lifeline",
 ]
 
-TOO_OLD = 81
-NO_NUMPY = 82
-LOST_CHANNEL = 83
-LOST_LOOP = 84
-UNREADABLE = 85
-LOST_MODEL = 86
+PYTHON_TOO_OLD = 81
+NUMPY_MISSING = 82
+CHANNEL_CLOSED = 83
+LOOP_FAILED = 84
+RECEIVE_FAILED = 85
+MODEL_LOST = 86
 
-MEANINGS = {
-    TOO_OLD: "its interpreter is older than Python 3.10",
-    NO_NUMPY: "its interpreter has no numpy, which pyovms needs: install it there with python -m pip install numpy",
-    LOST_CHANNEL: "its code has closed the descriptor of the channel to the server",
-    LOST_LOOP: "the event loop of its async code failed",
-    UNREADABLE: "a message could not be received: out of file descriptors or memory",
-    LOST_MODEL: "the model failed and could not be reloaded",
+EXIT_DESCRIPTIONS = {
+    PYTHON_TOO_OLD: "its interpreter is older than Python 3.10",
+    NUMPY_MISSING: "its interpreter has no numpy, which pyovms needs: install it there with python -m pip install numpy",
+    CHANNEL_CLOSED: "its code has closed the descriptor of the channel to the server",
+    LOOP_FAILED: "the event loop of its async code failed",
+    RECEIVE_FAILED: "a message could not be received: out of file descriptors or memory",
+    MODEL_LOST: "the model failed and could not be reloaded",
 }
 
 
-def watch_lifeline(file: int) -> None:
+def exit_with_parent(file: int) -> None:
     """Make the kernel end this process when the other end of the pipe ``file`` is closed, or is closed already.
 
     A waiting thread would not run while user code holds the GIL, so the kernel sends SIGIO, whose default action is to

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 import trio
 
-from ovmstrio.isolation.process_exit import MEANINGS
+from ovmstrio.isolation.process_exit import EXIT_DESCRIPTIONS
 
-__all__ = ["Program", "describe_end", "describe_exit", "signal_name", "start_program"]
+__all__ = ["Program", "describe_exit_status", "describe_probe_exit", "signal_name", "start_program"]
 
 _ROOT: Final = Path(__file__).parents[2]
 
@@ -86,11 +86,11 @@ async def start_program(
     )
 
 
-def describe_end(status: int) -> str:
+def describe_exit_status(status: int) -> str:
     """Return a description of an exit status; negative for a signal."""
     if status < 0:
         return f"was killed by {signal_name(-status)}"
-    meaning = MEANINGS.get(status)
+    meaning = EXIT_DESCRIPTIONS.get(status)
     return f"ended with status {status}" + ("" if meaning is None else f" ({meaning})")
 
 
@@ -101,7 +101,7 @@ def signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def describe_exit(code: int) -> str:
+def describe_probe_exit(code: int) -> str:
     """Return a description of an exit code for a probe; negative for a signal."""
     if code < 0:
         return f"crashed with {signal_name(-code)}"

@@ -22,21 +22,28 @@ from ovmstrio.telemetry.stack_sampling import StackSampler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SAMPLES", "decode_samples", "encode_samples", "is_for_samples", "sample_in_thread", "sampler_of_process"]
+__all__ = [
+    "SAMPLING_REQUEST",
+    "create_process_sampler",
+    "decode_samples",
+    "encode_samples",
+    "is_sampling_request",
+    "sample_in_thread",
+]
 
-SAMPLES: Final = -1
+SAMPLING_REQUEST: Final = -1
 """Number that marks sampling requests."""
 
 _DIGITS: Final = "0123456789"
 _MAX_STACKS: Final = 4_000
 
 
-def is_for_samples(value: object) -> bool:
+def is_sampling_request(value: object) -> bool:
     """Return whether a message is a sampling request."""
-    return isinstance(value, list | tuple) and len(value) > 0 and value[0] == SAMPLES
+    return isinstance(value, list | tuple) and len(value) > 0 and value[0] == SAMPLING_REQUEST
 
 
-def sampler_of_process(rate: float) -> StackSampler:
+def create_process_sampler(rate: float) -> StackSampler:
     """Create a sampler of all threads except the sampling one."""
     main = threading.main_thread().ident
 
@@ -53,13 +60,13 @@ def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
     number, seconds, rate = asked[1]
 
     def run() -> None:
-        send([SAMPLES, [number, encode_samples(sampler_of_process(rate).run(seconds))]])
+        send([SAMPLING_REQUEST, [number, encode_samples(create_process_sampler(rate).run(seconds))]])
 
     try:
         threading.Thread(target=run, name="profile", daemon=True).start()
     except RuntimeError as error:
         # No thread can be started; that is no reason to exit.
-        send([SAMPLES, [number, str(error)]])
+        send([SAMPLING_REQUEST, [number, str(error)]])
 
 
 def encode_samples(sampled: list[SampledThreads]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ A worker is a loop inside ``trio.to_thread.run_sync``, run by a task of the pool
 after some idle seconds. If a call does not end after its caller was cancelled, its thread is abandoned: it counts as
 stuck, another thread takes its place, and the pool closes without it. With ``may_leave`` callers leave their calls at
 once; these count as abandoned, their results are discarded, and ``refusal`` may limit their number. A call that waits
-for another call may release its place meanwhile (``lent_place``).
+for another call may release its place meanwhile (``release_place_while_waiting``).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import QueueTimeout
-from ovmstrio.core.resource_registry import current_census, current_owner
+from ovmstrio.core.resource_registry import current_owner, current_resource_registry
 from ovmstrio.util.stdio import code_names, finish_lines
 
 __all__ = [
     "GRACE_SECONDS",
-    "Places",
     "PoolThread",
-    "Refusal",
+    "RefusalCheck",
     "ThreadCall",
+    "ThreadPlaces",
     "WorkerThreads",
-    "lent_place",
-    "running_as",
+    "release_place_while_waiting",
+    "set_current_thread",
 ]
 
 # -- Places ------------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class PoolThread:
 
     __slots__ = ("gate", "has_place", "is_abandoned", "is_lent", "places")
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ThreadPlaces) -> None:
         self.places = places
         self.is_abandoned = False
         self.has_place = False
@@ -66,7 +66,7 @@ class PoolThread:
         self.gate: threading.Semaphore | None = None
 
 
-class Places:
+class ThreadPlaces:
     """Places of a pool: permits of its threads to run calls. Thread-safe, without blocking the event loop.
 
     Args:
@@ -206,7 +206,7 @@ _current: Final = _CurrentThread()
 
 
 @contextmanager
-def running_as(thread: PoolThread) -> Iterator[None]:
+def set_current_thread(thread: PoolThread) -> Iterator[None]:
     """Mark the current thread as ``thread`` during the block."""
     _current.thread = thread
     try:
@@ -216,7 +216,7 @@ def running_as(thread: PoolThread) -> Iterator[None]:
 
 
 @contextmanager
-def lent_place() -> Iterator[None]:
+def release_place_while_waiting() -> Iterator[None]:
     """Release this thread's place to other calls of its pool while the block waits; no effect in other threads.
 
     The caller must bound the number of such blocks, because each keeps its thread. No lock that another call needs may
@@ -245,7 +245,7 @@ GRACE_SECONDS: Final = 2.0
 _LIMIT: Final = 64
 _IDLE_SECONDS: Final = 10.0
 
-Refusal = Callable[[int], Exception | None]
+RefusalCheck = Callable[[int], Exception | None]
 """Returns the error for a new call, given the number of abandoned calls; None to accept it."""
 
 
@@ -344,7 +344,7 @@ class WorkerThreads:
         idle_seconds: float | None = _IDLE_SECONDS,
         *,
         is_strict: bool = False,
-        refusal: Refusal | None = None,
+        refusal: RefusalCheck | None = None,
         told_of_leaving: Callable[[int], object] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
@@ -362,7 +362,9 @@ class WorkerThreads:
         self._is_waking = False
         self._open_jobs = 0
         self._process = os.getpid()
-        self._places = Places(limit, partial(self._queue.put, _Signal.LOOK), partial(self.wake, self._start_thread))
+        self._places = ThreadPlaces(
+            limit, partial(self._queue.put, _Signal.LOOK), partial(self.wake, self._start_thread)
+        )
         self._nursery: trio.Nursery | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
         self._limiter = trio.CapacityLimiter(math.inf)
@@ -410,7 +412,7 @@ class WorkerThreads:
         Cancellation: shielded unless ``is_shielded`` is False, because cancelled tasks need threads for cleanup; the
         owner must call :meth:`close`.
         """
-        with current_census().threads(self, self._owner), trio.CancelScope() as scope:
+        with current_resource_registry().threads(self, self._owner), trio.CancelScope() as scope:
             try:
                 async with trio.open_nursery() as nursery:
                     self._loop = trio.lowlevel.current_trio_token()
@@ -635,7 +637,7 @@ class WorkerThreads:
 
     def _work(self, worker: PoolThread) -> None:
         self._places.begin(worker)
-        with running_as(worker):
+        with set_current_thread(worker):
             while worker.has_place and self._work_once(worker):
                 if self._places.is_wanted:
                     self._places.hand_over(worker)

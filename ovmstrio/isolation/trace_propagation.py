@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import Any, Final
 
 from ovmstrio.isolation.hosted import Invocation
-from ovmstrio.telemetry.trace_context import asks_for_traces, exporter_names, otlp_protocol
+from ovmstrio.telemetry.trace_context import exporter_names, is_export_configured, otlp_protocol
 
-__all__ = ["flush_spans", "follow_trace", "following_trace"]
+__all__ = ["flush_spans", "propagated_span", "start_invocation_span"]
 
 _FLUSH_TIMEOUT_MS: Final = 2000
 _MAX_REASON_CHARACTERS: Final = 1024
@@ -29,7 +29,7 @@ _problems: Final[list[Exception]] = []
 """The reason why no spans are exported: packages in the user's environment may be incompatible."""
 
 
-def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
+def start_invocation_span(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
     """Run an invocation in a span; return a function that ends the span and must be called with the answer."""
     started = _start(method, headers)
     if started is None:
@@ -46,7 +46,7 @@ def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -
 
 
 @contextmanager
-def following_trace(name: str, headers: Mapping[str, str]) -> Iterator[Callable[[str], object]]:
+def propagated_span(name: str, headers: Mapping[str, str]) -> Iterator[Callable[[str], object]]:
     """Run the block in a span; yields a function that takes the reason if the block's work fails."""
     started = _start(name, headers)
     if started is None:
@@ -132,7 +132,7 @@ def _configure_provider(trace: Any) -> None:
 
 
 def _exporters() -> list[Any]:
-    if not asks_for_traces(os.environ) or "otlp" not in exporter_names(os.environ):
+    if not is_export_configured(os.environ) or "otlp" not in exporter_names(os.environ):
         return []
     protocol = "grpc" if otlp_protocol(os.environ) == "grpc" else "http"
     try:

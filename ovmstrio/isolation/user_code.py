@@ -14,25 +14,25 @@ from typing import Any, Final, NamedTuple
 import trio
 
 import pyovms
-from ovmstrio.isolation.thread_pool import Refusal, WorkerThreads
+from ovmstrio.isolation.thread_pool import RefusalCheck, WorkerThreads
 from ovmstrio.util.stdio import code_names, finish_lines
 from ovmstrio.util.truncation import keep_texts, text_of
 
 __all__ = [
-    "LoopCalls",
+    "AbandonableLoopCalls",
     "SourceLine",
     "UserCodeRaisedError",
-    "at_place",
-    "call_here",
+    "append_location",
+    "call_in_current_thread",
     "call_in_thread",
     "call_on_loop",
     "call_user_code",
-    "describe",
+    "definition_location",
+    "describe_error",
+    "error_location",
     "is_async",
-    "missing_module_fix",
-    "place_in",
-    "place_of",
-    "trimmed",
+    "missing_module_hint",
+    "trim_traceback",
 ]
 
 # -- Calls -------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ async def call_user_code(
     context_manager = around if context is None else nullcontext
     context_copy = None if context is None else context.copy()
     result = await threads.call(
-        call_here, function, args, keywords, context_manager,
+        call_in_current_thread, function, args, keywords, context_manager,
         on_cancel=on_cancel, context=context_copy, may_leave=may_leave, start_within=start_within,
     )  # fmt: skip
     if isinstance(result, UserCodeRaisedError):
@@ -116,13 +116,13 @@ async def call_in_thread(threads: WorkerThreads, function: Callable[..., Any], *
         UserCodeRaisedError: the function raised.
         Exception: the pool refuses the call.
     """
-    result = await threads.call(call_here, function, args, may_leave=True)
+    result = await threads.call(call_in_current_thread, function, args, may_leave=True)
     if isinstance(result, UserCodeRaisedError):
         raise result
     return result
 
 
-def call_here(
+def call_in_current_thread(
     method: Callable[..., Any],
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] = _NO_KEYWORDS,
@@ -180,7 +180,7 @@ class _LoopCall:
         self.error: Exception | None = None
 
 
-class LoopCalls:
+class AbandonableLoopCalls:
     """Async counterpart of :class:`WorkerThreads` with ``may_leave``: cancelled callers do not wait for their calls.
 
     Args:
@@ -194,7 +194,7 @@ class LoopCalls:
         self,
         nursery: trio.Nursery,
         ended: Callable[[], Exception],
-        refusal: Refusal | None = None,
+        refusal: RefusalCheck | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self._names = names
@@ -272,18 +272,18 @@ class SourceLine(NamedTuple):
         return f"{Path(self.file).name}:{self.line}"
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return type and truncated text of an error."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def at_place(text: str, place: SourceLine | None) -> str:
+def append_location(text: str, place: SourceLine | None) -> str:
     """Append a source line to a text, if known."""
     return text if place is None else f"{text} ({place})"
 
 
-def missing_module_fix(error: BaseException) -> str:
+def missing_module_hint(error: BaseException) -> str:
     """Return a hint for an import of a missing module; empty for other errors."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         top = error.name.partition(".")[0]
@@ -291,18 +291,18 @@ def missing_module_fix(error: BaseException) -> str:
     return ""
 
 
-def place_of(method: Callable[..., Any]) -> SourceLine | None:
+def definition_location(method: Callable[..., Any]) -> SourceLine | None:
     """Return the line where a method is defined."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return None if code is None else SourceLine(code.co_filename, code.co_firstlineno)
 
 
-def place_in(folder: Path, error: BaseException) -> SourceLine | None:
+def error_location(folder: Path, error: BaseException) -> SourceLine | None:
     """Return the innermost line of an error in the folder of the user code."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_in(folder, error.filename):
         return SourceLine(error.filename, error.lineno or 0)
     places: list[SourceLine] = []
-    frames = trimmed(error)
+    frames = trim_traceback(error)
     while frames is not None:
         places.append(SourceLine(frames.tb_frame.f_code.co_filename, frames.tb_lineno))
         frames = frames.tb_next
@@ -314,7 +314,7 @@ def _is_in(folder: Path, file: str) -> bool:
     return Path(file).is_relative_to(folder)
 
 
-def trimmed(error: BaseException) -> TracebackType | None:
+def trim_traceback(error: BaseException) -> TracebackType | None:
     """Return the traceback without frames of the server and the import system."""
     kept_frames: list[TracebackType] = []
     frame = error.__traceback__

@@ -15,17 +15,17 @@ from typing import Any, Final
 import structlog
 import trio
 
-from ovmstrio.core.resource_registry import current_census, current_owner
-from ovmstrio.core.service import SampledThreads, readiness_may_have_changed
+from ovmstrio.core.resource_registry import current_owner, current_resource_registry
+from ovmstrio.core.service import SampledThreads, notify_readiness_changed
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
-from ovmstrio.isolation.packets import NO_MESSAGE, Message
-from ovmstrio.isolation.printing import log_printed
-from ovmstrio.isolation.program import Program, describe_end, start_program
-from ovmstrio.isolation.stack_requests import SAMPLES, decode_samples
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, Message
+from ovmstrio.isolation.printing import log_printed_line
+from ovmstrio.isolation.program import Program, describe_exit_status, start_program
+from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, decode_samples
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines
 
-__all__ = ["KeptProcess", "WorkerEnded", "WorkerProcess", "output_logged"]
+__all__ = ["RestartedProcess", "WorkerExited", "WorkerProcess", "log_output"]
 
 # -- Output ------------------------------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ _DRAIN_SECONDS: Final = 0.5
 
 
 @asynccontextmanager
-async def output_logged(process: trio.Process, names: Mapping[str, str]) -> AsyncIterator[None]:
+async def log_output(process: trio.Process, names: Mapping[str, str]) -> AsyncIterator[None]:
     """Log the output of a process during the block, and the rest afterwards; closes the pipes.
 
     A process that prints faster than its lines are logged is blocked.
@@ -61,12 +61,12 @@ async def _log_lines(pipe: trio.abc.ReceiveStream, name: StreamName, names: Mapp
             while data := await pipe.receive_some(_READ_BYTES):
                 lines, partial_line = whole_lines(partial_line, decoder.decode(data))
                 for number, line in enumerate(lines, 1):
-                    log_printed(line, name, names)
+                    log_printed_line(line, name, names)
                     if not number % _LINES_PER_CHECKPOINT:
                         await trio.lowlevel.checkpoint()
         finally:
             for line in whole_lines(partial_line, "\n")[0]:
-                log_printed(line, name, names)
+                log_printed_line(line, name, names)
 
 
 # -- Process -----------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ _STOPPED_CHECKS: Final = 4
 _MEMORY_CHECK_SECONDS: Final = 0.05
 
 
-class WorkerEnded(Exception):
+class WorkerExited(Exception):
     """The worker process has exited or takes no more requests; ``was_called`` tells whether it received the request."""
 
     def __init__(self, why: str, *, was_called: bool) -> None:
@@ -258,10 +258,10 @@ class WorkerProcess:
             finally:
                 os.close(lifeline)
             task_status.started()
-            with current_census().process(self, self._owner):
+            with current_resource_registry().process(self, self._owner):
                 await self._run(process, channel)
             if not self.is_retired or self.why or self._is_stuck:
-                current_census().ended[self._owner] += 1
+                current_resource_registry().ended[self._owner] += 1
         finally:
             self.is_retired = True
             with trio.CancelScope(shield=True):
@@ -276,7 +276,7 @@ class WorkerProcess:
         await buried()
 
     async def _run(self, process: trio.Process, channel: MessageChannel) -> None:
-        async with output_logged(process, self._names or {}), trio.open_nursery() as nursery:
+        async with log_output(process, self._names or {}), trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._wait_for_end, process, channel)
             if self._memory_limit:
@@ -330,18 +330,18 @@ class WorkerProcess:
                 self._take(message)
                 # Otherwise this frame would keep the message alive until the next one.
                 del message
-        except NO_MESSAGE as error:
+        except MALFORMED_MESSAGE_ERRORS as error:
             self.condemn(error)
 
     def _take(self, message: Message) -> None:
-        """Deliver a message; raise ``NO_MESSAGE`` exceptions if it is malformed."""
+        """Deliver a message; raise ``MALFORMED_MESSAGE_ERRORS`` exceptions if it is malformed."""
         if message.descriptor is not None:
             os.close(message.descriptor)
         number, value = message.value
         if number == _NO_ANSWER_EXPECTED and self._heard is not None:
             self._heard(value)
             return
-        if number == SAMPLES:
+        if number == SAMPLING_REQUEST:
             self._take_samples(*value)
             return
         pending = self._pending[number]
@@ -364,7 +364,7 @@ class WorkerProcess:
             if self._ends_group:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
-            self.why = self.why or describe_end(self.status)
+            self.why = self.why or describe_exit_status(self.status)
 
     def condemn(self, error: Exception) -> None:
         """Kill a process that sent an invalid message."""
@@ -405,7 +405,7 @@ class WorkerProcess:
         try:
             await self._send(_NO_ANSWER_EXPECTED, value, descriptor)
         except trio.BrokenResourceError:
-            raise WorkerEnded(self.why, was_called=False) from None
+            raise WorkerExited(self.why, was_called=False) from None
 
     def tell_soon(self, value: Any) -> None:
         """Send a message that has no answer and may be dropped; raises ``TypeError`` if the value cannot be sent."""
@@ -435,9 +435,9 @@ class WorkerProcess:
                 await self._send_request(pending, number, value, descriptor)
             if scope.cancelled_caught:
                 self._retire_stuck(f"did not end within {limit_seconds:g} s")
-                raise WorkerEnded(self.why, was_called=True)
+                raise WorkerExited(self.why, was_called=True)
         if not pending.is_answered:
-            raise WorkerEnded(self.why, was_called=pending.was_sent)
+            raise WorkerExited(self.why, was_called=pending.was_sent)
         return pending.value
 
     async def sample(self, seconds: float, rate: float) -> list[SampledThreads]:
@@ -452,16 +452,16 @@ class WorkerProcess:
         self._samples[number] = pending
         try:
             with trio.move_on_after(seconds + _SAMPLE_GRACE_SECONDS):
-                await self._send(SAMPLES, [number, seconds, rate], None)
+                await self._send(SAMPLING_REQUEST, [number, seconds, rate], None)
                 await pending.done.wait()
         except trio.BrokenResourceError:
-            raise WorkerEnded(self.why, was_called=False) from None
+            raise WorkerExited(self.why, was_called=False) from None
         finally:
             del self._samples[number]
         if not pending.done.is_set():
             raise TimeoutError("its threads could not be sampled: its code holds the GIL, or it was starting")
         if not pending.is_answered:
-            raise WorkerEnded(self.why, was_called=False)
+            raise WorkerExited(self.why, was_called=False)
         return decode_samples(pending.value)
 
     async def _send_request(self, pending: _PendingAnswer, number: int, value: Any, descriptor: int | None) -> None:
@@ -481,7 +481,7 @@ class WorkerProcess:
 
     async def _send(self, number: int, value: Any, descriptor: int | None) -> None:
         if self.is_retired or self._channel is None:
-            raise WorkerEnded(self.why, was_called=False)
+            raise WorkerExited(self.why, was_called=False)
         await self._channel.send([number, value], descriptor)
 
     def _finish_request(self, number: int) -> None:
@@ -532,7 +532,7 @@ class WorkerProcess:
 log = structlog.get_logger(__name__)
 
 
-class KeptProcess:
+class RestartedProcess:
     """Slot of a worker process that is restarted after its exit.
 
     Args:
@@ -568,7 +568,7 @@ class KeptProcess:
         backoff: Backoff,
         stopping: trio.Event,
         changed: Callable[[], object],
-        ended: Callable[[KeptProcess, WorkerProcess], None],
+        ended: Callable[[RestartedProcess, WorkerProcess], None],
     ) -> None:
         self.row = row
         self.is_ready = False
@@ -607,7 +607,7 @@ class KeptProcess:
                 try:
                     answer = await process.start(nursery, self._first, descriptor=self._descriptor)
                     self.is_ready = self._prepare is None or await self._prepare(process, answer)
-                except WorkerEnded:
+                except WorkerExited:
                     self.is_ready = False
                 except OSError as error:
                     if self._cannot_start is None:
@@ -626,7 +626,7 @@ class KeptProcess:
 
     def _notify_change(self) -> None:
         self._changed()
-        readiness_may_have_changed()
+        notify_readiness_changed()
 
     async def give(self, value: Any, descriptor: int) -> bool:
         """Send a message with a file descriptor (copied); return whether the process took it."""
@@ -634,7 +634,7 @@ class KeptProcess:
             self.given += 1
             try:
                 await self.process.tell(value, descriptor)
-            except WorkerEnded:
+            except WorkerExited:
                 self.is_ready = False
             else:
                 return True
@@ -643,7 +643,7 @@ class KeptProcess:
     async def tell(self, value: Any) -> None:
         """Send a message, if the process is ready."""
         if self.process is not None and self.is_ready:
-            with suppress(WorkerEnded):
+            with suppress(WorkerExited):
                 await self.process.tell(value)
 
     def dismiss(self) -> None:

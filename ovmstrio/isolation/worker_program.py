@@ -15,10 +15,15 @@ import trio
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.process_exit import ignore_stop_signals
-from ovmstrio.isolation.stack_requests import SAMPLES, encode_samples, is_for_samples, sampler_of_process
+from ovmstrio.isolation.stack_requests import (
+    SAMPLING_REQUEST,
+    create_process_sampler,
+    encode_samples,
+    is_sampling_request,
+)
 from ovmstrio.util.stdio import ignore_failed_writes
 
-__all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "leave", "run_program"]
+__all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "exit_now", "run_program"]
 
 
 _NO_ANSWER: Final = 0
@@ -56,13 +61,13 @@ class WorkRequests:
     async def next(self) -> WorkRequest | None:
         """Wait for a request; None at the end."""
         while (message := await self._channel.receive()) is not None:
-            if not is_for_samples(message.value):
+            if not is_sampling_request(message.value):
                 return WorkRequest(self._channel, message)
             self._tasks.start_soon(self._sample, *message.value[1])
         return None
 
     async def _sample(self, number: int, seconds: float, rate: float) -> None:
-        sampler = sampler_of_process(rate)
+        sampler = create_process_sampler(rate)
         try:
             answer: Any = encode_samples(await trio.to_thread.run_sync(sampler.run, seconds, abandon_on_cancel=True))
         except RuntimeError as error:
@@ -71,7 +76,7 @@ class WorkRequests:
         finally:
             sampler.stop()
         with suppress(trio.BrokenResourceError, OSError):
-            await self._channel.send([SAMPLES, [number, answer]])
+            await self._channel.send([SAMPLING_REQUEST, [number, answer]])
 
     async def handle_all(self, handle: Callable[[WorkRequest], Awaitable[None]], *, grace_seconds: float = 0) -> None:
         """Handle each request in its own task; tasks that run at the end get ``grace_seconds``."""
@@ -115,7 +120,7 @@ async def _serve(serve: ServeRequests, end: socket.socket) -> None:
         raise failure
 
 
-def leave() -> None:
+def exit_now() -> None:
     """Exit without exit handlers, because threads may still run user code."""
     sys.stdout.flush()
     os._exit(0)

@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.models.rejections import refused
+from ovmstrio.models.rejections import invalid_request
 
 __all__ = ["MAX_PIXELS", "decoded", "resized"]
 
@@ -77,7 +77,7 @@ def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
 
 
 def _unreadable(spec: TensorSpec, detail: str) -> InvalidRequest:
-    return refused("Image parsing failed", f"{detail}; input name: {spec.name}")
+    return invalid_request("Image parsing failed", f"{detail}; input name: {spec.name}")
 
 
 def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:

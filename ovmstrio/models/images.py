@@ -14,10 +14,10 @@ import numpy as np
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.core.tensor import Array, Dim, TensorSpec
-from ovmstrio.models.rejections import mismatch, refused, show_shape
-from ovmstrio.models.tensor_contents import elements_of
+from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
+from ovmstrio.models.tensor_contents import bytes_elements
 
-__all__ = ["IMAGE_RANK", "image_batch"]
+__all__ = ["IMAGE_RANK", "decode_batch"]
 
 IMAGE_RANK: Final = 4
 _DATATYPES: Final = {"FP32", "FP64", "FP16", "INT16", "UINT8", "INT8", "UINT16", "INT32"}
@@ -25,7 +25,7 @@ _CHANNELS_LAST: Final = "NHWC"
 _BGR_ORDER: Final = {3: (2, 1, 0), 4: (2, 1, 0, 3)}
 
 
-def image_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
+def decode_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
     """Decode the images of a request into one array of the input's element type.
 
     Raises:
@@ -36,18 +36,18 @@ def image_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Arra
             f"Functionality not implemented - encoded images for {spec.datatype.name}; input name: {spec.name}"
         )
     if not _is_channels_last(spec.layout):
-        raise mismatch("Unsupported layout for encoded images", "NHWC", spec.layout, spec)
+        raise input_mismatch("Unsupported layout for encoded images", "NHWC", spec.layout, spec)
     if len(given.shape) != 1:
-        raise mismatch("Invalid number of shape dimensions", "(-1)", show_shape(given.shape), spec)
-    elements = elements_of(given, raw, spec)
+        raise input_mismatch("Invalid number of shape dimensions", "(-1)", format_shape(given.shape), spec)
+    elements = bytes_elements(given, raw, spec)
     if given.shape[0] != len(elements):
-        raise mismatch("Invalid input batch size", given.shape[0], f"{len(elements)} images", spec)
+        raise input_mismatch("Invalid input batch size", given.shape[0], f"{len(elements)} images", spec)
     if not elements or not spec.shape[0].accepts(len(elements)):
-        raise mismatch("Invalid input batch size", spec.shape[0], len(elements), spec)
+        raise input_mismatch("Invalid input batch size", spec.shape[0], len(elements), spec)
     images = [_decode(element, spec) for element in elements]
     if len({image.shape for image in images}) > 1:
-        sizes = ", ".join(sorted({show_shape(image.shape) for image in images}))
-        raise mismatch("Binary images resolution mismatch", "one resolution", sizes, spec)
+        sizes = ", ".join(sorted({format_shape(image.shape) for image in images}))
+        raise input_mismatch("Binary images resolution mismatch", "one resolution", sizes, spec)
     return np.stack(images)
 
 
@@ -65,12 +65,12 @@ def _decode(encoded: bytes, spec: TensorSpec) -> Array:
     from ovmstrio.models.image_files import decoded, resized  # noqa: PLC0415 - imported when first needed
 
     if not encoded:
-        raise refused("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
+        raise invalid_request("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape
     image = decoded(encoded, spec)
     depth = len(image.getbands())
     if not channels.accepts(depth):
-        raise mismatch("Invalid number of channels in binary input", channels, depth, spec)
+        raise input_mismatch("Invalid number of channels in binary input", channels, depth, spec)
     size = (_nearest(width, image.width), _nearest(height, image.height))
     pixels = np.asarray(resized(image, size))
     if pixels.ndim == 2:  # noqa: PLR2004 - height and width

@@ -13,10 +13,10 @@ from ovmstrio.config.mapping import MAPPING_FILE
 from ovmstrio.config.model_entries import ModelEntries
 from ovmstrio.config.specs import ModelSpec, SpecificVersions
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.service import NOTHING_INSIDE, Inside
+from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.serving.fingerprints import tree_mark
 from ovmstrio.serving.kind import Kind, Takes
-from ovmstrio.serving.model_versions import scan
+from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.util.lazy_import import import_aside
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ModelKind(Kind[ModelSpec]):
         """List the version directories."""
         if spec.errors:
             raise ConfigError(spec.errors)
-        return scan(spec.base_path)
+        return scan_versions(spec.base_path)
 
     def files_mark(self, spec: ModelSpec, directory: Path) -> str:
         """Return the fingerprint of a version's files."""
@@ -73,7 +73,7 @@ class ModelKind(Kind[ModelSpec]):
         if not isinstance(spec.version_policy, SpecificVersions):
             return ()
         try:
-            listed = scan(spec.base_path).versions
+            listed = scan_versions(spec.base_path).versions
         except ConfigError:
             return ()
         found = ", ".join(map(str, listed)) or "none"
@@ -123,15 +123,15 @@ class ModelKind(Kind[ModelSpec]):
         hooks.set_load_seconds(perf_counter() - started)
         return servable
 
-    def look_inside(self, spec: ModelSpec, service: Service) -> Inside:
+    def look_inside(self, spec: ModelSpec, service: Service) -> Introspection:
         """Return device and compilation settings."""
         from ovmstrio.models.servable import BatchedServable, ModelServable  # noqa: PLC0415 - imported when first needed
         from ovmstrio.models.stateful import StatefulServable  # noqa: PLC0415 - imported when first needed
 
         if not isinstance(service, ModelServable | BatchedServable | StatefulServable):
-            return NOTHING_INSIDE
+            return NO_INTROSPECTION
         batching = {} if spec.batching is None else {"batches": f"up to {spec.batching.max_batch_size}"}
-        return Inside(facts={"device": spec.target_device, **service.facts, **batching})
+        return Introspection(facts={"device": spec.target_device, **service.facts, **batching})
 
 
 # Loading

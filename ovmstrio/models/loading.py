@@ -18,15 +18,15 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.service import Servable
 from ovmstrio.core.worker_peers import SequenceOwners
-from ovmstrio.inference.blob_cache import LentFolder, compiled_files, let_file_pages_go
+from ovmstrio.inference.blob_cache import BlobCacheFolder, current_blob_cache, drop_page_cache
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import TrialMemory, trials_folder, try_model
-from ovmstrio.inference.crash_probe.probe import trial_of
+from ovmstrio.inference.crash_probe import VerdictStore, probe_model, verdicts_folder
+from ovmstrio.inference.crash_probe.probe import probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.warmup import warm_buckets
 from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, check_auto, follows_requests
+from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, auto_shape_problem, has_auto_shape
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.serving.model_versions import check_regular_files, find_model_file
 from ovmstrio.util.placement import run_load
@@ -75,16 +75,16 @@ async def load_model(
             raise ValueError("a batched model requires a nursery: pass tasks")
         await tasks.start(servable.serve)
         return servable
-    if not follows_requests(spec):
+    if not has_auto_shape(spec):
         return ModelServable(spec, version, network)
-    refusal = check_auto(network.signature.inputs)
+    refusal = auto_shape_problem(network.signature.inputs)
     if refusal:
         raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
     follower = NetworkSource(network, partial(_load_network, source, hooks))
     return ModelServable(spec, version, network, follower)
 
 
-async def _keep(lent: LentFolder, _: Network) -> None:
+async def _keep(lent: BlobCacheFolder, _: Network) -> None:
     """Keep the compiled files, which are removed with the model otherwise."""
     await run_load(lent.keep)
 
@@ -92,7 +92,7 @@ async def _keep(lent: LentFolder, _: Network) -> None:
 async def _try_and_load(
     source: ModelFile, directory: Path, hooks: ServableHooks, remark: Callable[[Problem], None]
 ) -> Network:
-    verdict = await try_model(trial := trial_of(source, directory))
+    verdict = await probe_model(trial := probe_model_of(source, directory))
     if (warning := verdict.remark(trial)) is not None:
         remark(warning)
     return await _load_network(source, hooks, {}, remark)
@@ -126,7 +126,7 @@ async def _load_network(
 def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
     compiled, warnings = warm_buckets(compile_model(source))
     for folder in {source.file.parent, source.spec.cache_dir or source.kept or source.file.parent}:
-        let_file_pages_go(folder)
+        drop_page_cache(folder)
     return compiled, warnings
 
 
@@ -178,13 +178,13 @@ def _find_model(spec: ModelSpec, directory: Path) -> ModelFile:
     return ModelFile(file, spec, mapping, labels=_labels(directory))
 
 
-def _lend_folder(source: ModelFile, directory: Path) -> LentFolder | None:
+def _lend_folder(source: ModelFile, directory: Path) -> BlobCacheFolder | None:
     """Return a folder for the compiled files; None if they are not kept, or the model is unreadable."""
-    files = compiled_files()
+    files = current_blob_cache()
     if files is None or source.spec.cache_dir is not None:
         return None
     try:
-        key = TrialMemory(trials_folder()).key_of(trial_of(source, directory))
+        key = VerdictStore(verdicts_folder()).key_of(probe_model_of(source, directory))
         weights = source.file.with_suffix(".bin")
         return files.lend(key, weights.stat().st_size if weights.exists() else 0)
     except OSError:

@@ -11,21 +11,21 @@ from typing import Final
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["BOTH_STYLES", "mismatch", "refused", "show_shape"]
+__all__ = ["BOTH_STYLES", "format_shape", "input_mismatch", "invalid_request"]
 
 BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
 
 
-def show_shape(dims: Sequence[object]) -> str:
+def format_shape(dims: Sequence[object]) -> str:
     """Format a shape as in messages: ``(1,3,[2~8],-1)``."""
     return f"({','.join(map(str, dims))})"
 
 
-def refused(fixed: str, detail: str = "") -> InvalidRequest:
+def invalid_request(fixed: str, detail: str = "") -> InvalidRequest:
     """Create an error with an OVMS text and a detail."""
     return InvalidRequest(f"{fixed} - {detail}" if detail else fixed)
 
 
-def mismatch(fixed: str, expected: object, actual: object, spec: TensorSpec) -> InvalidRequest:
+def input_mismatch(fixed: str, expected: object, actual: object, spec: TensorSpec) -> InvalidRequest:
     """Create the error for an input that does not match the model."""
-    return refused(fixed, f"Expected: {expected}; Actual: {actual}; input name: {spec.name}")
+    return invalid_request(fixed, f"Expected: {expected}; Actual: {actual}; input name: {spec.name}")

@@ -21,7 +21,7 @@ from ovmstrio.core.service import LayerTimes
 from ovmstrio.core.tensor import ANY_SIZE, BYTES, UINT8, Array, RawTensor, Tensor, TensorSpec
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.signature import ModelSignature
-from ovmstrio.models.tensor_contents import strings_of_rows
+from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator
 from ovmstrio.serving.batching import Batcher, BatchOptions
 
@@ -31,11 +31,11 @@ __all__ = [
     "ModelServable",
     "NetworkServable",
     "NetworkSource",
-    "check_auto",
-    "follows_requests",
+    "auto_shape_problem",
+    "has_auto_shape",
     "model_metadata",
     "named_outputs",
-    "relaxed",
+    "relax_inputs",
 ]
 
 log = structlog.get_logger(__name__)
@@ -43,13 +43,13 @@ log = structlog.get_logger(__name__)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def follows_requests(spec: ModelSpec) -> bool:
+def has_auto_shape(spec: ModelSpec) -> bool:
     """Return whether a shape or the batch size of the model is ``auto``."""
     batch_follows = spec.batch is not None and spec.batch.auto and not spec.shapes
     return batch_follows or any(shape.auto for shape in spec.shapes.values())
 
 
-def relaxed(spec: ModelSpec, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def relax_inputs(spec: ModelSpec, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Return the inputs with any size in dimensions that are ``auto``."""
     return tuple(_relax(spec, tensor) for tensor in inputs)
 
@@ -99,7 +99,7 @@ def _accepts(network: Network, arrays: Mapping[str, Array]) -> bool:
     )
 
 
-def check_auto(inputs: tuple[TensorSpec, ...]) -> str:
+def auto_shape_problem(inputs: tuple[TensorSpec, ...]) -> str:
     """Return the reason why the model cannot have automatic shapes; empty if it can."""
     scalars = [tensor.name for tensor in inputs if not tensor.shape]
     if scalars:
@@ -139,7 +139,7 @@ class ModelServable(NetworkServable):
         super().__init__(spec, version, network)
         self._source = source
         inputs = network.signature.inputs
-        self._validate = Validator(inputs if source is None else relaxed(spec, inputs))
+        self._validate = Validator(inputs if source is None else relax_inputs(spec, inputs))
         self._metadata = model_metadata(spec.name, network.signature)
 
     @property
@@ -192,7 +192,7 @@ def named_outputs(
     outputs: list[Tensor | RawTensor] = []
     for spec, array in zip(signature.outputs, arrays, strict=True):
         tensor = Tensor(spec.name, spec.datatype, array)
-        outputs.append(tensor if keeps_rows or spec.datatype is not UINT8 else strings_of_rows(tensor))
+        outputs.append(tensor if keeps_rows or spec.datatype is not UINT8 else rows_to_strings(tensor))
     return outputs
 
 

@@ -12,10 +12,10 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem, SequenceExists
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, BYTES, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
 from ovmstrio.inference.tensors import StateChange
-from ovmstrio.models.sequences.manager import EXISTS
-from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, Control, read_control
+from ovmstrio.models.sequences.manager import SEQUENCE_EXISTS
+from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, SequenceControl, read_control
 from ovmstrio.models.servable import NetworkServable, model_metadata, named_outputs
 from ovmstrio.models.validation import Validator
 from ovmstrio.util.truncation import utf8
@@ -76,14 +76,14 @@ class StatefulServable(NetworkServable):
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
     async def _answer(
-        self, control: Control, arrays: Mapping[str, Array], request: InferRequest
+        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest
     ) -> list[Tensor | RawTensor]:
         by_default = not request.model_version.strip("0")
         owners, identity = self._owners, control.id
         if owners is None:
             return await self._run(control, arrays, request, by_default=by_default)
         while True:
-            with suppress(SequenceElsewhere):
+            with suppress(SequenceMoved):
                 if not identity or identity in self._manager:
                     return await self._run(control, arrays, request, by_default=by_default)
                 owner = owners.owner(self.name, identity)
@@ -95,15 +95,15 @@ class StatefulServable(NetworkServable):
     async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Run a request forwarded by another worker; see :meth:`infer`."""
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
-        control = Control(step.id, step.start, step.end)
+        control = SequenceControl(step.id, step.start, step.end)
         try:
             return await self._run(control, step.arrays, request, by_default=not step.version)
-        except SequenceElsewhere:
+        except SequenceMoved:
             # The sequence ended during forwarding, and another worker has started a new one.
-            raise SequenceExists(EXISTS) from None
+            raise SequenceExists(SEQUENCE_EXISTS) from None
 
     async def _run(
-        self, control: Control, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool
+        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool
     ) -> list[Tensor | RawTensor]:
         network = self._network
         if network is None:

@@ -12,17 +12,17 @@ import numpy as np
 
 from ovmstrio.core.request import Buffer, Contents, InferInput
 from ovmstrio.core.tensor import BY_NAME, BYTES, Array, Tensor, TensorSpec, to_bf16
-from ovmstrio.models.rejections import mismatch, refused, show_shape
+from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
 from ovmstrio.util.truncation import utf8
 
 __all__ = [
+    "bytes_elements",
     "count_values",
-    "elements_of",
     "is_string_matrix",
-    "listed_numbers",
+    "list_converter",
     "native_strings",
+    "rows_to_strings",
     "string_matrix",
-    "strings_of_rows",
     "to_array",
 ]
 
@@ -60,7 +60,7 @@ def count_values(contents: Contents | None, spec: TensorSpec) -> int:
     return len(contents.values)
 
 
-def listed_numbers(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Contents | None], Array | None]:
+def list_converter(spec: TensorSpec, shape: tuple[int, ...]) -> Callable[[Contents | None], Array | None]:
     """Return a fast converter from Python lists to arrays of one shape.
 
     The converter returns None for other or invalid values, which :func:`to_array` handles.
@@ -96,7 +96,7 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
     actual = count_values(contents, spec)
     if actual != count and not _can_fill(contents, actual, count, spec):
         fixed = "Invalid number of values in tensor proto container"
-        raise mismatch(fixed, f"{count} values", f"{actual} values", spec)
+        raise input_mismatch(fixed, f"{count} values", f"{actual} values", spec)
     if contents is None or not count:
         return np.empty(shape, spec.datatype.numpy)
     values = contents.values
@@ -135,7 +135,7 @@ def _filled(array: Array, count: int) -> Array:
 
 
 def _invalid_values(spec: TensorSpec, detail: str) -> Exception:
-    return refused("Invalid values in tensor proto container", f"{detail}; input name: {spec.name}")
+    return invalid_request("Invalid values in tensor proto container", f"{detail}; input name: {spec.name}")
 
 
 def _check_kind(values: Sequence[Any] | Array, kind: str, spec: TensorSpec) -> None:
@@ -173,7 +173,7 @@ _STRING_OUTPUT_SUFFIX: Final = "_string"
 _MATRIX_RANK: Final = 2
 
 
-def elements_of(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list[bytes]:
+def bytes_elements(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list[bytes]:
     """Return the BYTES elements of a request.
 
     Raises:
@@ -193,7 +193,7 @@ def _to_bytes(value: object, contents: Contents, spec: TensorSpec) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     detail = f"Expected: BYTES; Actual: {type(value).__name__} in {contents.field}; input name: {spec.name}"
-    raise refused("Invalid values in tensor proto container", detail)
+    raise invalid_request("Invalid values in tensor proto container", detail)
 
 
 def _split_elements(raw: Buffer, spec: TensorSpec) -> list[bytes]:
@@ -214,7 +214,7 @@ def _split_elements(raw: Buffer, spec: TensorSpec) -> list[bytes]:
 
 def _bad_framing(spec: TensorSpec, detail: str) -> Exception:
     fixed = "Inputs inside buffer do not match the expected format"
-    return refused(
+    return invalid_request(
         fixed, f"each BYTES element follows a little-endian uint32 length; {detail}; input name: {spec.name}"
     )
 
@@ -223,7 +223,7 @@ def _check_size(elements: Sequence[bytes], width: int, spec: TensorSpec) -> None
     if len(elements) * width > MAX_BYTES:
         fixed = "String max size exceeded"
         detail = f"{len(elements)} strings of up to {width} bytes"
-        raise mismatch(fixed, f"at most {MAX_BYTES} bytes", detail, spec)
+        raise input_mismatch(fixed, f"at most {MAX_BYTES} bytes", detail, spec)
 
 
 def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: TensorSpec) -> Array:
@@ -233,10 +233,10 @@ def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: Tens
         InvalidRequest: the strings are too many or too large, their framing is invalid, or their number is wrong.
     """
     if count > MAX_ELEMENTS:
-        raise mismatch("String max size exceeded", f"at most {MAX_ELEMENTS} strings", count, spec)
-    elements = elements_of(given, raw, spec)
+        raise input_mismatch("String max size exceeded", f"at most {MAX_ELEMENTS} strings", count, spec)
+    elements = bytes_elements(given, raw, spec)
     if len(elements) != count:
-        raise mismatch("Invalid string input", f"{count} strings", f"{len(elements)} strings", spec)
+        raise input_mismatch("Invalid string input", f"{count} strings", f"{len(elements)} strings", spec)
     _check_size(elements, max(map(len, elements), default=0), spec)
     array = np.empty(count, dtype=object)
     array[:] = elements
@@ -255,24 +255,26 @@ def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Ar
         InvalidRequest: the shape, number or lengths of the strings do not match the input.
     """
     if len(given.shape) != 1:
-        raise mismatch("Invalid number of shape dimensions", "(-1)", show_shape(given.shape), spec)
-    elements = elements_of(given, raw, spec)
+        raise input_mismatch("Invalid number of shape dimensions", "(-1)", format_shape(given.shape), spec)
+    elements = bytes_elements(given, raw, spec)
     fixed = "Invalid input batch size"
     if given.shape[0] != len(elements):
-        raise mismatch(fixed, given.shape[0], f"{len(elements)} strings", spec)
+        raise input_mismatch(fixed, given.shape[0], f"{len(elements)} strings", spec)
     if not elements:
-        raise mismatch(fixed, "at least 1", "no strings", spec)
+        raise input_mismatch(fixed, "at least 1", "no strings", spec)
     if not spec.shape[0].accepts(len(elements)):
-        raise mismatch(fixed, spec.shape[0], len(elements), spec)
+        raise input_mismatch(fixed, spec.shape[0], len(elements), spec)
     width = max(map(len, elements)) + 1
     if not spec.shape[1].accepts(width):
-        raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape((len(elements), width)), spec)
+        raise input_mismatch(
+            "Invalid input shape", format_shape(spec.shape), format_shape((len(elements), width)), spec
+        )
     _check_size(elements, width, spec)
     padded = b"".join(element.ljust(width, b"\0") for element in elements)
     return np.frombuffer(padded, np.uint8).reshape(len(elements), width)
 
 
-def strings_of_rows(output: Tensor) -> Tensor:
+def rows_to_strings(output: Tensor) -> Tensor:
     """Convert a byte matrix named ``..._string`` to strings, cut at the first NUL."""
     array = output.array
     if output.datatype is not BY_NAME["UINT8"] or array.ndim != _MATRIX_RANK:

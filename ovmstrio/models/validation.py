@@ -13,15 +13,15 @@ from math import prod
 from typing import Final
 
 from ovmstrio.config.documents import did_you_mean
-from ovmstrio.core.errors import MAX_ERRORS, Gathered, InvalidRequest
+from ovmstrio.core.errors import MAX_ERRORS, ErrorList, InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import BYTES, Array, TensorSpec
 from ovmstrio.encoding.raw_contents import wrapped
-from ovmstrio.models.images import IMAGE_RANK, image_batch
-from ovmstrio.models.rejections import BOTH_STYLES, mismatch, refused, show_shape
-from ovmstrio.models.tensor_contents import is_string_matrix, listed_numbers, native_strings, string_matrix, to_array
+from ovmstrio.models.images import IMAGE_RANK, decode_batch
+from ovmstrio.models.rejections import BOTH_STYLES, format_shape, input_mismatch, invalid_request
+from ovmstrio.models.tensor_contents import is_string_matrix, list_converter, native_strings, string_matrix, to_array
 
-__all__ = ["InputValidator", "Validator", "check_style"]
+__all__ = ["InputValidator", "Validator", "check_content_style"]
 
 _COUNTS: Final = "raw_input_contents must contain one buffer per input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
@@ -40,7 +40,7 @@ class InputValidator:
         least = tuple(dim.low for dim in spec.shape)
         self._exact_shape = self._last_shape = least if fixed else None
         self._last_bytes = prod(least) * spec.datatype.itemsize
-        self._listed = listed_numbers(spec, least)
+        self._listed = list_converter(spec, least)
 
     def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
         """Validate one input and return its array; raise InvalidRequest if the input is invalid."""
@@ -60,21 +60,21 @@ class InputValidator:
         shape = given.shape
         spec = self.spec
         if any(size < 0 for size in shape):
-            raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
+            raise input_mismatch("Invalid input shape", format_shape(spec.shape), format_shape(shape), spec)
         if given.datatype == BYTES.name:
             return self._validate_bytes(given, raw)
         if given.datatype != self._datatype:
-            raise mismatch("Invalid input precision", self._datatype, given.datatype, spec)
+            raise input_mismatch("Invalid input precision", self._datatype, given.datatype, spec)
         self._check_shape(shape)
         count = prod(shape)
         expected = count * spec.datatype.itemsize
         if expected > _MAX_BYTES:
-            raise mismatch("Invalid content size of tensor proto", f"at most {_MAX_BYTES} bytes", expected, spec)
+            raise input_mismatch("Invalid content size of tensor proto", f"at most {_MAX_BYTES} bytes", expected, spec)
         if raw is None:
             return to_array(given.contents, shape, count, spec)
         if len(raw) != expected:
             fixed = "Invalid content size of tensor proto"
-            raise mismatch(fixed, f"{expected} bytes", f"{len(raw)} bytes", spec)
+            raise input_mismatch(fixed, f"{expected} bytes", f"{len(raw)} bytes", spec)
         self._last_shape, self._last_bytes = shape, expected
         return wrapped(raw, shape, self._dtype)
 
@@ -83,18 +83,20 @@ class InputValidator:
         if spec.datatype is BYTES:
             self._check_rank(given.shape)
             if not all(dim.accepts(size) for dim, size in zip(spec.shape, given.shape, strict=True)):
-                raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(given.shape), spec)
+                raise input_mismatch("Invalid input shape", format_shape(spec.shape), format_shape(given.shape), spec)
             return native_strings(given, raw, prod(given.shape), spec)
         if is_string_matrix(spec):
             return string_matrix(given, raw, spec)
         if len(spec.shape) == IMAGE_RANK:
-            return image_batch(given, raw, spec)
+            return decode_batch(given, raw, spec)
         raise InvalidRequest(f"Functionality not implemented - BYTES for an input of {spec}; input name: {spec.name}")
 
     def _check_rank(self, shape: tuple[int, ...]) -> None:
         spec = self.spec
         if len(shape) != len(spec.shape):
-            raise mismatch("Invalid number of shape dimensions", show_shape(spec.shape), show_shape(shape), spec)
+            raise input_mismatch(
+                "Invalid number of shape dimensions", format_shape(spec.shape), format_shape(shape), spec
+            )
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         spec = self.spec
@@ -102,9 +104,9 @@ class InputValidator:
         wrong = [axis for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)) if not dim.accepts(size)]
         if spec.batch_axis in wrong:
             axis = spec.batch_axis
-            raise mismatch("Invalid input batch size", spec.shape[axis], shape[axis], spec)
+            raise input_mismatch("Invalid input batch size", spec.shape[axis], shape[axis], spec)
         if wrong:
-            raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
+            raise input_mismatch("Invalid input shape", format_shape(spec.shape), format_shape(shape), spec)
 
 
 class Validator:
@@ -125,17 +127,19 @@ class Validator:
         """
         inputs, raws = request.inputs, request.raw_inputs
         if len(inputs) != len(self._inputs):
-            number = refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
+            number = invalid_request(
+                "Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}"
+            )
             # Report the other problems too, if each input has its buffer.
             others = self._check(inputs, raws)[1] if len(raws) in {0, len(inputs)} else []
-            raise Gathered([number, *others]).error()
+            raise ErrorList([number, *others]).error()
         if raws:
-            check_style(inputs, raws)
+            check_content_style(inputs, raws)
         if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
             return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
         arrays, errors = self._check(inputs, raws)
         if errors:
-            raise Gathered(errors).error()
+            raise ErrorList(errors).error()
         return arrays
 
     def _check(
@@ -148,7 +152,7 @@ class Validator:
             name = check.spec.name
             position = positions.get(name)
             if position is None:
-                errors.append(refused("Missing input with specific name", f"Required input: {name}"))
+                errors.append(invalid_request("Missing input with specific name", f"Required input: {name}"))
                 continue
             try:
                 arrays[name] = check(inputs[position], raws[position] if raws else None)
@@ -163,17 +167,17 @@ class Validator:
 
 def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
     hint = did_you_mean(name, known, otherwise=f"the inputs are: {', '.join(sorted(known)) or 'none'}")
-    return refused("Unexpected input", f"{name[:80]}; {hint}")
+    return invalid_request("Unexpected input", f"{name[:80]}; {hint}")
 
 
-def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:
+def check_content_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:
     """Check that each input has either a raw buffer or values.
 
     Raises:
         InvalidRequest: the counts differ, or an input has both.
     """
     if len(raws) != len(inputs):
-        raise refused(BOTH_STYLES, counts.format(expected=len(inputs), actual=len(raws)))
+        raise invalid_request(BOTH_STYLES, counts.format(expected=len(inputs), actual=len(raws)))
     for given, raw in zip(inputs, raws, strict=True):
         if given.contents is not None and raw is not None:
-            raise refused(BOTH_STYLES, f"input name: {given.name}")
+            raise invalid_request(BOTH_STYLES, f"input name: {given.name}")

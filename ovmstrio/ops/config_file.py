@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from ovmstrio.config.documents import Findings, load_yaml, parse_yaml, shown
-from ovmstrio.config.located import InvalidSyntax, Located, locate
-from ovmstrio.config.sections import Section, Unusable, rules_of, whole
+from ovmstrio.config.documents import Findings, load_yaml, parse_yaml, to_short_json
+from ovmstrio.config.located import InvalidSyntax, Located, with_paths
+from ovmstrio.config.sections import InvalidValue, Section, integer, rules_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.settings import (
     DagSettings,
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = [
     "CONFIG_VARIABLE",
     "TOP_RULES",
-    "ExaminedConfig",
     "Ports",
+    "ValidatedConfig",
     "choose_ports",
     "conf_dict",
-    "examine_pipeline_config",
-    "is_free",
+    "is_port_free",
     "read_document",
     "read_pipeline_config",
-    "settings_of",
+    "resolve_op_settings",
+    "validate_pipeline_config",
 ]
 
 # Documents and overrides
@@ -49,7 +49,7 @@ _SCALARS: Final = (
 )  # fmt: skip
 
 
-def settings_of(op: Op, settings: PipelineSettings) -> OpSettings:
+def resolve_op_settings(op: Op, settings: PipelineSettings) -> OpSettings:
     """Return an Op's settings: constructor over ``local_service_conf`` over Op keys; raises ConfigError."""
     given = _constructor_settings(op)
     resolved = replace(settings.op(op.name), **given)
@@ -69,10 +69,10 @@ def _constructor_settings(op: Op) -> dict[str, Any]:
     problems, given = [], {}
     for key, value in arguments.items():
         try:
-            given[key] = rules_of(OpSettings)[key](locate(value))
-        except Unusable as error:
+            given[key] = rules_of(OpSettings)[key](with_paths(value))
+        except InvalidValue as error:
             message = f"argument {key} of Op {op.name} is invalid"
-            problem = Problem(message, expected=error.expected, found=shown(value), suggestion=error.suggestion)
+            problem = Problem(message, expected=error.expected, found=to_short_json(value), suggestion=error.suggestion)
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
@@ -97,7 +97,7 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
     if isinstance(source, Path):
         root, findings = _read_file(source)
     else:
-        root, findings = locate(source), Findings("yml_dict")
+        root, findings = with_paths(source), Findings("yml_dict")
     options = [_option(text) for text in overrides]
     problems = [option for option in options if isinstance(option, Problem)]
     if problems:
@@ -120,7 +120,7 @@ def _read_file(path: Path) -> tuple[Located, Findings]:
     findings.refuse_repeated(document, " in one mapping")
     root = document.root if document.root.value is not None else replace(document.root, value={})
     if not isinstance(root.value, dict):
-        findings.refuse(root, "wrong type", expected="a mapping of keys to values", found=shown(root.plain()))
+        findings.refuse(root, "wrong type", expected="a mapping of keys to values", found=to_short_json(root.plain()))
         raise ConfigError(findings.fatal)
     return root, findings
 
@@ -136,7 +136,7 @@ def _option(text: str) -> Located | Problem:
         return Problem(f"option value is not YAML: {error.message}", path=key, found=value)
     for step in reversed(steps):
         plain = {step: plain}
-    return locate(plain)
+    return with_paths(plain)
 
 
 def _merge(under: Located, over: Located) -> Located:
@@ -174,14 +174,14 @@ def choose_ports(rpc_port: int | None, http_port: int | None) -> Ports:
     taken = [
         Problem(f"port {port} is in use", path=key, suggestion=hint)
         for key, port in named
-        if port is not None and not is_free(port)
+        if port is not None and not is_port_free(port)
     ]
     if taken:
         raise ConfigError(taken)
     return Ports(_next_free(http_port or 0) if rpc_port is None else rpc_port, http_port)
 
 
-def is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     """Return whether a port is free on all addresses; 0 is always free."""
     families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_ipv6 else [])]
     return all(_can_bind(family, port) for family in families)
@@ -207,13 +207,13 @@ def _can_bind(family: socket.AddressFamily, port: int) -> bool:
 
 def _next_free(above: int) -> int:
     for port in range(above + 1, _LAST_PORT + 1):
-        if is_free(port):
+        if is_port_free(port):
             return port
     message = f"no port above {above} is free for gRPC"
     raise ConfigError([Problem(message, path="rpc_port", suggestion="set `rpc_port`")])
 
 
-TOP_RULES: Final = {**rules_of(PipelineSettings), "grpc_gateway_port": whole()}
+TOP_RULES: Final = {**rules_of(PipelineSettings), "grpc_gateway_port": integer()}
 _WITHOUT_EFFECT: Final[Mapping[type, Mapping[str, str]]] = {
     PipelineSettings: {
         "grpc_gateway_port": "HTTP is served without a gateway",
@@ -245,7 +245,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ExaminedConfig:
+class ValidatedConfig:
     """Configuration with all its findings.
 
     Attributes:
@@ -281,7 +281,7 @@ def read_pipeline_config(
 
     Logs unknown keys as warnings and keys without effect at debug level.  Raises ConfigError for invalid content.
     """
-    examined = examine_pipeline_config(yml_file, yml_dict, overrides)
+    examined = validate_pipeline_config(yml_file, yml_dict, overrides)
     if examined.errors:
         raise ConfigError(examined.errors)
     for problem in examined.problems:
@@ -291,11 +291,11 @@ def read_pipeline_config(
     return examined.settings
 
 
-def examine_pipeline_config(
+def validate_pipeline_config(
     yml_file: str | Path | None = None,
     yml_dict: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-) -> ExaminedConfig:
+) -> ValidatedConfig:
     """Read like :func:`read_pipeline_config`, but return the problems with the settings; ConfigError if unreadable."""
     if (yml_file is None) == (yml_dict is None):
         raise ConfigError([Problem("expected exactly one of yml_file and yml_dict")])
@@ -303,7 +303,7 @@ def examine_pipeline_config(
     root, findings = read_document(source, overrides)
     reader = _PipelineReader(root, findings)
     settings = reader.read(source if isinstance(source, Path) else None)
-    return ExaminedConfig(settings, findings.all, reader.without_effect, root, findings)
+    return ValidatedConfig(settings, findings.all, reader.without_effect, root, findings)
 
 
 class _PipelineReader:

@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops.config_file import settings_of
+from ovmstrio.ops.config_file import resolve_op_settings
 from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.util.drawing import Drawing, DrawnBox, DrawnEdge, arrange
@@ -23,7 +23,7 @@ __all__ = ["OpGraph", "build", "draw"]
 _Edges = Mapping[str, tuple[str, ...]]
 
 
-def reach(names: Iterable[str], edges: _Edges) -> set[str]:
+def reachable(names: Iterable[str], edges: _Edges) -> set[str]:
     """Return the names and all names reachable over the edges."""
     reached = list(dict.fromkeys(names))
     for name in reached:
@@ -31,15 +31,15 @@ def reach(names: Iterable[str], edges: _Edges) -> set[str]:
     return set(reached)
 
 
-def unsatisfiable_join(jumper: str, targets: Iterable[str], inputs: _Edges, consumers: _Edges) -> str | None:
+def jump_problem(jumper: str, targets: Iterable[str], inputs: _Edges, consumers: _Edges) -> str | None:
     """Return the problem of a jump from ``jumper`` to ``targets``, or None.
 
     An Op that ran before the jump and runs again needs all its inputs again, and no Op may need an output of the Ops
     that the jump skips.  An Op in parallel to a loop could run in two rounds at once.
     """
     targets = set(targets)
-    before, after = reach([jumper], inputs), reach([jumper], consumers)
-    again = reach((one for target in targets for one in consumers[target]), consumers)
+    before, after = reachable([jumper], inputs), reachable([jumper], consumers)
+    again = reachable((one for target in targets for one in consumers[target]), consumers)
     given = again | targets
     for name in inputs:
         if name not in again:
@@ -176,7 +176,7 @@ def _bad_jumps(
             message = f"Op {name} jumps to Ops that are not in the pipeline"
             problems.append(Problem(message, expected=f"some of {', '.join(ops)}", found=_names(foreign)))
         elif targets:
-            join = unsatisfiable_join(name, [one.name for one in targets], inputs, consumers)
+            join = jump_problem(name, [one.name for one in targets], inputs, consumers)
             if join is not None:
                 problems.append(Problem(f"Op {name} jumps to {_names(targets)}: {join}"))
     return problems
@@ -186,7 +186,7 @@ def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
     """Return the drawing of a pipeline with its settings; jumps are back edges."""
     settings = settings or PipelineSettings()
     keys = {name: f"n{number}" for number, name in enumerate(graph.ops)} | {graph.request.name: "i0"}
-    resolved = {name: settings_of(op, settings) for name, op in graph.ops.items()}
+    resolved = {name: resolve_op_settings(op, settings) for name, op in graph.ops.items()}
     boxes = [
         DrawnBox(keys[name], "node", op.name, _runs(op), tuple(_notes(op, settings))) for name, op in resolved.items()
     ]

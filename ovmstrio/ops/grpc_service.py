@@ -12,10 +12,10 @@ from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, Serve
 from ovmstrio.core.service import Service
 from ovmstrio.encoding.json_reader import MAX_MEMBERS
 from ovmstrio.encoding.messages import METHOD, decode_request, name_in
-from ovmstrio.ops.http_routes import note_answer
-from ovmstrio.ops.op_service import wrong_name
-from ovmstrio.ops.values import PipelineResponse, from_message, to_message
-from ovmstrio.serving.early_admission import answer_admitted, keep_place
+from ovmstrio.ops.http_routes import record_failure
+from ovmstrio.ops.op_service import unknown_service_response
+from ovmstrio.ops.values import PipelineResponse, request_from_message, response_to_message
+from ovmstrio.serving.early_admission import call_with_place, release_unless_named
 from ovmstrio.serving.interfaces import PADDLE_GRPC
 from ovmstrio.transport.grpc.stream import OrderedHandler
 
@@ -68,13 +68,13 @@ class PipelineEntries:
         return service.name if isinstance(service, AnsweringService) else ""
 
 
-async def answer_of(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
+async def run_pipeline(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
     """Run a request on a call's pipeline and record its failure in the event; NotSupported for other services."""
     service = call.service
     if not isinstance(service, AnsweringService):
         raise NotSupported(f'"{call.event.name}" is not an Op pipeline')
     response = await service.answer(request, deadline)
-    note_answer(response)
+    record_failure(response)
     return response
 
 
@@ -103,7 +103,7 @@ class PipelineService:
             return
         entry, arrival = entry_name.encode(), call.arrival
         answer = partial(self._answer, call, data, entry)
-        await answer_admitted(self._plane, PADDLE_GRPC, entry, answer, method=_INFERENCE, arrival=arrival)
+        await call_with_place(self._plane, PADDLE_GRPC, entry, answer, method=_INFERENCE, arrival=arrival)
 
     async def _answer(self, call: Call, data: bytes, entry: bytes = b"") -> None:
         request = _read(data)
@@ -112,16 +112,16 @@ class PipelineService:
         if name is None:
             if arrival is not None:
                 arrival.settle()
-            await call.send_message(_encode(wrong_name(request)))
+            await call.send_message(_encode(unknown_service_response(request)))
             return
-        keep_place(name, entry)
+        release_unless_named(name, entry)
         if arrival is not None:
             arrival.call(name)
         with await self._plane.call(name, PADDLE_GRPC, _INFERENCE, received=len(data)) as observed:
             if arrival is not None:
                 await arrival.take_turn()
                 arrival.settle()
-            response = await answer_of(observed, request, call.deadline)
+            response = await run_pipeline(observed, request, call.deadline)
             if response.is_overload:
                 raise Overloaded(response.err_msg)
             encoded = _encode(response)
@@ -137,9 +137,9 @@ def _read(data: bytes) -> PipelineRequest:
     for field in ("key", "value", "tensors"):
         if len(getattr(message, field)) > MAX_MEMBERS:
             raise InvalidRequest(f"{field}: expected at most {MAX_MEMBERS}, got {len(getattr(message, field))}")
-    return from_message(message)
+    return request_from_message(message)
 
 
 def _encode(response: PipelineResponse) -> bytes:
-    encoded: bytes = to_message(response).SerializeToString()
+    encoded: bytes = response_to_message(response).SerializeToString()
     return encoded

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 
-from ovmstrio.core.errors import Gathered, InvalidRequest
+from ovmstrio.core.errors import ErrorList, InvalidRequest
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.encoding.json_output import json_values
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array
 
-__all__ = ["error_answer", "read_request", "receive_request", "render", "status_of_code", "text_answer"]
+__all__ = ["encode_response", "error_answer", "http_status", "parse_request", "parse_request_async", "text_answer"]
 
 _INT64: Final = range(-(2**63), 2**63)
 _MAX_DIGITS: Final = 100
@@ -52,14 +52,14 @@ _AT_ONCE_BYTES: Final = 8 * 1024
 """Larger bodies may hold so many tensors that parsing blocks the event loop."""
 
 
-async def receive_request(body: bytes, name: str, method: str) -> PipelineRequest:
-    """Parse a body like :func:`read_request`, in a worker thread if it is large; no checkpoint for small bodies."""
+async def parse_request_async(body: bytes, name: str, method: str) -> PipelineRequest:
+    """Parse a body like :func:`parse_request`, in a worker thread if it is large; no checkpoint for small bodies."""
     if len(body) <= _AT_ONCE_BYTES:
-        return read_request(body, name, method)
+        return parse_request(body, name, method)
     return await run_in_slices(_request_in_slices(body, name, method))
 
 
-def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
+def parse_request(body: bytes, name: str, method: str) -> PipelineRequest:
     """Parse a body, whose name and method the arguments override; InvalidRequest lists all malformed fields."""
     return run_to_end(_request_in_slices(body, name, method))
 
@@ -89,7 +89,7 @@ def _document_in_slices(body: bytes, arrays: list[NumberArray]) -> Generator[Non
 
 
 def _read_document(document: dict[str, Any], request: PipelineRequest) -> Generator[None, None, PipelineRequest]:
-    wrong = Gathered()
+    wrong = ErrorList()
     with wrong:
         request.keys = [_read_text("key", key) for key in _list(document, "key")]
     with wrong:
@@ -297,7 +297,7 @@ INVALID_ARGUMENT: Final = 3
 """gRPC status code of an unreadable body."""
 
 
-def render(message: Any) -> bytes:
+def encode_response(message: Any) -> bytes:
     """Encode a response message."""
     tensors = b",".join(_tensor(tensor) for tensor in message.tensors)
     head = _dump(
@@ -311,7 +311,7 @@ def render(message: Any) -> bytes:
     return head[:-1] + b',"tensors":[' + tensors + b"]}"
 
 
-def status_of_code(code: int) -> int:
+def http_status(code: int) -> int:
     """Return the HTTP status of an ``err_no``; all product codes share one status."""
     return _STATUS_BY_CODE.get(code, _PRODUCT_STATUS)
 

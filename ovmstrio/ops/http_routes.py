@@ -16,19 +16,19 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import PayloadTooLarge, ServerError
-from ovmstrio.core.events import note_failure
+from ovmstrio.core.events import set_failure
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.ops.http_json import error_answer, receive_request, render, status_of_code, text_answer
-from ovmstrio.ops.values import CustomExceptionCode, to_message
+from ovmstrio.ops.http_json import encode_response, error_answer, http_status, parse_request_async, text_answer
+from ovmstrio.ops.values import CustomExceptionCode, response_to_message
 from ovmstrio.serving.interfaces import PADDLE_HTTP
-from ovmstrio.serving.ovms_errors import inflated_body
+from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.telemetry.metrics import CONTENT_TYPE
 from ovmstrio.transport.http import responses as answers
-from ovmstrio.transport.http.responses import JSON_TYPE, json_answer
+from ovmstrio.transport.http.responses import JSON_TYPE, json_response
 from ovmstrio.transport.http.router import Router, Rule, rule
-from ovmstrio.transport.statuses import status_of
+from ovmstrio.transport.statuses import error_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from ovmstrio.ops.values import PipelineResponse
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["OpsMountKind", "metrics_router", "note_answer"]
+__all__ = ["OpsMountKind", "metrics_router", "record_failure"]
 
 
-def note_answer(response: PipelineResponse) -> None:
+def record_failure(response: PipelineResponse) -> None:
     """Record the failure of a response in the current call event."""
     if response.err_no and not response.is_overload:
-        note_failure(response.err_msg, code=_code_of(response.err_no))
+        set_failure(response.err_msg, code=_code_of(response.err_no))
 
 
 def _code_of(number: int) -> str:
@@ -76,22 +76,24 @@ class OpsMountKind:
     def refuse(self, error: Exception) -> HttpAnswer:
         """Return the gateway's response for an error."""
         if not isinstance(error, ServerError):
-            return answers.error_answer(error)
+            return answers.error_response(error)
         if isinstance(error, PayloadTooLarge):
             return error_answer(error.message, 413, _RESOURCE_EXHAUSTED)
-        status = status_of(error)
-        return error_answer(error.message, status.http, status.grpc.value).with_headers(answers.retry_after(error))
+        status = error_status(error)
+        return error_answer(error.message, status.http, status.grpc.value).with_headers(
+            answers.retry_after_headers(error)
+        )
 
     def is_call(self, method: str, path: str) -> bool:
         """Return whether the request is a pipeline call."""
         del path
         return method == "POST"
 
-    def need(self, method: str, path: str) -> Need:
+    def need(self, method: str, path: str) -> Permission:
         """Return the required scope: none for health, metrics for metrics."""
         if self.is_call(method, path):
-            return Need.INFER
-        return {"health": Need.NOTHING, "metrics": Need.METRICS}.get(path.strip("/"), Need.ABOUT)
+            return Permission.INFER
+        return {"health": Permission.NOTHING, "metrics": Permission.METRICS}.get(path.strip("/"), Permission.ABOUT)
 
 
 class _PipelineRoutes:
@@ -114,13 +116,15 @@ class _PipelineRoutes:
         return await self._infer(request, *target)
 
     async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
-        pipeline_request = await receive_request(await inflated_body(request, self._max_body_bytes), name, method)
+        pipeline_request = await parse_request_async(
+            await decompressed_body(request, self._max_body_bytes), name, method
+        )
         pipeline_request.clientip = pipeline_request.clientip or request.client.host
         response = await self._service.answer(pipeline_request, math.inf)
-        note_answer(response)
-        message = to_message(response)
-        by_code = status_of_code(message.err_no) if self._service.settings.http_status else 200
-        return HttpAnswer(429 if response.is_overload else by_code, JSON_TYPE, render(message))
+        record_failure(response)
+        message = response_to_message(response)
+        by_code = http_status(message.err_no) if self._service.settings.http_status else 200
+        return HttpAnswer(429 if response.is_overload else by_code, JSON_TYPE, encode_response(message))
 
     def _operation(self, name: str) -> HttpAnswer | None:
         if name == "health":
@@ -129,7 +133,7 @@ class _PipelineRoutes:
             return _metrics(self._service.render_metrics)
         if name == "trace":
             snapshot = self._service.snapshot
-            return text_answer(404, "Not Found") if snapshot is None else json_answer(snapshot())
+            return text_answer(404, "Not Found") if snapshot is None else json_response(snapshot())
         return None
 
 
@@ -156,7 +160,7 @@ def metrics_router(plane: DataPlane, metrics: Iterable[Rule], gate: Gate | None 
     async def health(_: HttpRequest) -> HttpAnswer:
         return _health(plane)
 
-    rules = [rule("/health", "GET", health, need=Need.NOTHING), *metrics]
+    rules = [rule("/health", "GET", health, need=Permission.NOTHING), *metrics]
     return Router(rules, _PathErrors(), gate=gate)
 
 
@@ -173,7 +177,7 @@ class _PathErrors:
 def _health(plane: DataPlane) -> HttpAnswer:
     readiness = plane.readiness()
     document = {"status": "ok"} if readiness.ready else {"status": "not ready", "reason": readiness.reason}
-    return json_answer(document, 200 if readiness.ready else 503)
+    return json_response(document, 200 if readiness.ready else 503)
 
 
 def _metrics(render: Callable[[], bytes | None] | None) -> HttpAnswer:

@@ -9,9 +9,9 @@ import structlog
 from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.service import NOTHING_INSIDE
-from ovmstrio.serving.fingerprints import paths_mark, python_files
-from ovmstrio.serving.hosted_service import host
+from ovmstrio.core.service import NO_INTROSPECTION
+from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
+from ovmstrio.serving.hosted_service import host_service
 from ovmstrio.serving.kind import Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
-    from ovmstrio.core.service import Inside, Service
+    from ovmstrio.core.service import Introspection, Service
     from ovmstrio.ops.op_service import OpService
     from ovmstrio.ops.prepared_service import PreparedService
     from ovmstrio.serving.kind import LoadContext
@@ -56,7 +56,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
             return ""
         files = {spec.script, *python_files(spec.script.parent), *python_files(directory)}
         files |= {spec.config} if spec.config is not None else set(directory.glob("*.yml"))
-        return paths_mark(files)
+        return paths_fingerprint(files)
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
         """Run the script up to its service and start the Ops; the caller must close the service.
@@ -70,7 +70,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         if spec.errors:
             raise ConfigError(spec.errors)
         opened = open_loaded(spec, context, self._prepared)
-        return await host(context.tasks, opened, kind=self.name, name=spec.name)
+        return await host_service(context.tasks, opened, kind=self.name, name=spec.name)
 
     def obstacle(self, service: Service) -> str:
         """Return which Ops have no running worker; empty if none."""
@@ -85,12 +85,12 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         if isinstance(service, OpService):
             service.begin_drain()
 
-    def look_inside(self, spec: OpPipelineSpec, service: Service) -> Inside:
+    def look_inside(self, spec: OpPipelineSpec, service: Service) -> Introspection:
         """Return the state of the Ops."""
         from ovmstrio.ops.op_service import OpService  # noqa: PLC0415 - imported when first needed
 
         del spec
-        return service.inside if isinstance(service, OpService) else NOTHING_INSIDE
+        return service.inside if isinstance(service, OpService) else NO_INTROSPECTION
 
 
 # Loading

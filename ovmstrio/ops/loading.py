@@ -14,9 +14,9 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.executor.executor import open_executor
 from ovmstrio.ops.graph import draw
 from ovmstrio.ops.observing.figures import PIPELINE
-from ovmstrio.ops.observing.observing import open_observing
-from ovmstrio.ops.op_service import NAMELESS, OpService
-from ovmstrio.ops.prepared_service import PreparedService, run_beside_others
+from ovmstrio.ops.observing.observing import open_observers
+from ovmstrio.ops.op_service import DEFAULT_NAME, OpService
+from ovmstrio.ops.prepared_service import PreparedService, run_on_shared_server
 from ovmstrio.util.stdio import running_code_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def open_loaded(
                 yield service
         return
     with running_code_of({"servable": spec.name}):
-        found, modules = await trio.to_thread.run_sync(run_beside_others, spec.script, spec.name, spec.config)
+        found, modules = await trio.to_thread.run_sync(run_on_shared_server, spec.script, spec.name, spec.config)
     try:
         config = None if spec.config is None else str(spec.config)
         folder = spec.base_path if spec.config is None else spec.config.parent
@@ -69,11 +69,11 @@ async def _open_service(
     settings = await trio.to_thread.run_sync(prepared.settings)
     if settings.build_dag_each_worker:
         log.warning("build_dag_each_worker has no effect: one process serves; is_thread_op: false uses more for Ops")
-    pipeline = PIPELINE.set(name or NAMELESS)
+    pipeline = PIPELINE.set(name or DEFAULT_NAME)
     try:
         maker, source = prepared.predictor_maker(settings), prepared.source()
         async with (
-            open_observing(settings, hooks_of=hooks_of) as observing,
+            open_observers(settings, hooks_of=hooks_of) as observing,
             open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,
         ):
             yield OpService(name, executor, observing, settings, draw(graph, settings))

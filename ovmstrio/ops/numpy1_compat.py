@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["numpy_one", "speak_numpy_one", "speaks_numpy_one"]
+__all__ = ["has_numpy1_compat", "install_numpy1_compat", "numpy1_compat"]
 
 _LEGACY: Final = "1.25"
 _ALIASES: Final[Mapping[str, Any]] = {
@@ -34,16 +34,16 @@ _from_text: Final[Callable[..., Any]] = np.fromstring
 
 
 @contextmanager
-def numpy_one() -> Iterator[None]:
+def numpy1_compat() -> Iterator[None]:
     """Enable numpy 1 compatibility within the block, for all threads."""
-    undo = speak_numpy_one()
+    undo = install_numpy1_compat()
     try:
         yield
     finally:
         undo()
 
 
-def speak_numpy_one() -> Callable[[], None]:
+def install_numpy1_compat() -> Callable[[], None]:
     """Enable ``fromstring`` on bytes, plain scalar printing and removed names; return a function to undo this."""
     names: dict[str, Any] = vars(np)
     changed = {name: value for name, value in _ALIASES.items() if name not in names}
@@ -60,7 +60,7 @@ def speak_numpy_one() -> Callable[[], None]:
     return undo
 
 
-def speaks_numpy_one() -> bool:
+def has_numpy1_compat() -> bool:
     """Return whether numpy 1 compatibility is enabled."""
     return vars(np)["fromstring"] is _fromstring
 

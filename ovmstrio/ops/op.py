@@ -14,7 +14,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.user_code import is_async
 from ovmstrio.ops.predictor.protocol import Prediction, Predictor
-from ovmstrio.ops.tensors import pack, unpack
+from ovmstrio.ops.tensors import pack_response, unpack_request
 from ovmstrio.ops.values import ChannelData, CustomException, CustomExceptionCode, PipelineRequest
 
 __all__ = ["EXECUTOR_NAME", "Op", "RequestOp", "ResponseOp"]
@@ -195,7 +195,7 @@ class RequestOp(Op):
         Raises:
             ValueError: the request is malformed.
         """
-        return unpack(request), request.logid, None, ""
+        return unpack_request(request), request.logid, None, ""
 
 
 class ResponseOp(Op):
@@ -218,7 +218,7 @@ class ResponseOp(Op):
 
     def pack_response_package(self, channeldata: ChannelData) -> Any:
         """Return the response: a :class:`PipelineResponse`, or an object with the message's fields."""
-        return pack(channeldata, as_tensors=self._is_packed_as_tensors)
+        return pack_response(channeldata, as_tensors=self._is_packed_as_tensors)
 
 
 def _init_if_sync(op: Op) -> None:

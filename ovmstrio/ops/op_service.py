@@ -10,34 +10,34 @@ import structlog
 
 from ovmstrio.core.errors import (
     DeadlineExceeded,
-    Gathered,
+    ErrorList,
     InvalidRequest,
     ModelFailure,
     NotReady,
     NotSupported,
     Overloaded,
     ServerError,
-    noted,
+    add_error,
 )
 from ovmstrio.core.request import InferResponse, ServableMetadata
-from ovmstrio.core.service import NOTHING_INSIDE, Inside
+from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.core.tensor import BY_NAME, BYTES, Datatype, Dim, Tensor, TensorSpec
-from ovmstrio.models.tensor_contents import elements_of, to_array
+from ovmstrio.models.tensor_contents import bytes_elements, to_array
 from ovmstrio.ops.tensors import STRINGS, ArrayTensor
 from ovmstrio.ops.tensors import to_array as array_of
 from ovmstrio.ops.values import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
 from ovmstrio.ops.values import CustomExceptionCode as Code
-from ovmstrio.serving.hosted_service import ResidentService
+from ovmstrio.serving.hosted_service import HostedService
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
-    from ovmstrio.ops.observing.observing import Observing
+    from ovmstrio.ops.observing.observing import PipelineObservers
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "wrong_name"]
+__all__ = ["DEFAULT_NAME", "OpService", "PipelineExecutor", "unknown_service_response"]
 
 _VERSION: Final = "1"
 
@@ -56,12 +56,12 @@ def pipeline_request(request: InferRequest) -> PipelineRequest:
     """Convert a KServe request; arrays share its buffers where possible.  InvalidRequest lists all malformed inputs."""
     log_id = _log_id(request) if request.parameters else 0
     pipeline_input = PipelineRequest(name=request.model_name, method="infer", logid=log_id, keeps_arrays=True)
-    wrong: Gathered | None = None
+    wrong: ErrorList | None = None
     for index, given in enumerate(request.inputs):
         try:
             _add_input(pipeline_input, given, request.raw_inputs[index] if index < len(request.raw_inputs) else None)
         except InvalidRequest as error:
-            wrong = noted(wrong, error)
+            wrong = add_error(wrong, error)
     if wrong is not None:
         wrong.tell()
     return pipeline_input
@@ -98,7 +98,7 @@ def _log_id(request: InferRequest) -> int:
 
 
 def _texts(given: InferInput, raw: Buffer | None) -> list[str]:
-    elements = elements_of(given, raw, TensorSpec(given.name, _datatype(given), ()))
+    elements = bytes_elements(given, raw, TensorSpec(given.name, _datatype(given), ()))
     if len(elements) != prod(given.shape):
         shape = list(given.shape)
         raise InvalidRequest(
@@ -158,7 +158,7 @@ def _bytes_tensor(name: str, texts: list[str]) -> Tensor:
     return Tensor(name, BYTES, array)
 
 
-NAMELESS: Final = "pipeline"
+DEFAULT_NAME: Final = "pipeline"
 """KServe v2 name of a service without a name."""
 
 _PLATFORM: Final = "ovmstrio_ops"
@@ -184,7 +184,7 @@ class PipelineExecutor(Protocol):
         ...
 
 
-class OpService(ResidentService):
+class OpService(HostedService):
     """Service of one running pipeline; without a name it answers only requests without a name.
 
     Attributes:
@@ -199,12 +199,12 @@ class OpService(ResidentService):
         self,
         name: str | None,
         executor: PipelineExecutor,
-        figures: Observing | None,
+        figures: PipelineObservers | None,
         settings: PipelineSettings,
         drawing: Drawing | None = None,
     ) -> None:
         super().__init__()
-        self.name = name or NAMELESS
+        self.name = name or DEFAULT_NAME
         self.settings = settings
         self.metadata = ServableMetadata(self.name, _PLATFORM, (), ())
         self.obstacle = executor.obstacle
@@ -218,9 +218,9 @@ class OpService(ResidentService):
         self._is_closed = False
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> Introspection:
         """Ops with their statistics."""
-        return NOTHING_INSIDE if self._figures is None else self._figures.inside(self._drawing)
+        return NO_INTROSPECTION if self._figures is None else self._figures.inside(self._drawing)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run one KServe request, whose buffers must not change meanwhile; raises InvalidRequest or ServerError."""
@@ -230,7 +230,7 @@ class OpService(ResidentService):
     async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         """Run one pipeline request; failures become responses with an error number."""
         if request.name and request.name != self.own_name:
-            return wrong_name(request, name=self.own_name)
+            return unknown_service_response(request, name=self.own_name)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
         return await self._executor.infer(request, deadline)
@@ -241,7 +241,7 @@ class OpService(ResidentService):
         self._executor.close()
 
 
-def wrong_name(request: PipelineRequest, **known: str) -> PipelineResponse:
+def unknown_service_response(request: PipelineRequest, **known: str) -> PipelineResponse:
     """Return the response to a request with an unknown service name; ``known`` is logged."""
     log.error("service name error", log_id=request.logid, requested=request.name[:80], **known)
     return PipelineResponse(CustomExceptionCode.NO_SERVICE.value, _WRONG_NAME)

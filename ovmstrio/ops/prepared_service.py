@@ -21,11 +21,11 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.importing import HandlerPackage
-from ovmstrio.ops.config_file import CONFIG_VARIABLE, examine_pipeline_config, read_pipeline_config
+from ovmstrio.ops.config_file import CONFIG_VARIABLE, read_pipeline_config, validate_pipeline_config
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
-from ovmstrio.ops.numpy1_compat import speak_numpy_one, speaks_numpy_one
-from ovmstrio.ops.predictor.make import PredictorMaker
-from ovmstrio.ops.validate import problem_of_model
+from ovmstrio.ops.numpy1_compat import has_numpy1_compat, install_numpy1_compat
+from ovmstrio.ops.predictor.make import PredictorFactory
+from ovmstrio.ops.validate import locate_model_problem
 from ovmstrio.ops.web_service import set_service_runner
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import text_of
@@ -33,11 +33,11 @@ from ovmstrio.util.truncation import text_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ovmstrio.ops.predictor.protocol import MakePredictor, Predictor
+    from ovmstrio.ops.predictor.protocol import CreatePredictor, Predictor
     from ovmstrio.ops.settings import OpSettings, PipelineSettings
     from ovmstrio.ops.web_service import WebService
 
-__all__ = ["MAIN", "PreparedService", "find_service", "load_in_worker", "run_as_main", "run_beside_others"]
+__all__ = ["MAIN", "PreparedService", "find_service", "load_in_worker", "run_as_main", "run_on_shared_server"]
 
 # Scripts
 
@@ -79,7 +79,7 @@ def find_service(script: Path, name: str) -> WebService:
     return found
 
 
-def run_beside_others(script: Path, name: str, config: Path | None) -> tuple[WebService, HandlerPackage]:
+def run_on_shared_server(script: Path, name: str, config: Path | None) -> tuple[WebService, HandlerPackage]:
     """Run a script on a shared server up to ``run_service``; return the service, and its modules to unload.
 
     The script sees itself as ``__main__`` without arguments and its folder's modules as private.  ``config`` is the
@@ -210,7 +210,7 @@ class PreparedService:
 
     def placed(self, problems: Sequence[Problem]) -> ConfigError:
         """Return an error with the lines of the configuration added to the problems; blocking."""
-        examined = examine_pipeline_config(**self._config_arguments())
+        examined = validate_pipeline_config(**self._config_arguments())
         return ConfigError([examined.place(problem) for problem in problems])
 
     def _config_arguments(self) -> dict[str, Any]:
@@ -219,15 +219,15 @@ class PreparedService:
         file = self.config or self.service.yml_file
         return {"yml_file": file if file is None or self.folder is None else str(self.folder / file)}
 
-    def predictor_maker(self, settings: PipelineSettings) -> MakePredictor:
+    def predictor_maker(self, settings: PipelineSettings) -> CreatePredictor:
         """Return a predictor factory whose errors refer to the configuration."""
-        maker = PredictorMaker(is_thread_op=settings.dag.is_thread_op)
+        maker = PredictorFactory(is_thread_op=settings.dag.is_thread_op)
 
         async def make(op: OpSettings, worker: int) -> Predictor:
             try:
                 return await maker(self._resolve_paths(op), worker)
             except ConfigError as error:
-                problems = [problem_of_model(problem, op) for problem in error.problems]
+                problems = [locate_model_problem(problem, op) for problem in error.problems]
                 raise await trio.to_thread.run_sync(self.placed, problems) from error.__cause__
 
         return make
@@ -251,13 +251,13 @@ class PreparedService:
             "name": self.service.name,
             "config": self.config,
             "folder": None if self.folder is None else str(self.folder),
-            "numpy1_compat": speaks_numpy_one(),
+            "numpy1_compat": has_numpy1_compat(),
         }
         return PipelineSource(f"{__name__}:{load_in_worker.__name__}", json.dumps(argument))
 
 
 def _ports_of(config_arguments: dict[str, Any]) -> list[str]:
-    settings = examine_pipeline_config(**config_arguments).settings
+    settings = validate_pipeline_config(**config_arguments).settings
     given = {
         "rpc_port": settings.rpc_port,
         "http_port": settings.http_port,
@@ -277,7 +277,7 @@ def load_in_worker(argument: str) -> LoadedPipeline:
     if folder is not None:
         sys.path.insert(0, str(script.parent))
     if options["numpy1_compat"]:
-        speak_numpy_one()
+        install_numpy1_compat()
     service = find_service(script, options["name"])
     prepared = PreparedService(service, options["config"], script, None if folder is None else Path(folder))
     settings = prepared.settings()

@@ -23,7 +23,15 @@ from ovmstrio.util.regular_files import open_regular, read_regular_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["FILE_NAME", "ServingProcess", "home", "list_processes", "record_process", "signal_processes", "wait_ended"]
+__all__ = [
+    "FILE_NAME",
+    "ServingProcess",
+    "list_processes",
+    "record_process",
+    "serving_home",
+    "signal_processes",
+    "wait_for_exit",
+]
 
 FILE_NAME: Final = "ProcessInfo.json"
 MODEL: Final = "pipline"
@@ -55,7 +63,7 @@ class ServingProcess:
         return began <= self.start_time + _SLACK_SECONDS
 
 
-def home() -> Path:
+def serving_home() -> Path:
     """Return the folder of the file: ``$SERVING_HOME``, or the current directory."""
     return Path(os.environ.get("SERVING_HOME") or Path.cwd())
 
@@ -63,7 +71,7 @@ def home() -> Path:
 @contextmanager
 def record_process(ports: Sequence[int | None], folder: Path | None = None) -> Iterator[Path]:
     """Keep this process in the file within the block; removes stale entries and those with its ports; OSError."""
-    directory = home() if folder is None else folder
+    directory = serving_home() if folder is None else folder
     directory.mkdir(parents=True, exist_ok=True)
     pid = os.getpid()
     entry = ServingProcess(pid, list(ports), MODEL, time.time(), _began(pid))
@@ -79,7 +87,7 @@ def record_process(ports: Sequence[int | None], folder: Path | None = None) -> I
 
 def list_processes(folder: Path | None = None) -> list[ServingProcess]:
     """Return the entries of the file; empty if the file is missing or invalid."""
-    path = (home() if folder is None else folder) / FILE_NAME
+    path = (serving_home() if folder is None else folder) / FILE_NAME
     return _read(read_regular_text(path)) if path.exists() else []
 
 
@@ -96,7 +104,7 @@ def signal_processes(
     return sent, stale
 
 
-def wait_ended(process: ServingProcess, seconds: float) -> bool:
+def wait_for_exit(process: ServingProcess, seconds: float) -> bool:
     """Wait for a process to end and return whether it did within the time; blocking."""
     try:
         handle = os.pidfd_open(process.pid)

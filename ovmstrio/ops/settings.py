@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.located import Located
-from ovmstrio.config.sections import Unusable, choice, flag, number, text, texts, whole
+from ovmstrio.config.sections import InvalidValue, boolean, choice, integer, number, string_list, string_value
 
 __all__ = [
     "ANY_PORT",
@@ -39,18 +39,18 @@ _LEVELS: Final = {
 def _level(node: Located) -> int:
     level = _LEVELS.get(node.value.upper()) if isinstance(node.value, str) else None
     if level is None:
-        raise Unusable(" or ".join(_LEVELS), did_you_mean(str(node.plain()).upper(), _LEVELS))
+        raise InvalidValue(" or ".join(_LEVELS), did_you_mean(str(node.plain()).upper(), _LEVELS))
     return level
 
 
-_Number = Annotated[int, whole()]
-_FromZero = Annotated[int, whole(0)]
-_Count = Annotated[int, whole(1)]
-_Port = Annotated[int | None, whole(1024, 65_535, ANY_PORT)]
-_Flag = Annotated[bool, flag]
-_Text = Annotated[str, text]
-_OptionalText = Annotated[str | None, text]
-_Texts = Annotated[tuple[str, ...] | None, texts]
+_Number = Annotated[int, integer()]
+_FromZero = Annotated[int, integer(0)]
+_Count = Annotated[int, integer(1)]
+_Port = Annotated[int | None, integer(1024, 65_535, ANY_PORT)]
+_Flag = Annotated[bool, boolean]
+_Text = Annotated[str, string_value]
+_OptionalText = Annotated[str | None, string_value]
+_Texts = Annotated[tuple[str, ...] | None, string_list]
 
 
 def _seconds(milliseconds: float) -> float | None:
@@ -83,9 +83,9 @@ class LoggingSettings:
     """
 
     level: Annotated[int, _level] = logging.INFO
-    max_bytes: Annotated[int | None, whole(1)] = None
-    backups: Annotated[int | None, whole(0)] = None
-    rate_limit: Annotated[int | None, whole(1)] = None
+    max_bytes: Annotated[int | None, integer(1)] = None
+    backups: Annotated[int | None, integer(0)] = None
+    rate_limit: Annotated[int | None, integer(1)] = None
     enabled: _Flag = True
     folder: Path | None = None
 
@@ -117,7 +117,7 @@ class DagSettings:
     tracer: TracerSettings = field(default_factory=TracerSettings)
     enable_prometheus: _Flag = False
     prometheus_port: _Port = None
-    max_queue: Annotated[int | None, whole(0)] = None
+    max_queue: Annotated[int | None, integer(0)] = None
     request_timeout: _Number = -1
 
     @property
@@ -138,7 +138,7 @@ class LocalServiceConf:
     fetch_list: _Texts = None
     workdir: _Text = ""
     thread_num: _Count = 2
-    device_type: Annotated[int, whole(-1, 6)] = -1
+    device_type: Annotated[int, integer(-1, 6)] = -1
     devices: _Text = ""
     mem_optim: _Flag = True
     ir_optim: _Flag = False
@@ -184,7 +184,7 @@ class OpSettings:
     retry: _Count = 1
     batch_size: _Count = 1
     auto_batching_timeout: _Number = -1
-    server_endpoints: Annotated[tuple[str, ...], texts] = ()
+    server_endpoints: Annotated[tuple[str, ...], string_list] = ()
     client_type: _OptionalText = None
     client_config: _OptionalText = None
     fetch_list: _Texts = None

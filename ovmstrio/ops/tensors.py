@@ -20,7 +20,7 @@ from ovmstrio.ops.values import (
     PipelineRequest,
     PipelineResponse,
     PipelineTensor,
-    product_number,
+    code_number,
 )
 
 __all__ = [
@@ -28,12 +28,12 @@ __all__ = [
     "NPY",
     "STRINGS",
     "ArrayTensor",
-    "as_response",
     "from_array",
     "holds_arrays",
-    "pack",
+    "pack_response",
     "to_array",
-    "unpack",
+    "to_response",
+    "unpack_request",
 ]
 
 Ndarray = np.ndarray[Any, Any]
@@ -95,7 +95,7 @@ def _npy_bytes(array: Ndarray) -> bytes:
     return file.getvalue()
 
 
-def unpack(request: PipelineRequest) -> dict[str, Any]:
+def unpack_request(request: PipelineRequest) -> dict[str, Any]:
     """Return a request's values and tensors by name; surplus values are ignored; ValueError if malformed."""
     if len(request.values) < len(request.keys):
         raise ValueError(f"{len(request.keys)} keys, but only {len(request.values)} values")
@@ -162,11 +162,11 @@ def _are_strings(values: list[Any]) -> bool:
     return bool(values) and all(isinstance(one, str) for one in values)
 
 
-def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
+def pack_response(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
     """Return the response: arrays as full numpy text or as tensors, strings unchanged."""
     response = PipelineResponse(err_no=data.error_code, err_msg=data.error_info)
     if data.prod_error_code is not None:
-        response.err_no, response.err_msg = product_number(data.prod_error_code), data.prod_error_info
+        response.err_no, response.err_msg = code_number(data.prod_error_code), data.prod_error_info
     if response.err_no:
         return response
     output = data.parse()
@@ -204,7 +204,7 @@ def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:
         response.values.append(value)
 
 
-def as_response(packed: Any) -> PipelineResponse:
+def to_response(packed: Any) -> PipelineResponse:
     """Return a pack hook's result, any object with the message's fields, as response; raises if a field is wrong."""
     if isinstance(packed, PipelineResponse):
         response = packed
@@ -212,7 +212,7 @@ def as_response(packed: Any) -> PipelineResponse:
         response = PipelineResponse(packed.err_no, packed.err_msg, list(packed.key), list(packed.value))
         response.tensors = list(packed.tensors)
     if type(response.err_no) is not int:
-        response.err_no = product_number(response.err_no)
+        response.err_no = code_number(response.err_no)
     for text in (response.err_msg, *response.keys, *response.values):
         if not isinstance(text, str):
             raise TypeError(f"keys, values and err_msg of an answer must be str, got {type(text).__name__}")

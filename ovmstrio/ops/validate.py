@@ -12,25 +12,25 @@ import trio
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe import trials_folder, trying_models
-from ovmstrio.ops.config_file import ExaminedConfig, settings_of
-from ovmstrio.ops.executor.executor import refuse_unpredictable
-from ovmstrio.ops.executor.op_instance import hooks_of
+from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.ops.config_file import ValidatedConfig, resolve_op_settings
+from ovmstrio.ops.executor.executor import reject_ambiguous_loops
+from ovmstrio.ops.executor.op_instance import get_hooks
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.op import Op
-from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.predictor.make import PredictorFactory
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 
-__all__ = ["examine_pipeline", "problem_of_model"]
+__all__ = ["locate_model_problem", "validate_pipeline"]
 
 
-async def examine_pipeline(graph: OpGraph, config: ExaminedConfig, *, load: bool = True) -> list[Problem]:
+async def validate_pipeline(graph: OpGraph, config: ValidatedConfig, *, load: bool = True) -> list[Problem]:
     """Return the problems of a pipeline beyond its configuration, with file and line; loads models if ``load``."""
     problems = [*_unused_entries(config.settings.ops, graph.ops), *_loop_problems(graph, config.settings)]
     resolved: dict[str, OpSettings] = {}
     for name, op in graph.ops.items():
         try:
-            resolved[name] = settings_of(op, config.settings)
+            resolved[name] = resolve_op_settings(op, config.settings)
         except ConfigError as error:
             problems += error.problems
         else:
@@ -55,7 +55,7 @@ def _unused_entries(entries: Iterable[str], ops: Mapping[str, Op]) -> list[Probl
 
 def _loop_problems(graph: OpGraph, settings: PipelineSettings) -> list[Problem]:
     try:
-        refuse_unpredictable(graph, settings)
+        reject_ambiguous_loops(graph, settings)
     except ConfigError as error:
         return [replace(problem, path="dag.channel_recv_frist_arrive") for problem in error.problems]
     return []
@@ -63,7 +63,7 @@ def _loop_problems(graph: OpGraph, settings: PipelineSettings) -> list[Problem]:
 
 def _hook_problems(op: Op) -> list[Problem]:
     try:
-        hooks_of(op)
+        get_hooks(op)
     except ConfigError as error:
         return list(error.problems)
     return []
@@ -101,28 +101,28 @@ def _settings_without_effect(settings: OpSettings) -> list[Problem]:
 
 async def _load(ops: Iterable[OpSettings], *, is_thread_op: bool) -> list[Problem]:
     """Load and release each Op's model; a model being loaded ignores cancellation."""
-    make = PredictorMaker(is_thread_op=is_thread_op)
+    make = PredictorFactory(is_thread_op=is_thread_op)
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:
-        with trying_models(nursery, "auto", trials_folder()):
+        with enable_crash_probe(nursery, "auto", verdicts_folder()):
             for settings in ops:
                 problems += await _load_one(make, settings) if settings.has_model else ()
         nursery.cancel_scope.cancel()
     return problems
 
 
-async def _load_one(make: PredictorMaker, settings: OpSettings) -> list[Problem]:
+async def _load_one(make: PredictorFactory, settings: OpSettings) -> list[Problem]:
     try:
         predictor = await make(settings, 0)
     except ConfigError as error:
-        return [problem_of_model(each, settings) for each in error.problems]
+        return [locate_model_problem(each, settings) for each in error.problems]
     except NotReady as error:
-        return [problem_of_model(Problem(error.message), settings)]
+        return [locate_model_problem(Problem(error.message), settings)]
     predictor.close()
     return []
 
 
-def problem_of_model(problem: Problem, settings: OpSettings) -> Problem:
+def locate_model_problem(problem: Problem, settings: OpSettings) -> Problem:
     """Add the configuration key to a problem of a model; a problem in the model's files keeps its file."""
     if problem.path == f"op.{settings.name}.fetch_list" and not settings.server_endpoints:
         return replace(problem, path=f"op.{settings.name}.local_service_conf.fetch_list")

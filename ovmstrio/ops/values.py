@@ -23,10 +23,10 @@ __all__ = [
     "PipelineTensor",
     "ProductErrCode",
     "add_tensor",
-    "from_message",
-    "product_number",
+    "code_number",
+    "request_from_message",
+    "response_to_message",
     "tensor_from_message",
-    "to_message",
 ]
 
 
@@ -68,12 +68,12 @@ class CustomException(Exception):
         isSendToUser: bool = False,  # noqa: FBT002, N803 - the same
     ) -> None:
         super().__init__(errorMsg)
-        self.code = product_number(exceptionCode)
+        self.code = code_number(exceptionCode)
         self.message = str(errorMsg)
         self.is_sent_to_user = bool(isSendToUser)
 
 
-def product_number(code: Any) -> int:
+def code_number(code: Any) -> int:
     """Return the number of a code: a number, an enumeration member, or a 1-tuple of either; TypeError or ValueError."""
     value = code.value if isinstance(code, Enum) else code
     if isinstance(value, tuple) and len(value) == 1:
@@ -210,7 +210,7 @@ LISTS: Final = (
 SCALARS: Final = ("byte_data", "elem_type", "name")
 
 
-def from_message(message: Any) -> PipelineRequest:
+def request_from_message(message: Any) -> PipelineRequest:
     """Convert a request message."""
     return PipelineRequest(
         keys=list(message.key),
@@ -230,7 +230,7 @@ def tensor_from_message(message: Any) -> PipelineTensor:
     return PipelineTensor(**fields)
 
 
-def to_message(response: PipelineResponse) -> Any:
+def response_to_message(response: PipelineResponse) -> Any:
     """Convert a response to a message; invalid field values become error 8000."""
     try:
         message = RESPONSE(err_no=response.err_no, err_msg=response.err_msg, key=response.keys, value=response.values)

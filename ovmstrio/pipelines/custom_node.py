@@ -18,7 +18,7 @@ from ovmstrio.isolation.thread_pool import WorkerThreads
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype
 
-__all__ = ["CALLS_AT_ONCE", "CustomNode", "ItemInfo", "node_threads", "read_only"]
+__all__ = ["MAX_CONCURRENT_CALLS", "CustomNode", "ItemInfo", "create_node_threads", "read_only_views"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CustomNode(Protocol):
         ...
 
 
-def read_only(arrays: Mapping[str, Array]) -> dict[str, Array]:
+def read_only_views(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return read-only views of arrays."""
     views = {name: array.view() for name, array in arrays.items()}
     for view in views.values():
@@ -73,11 +73,11 @@ def read_only(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 log = structlog.get_logger(__name__)
 
-CALLS_AT_ONCE: Final = 64
+MAX_CONCURRENT_CALLS: Final = 64
 """Limit of concurrent calls in threads per node; further calls wait."""
 
 
-def node_threads(name: str, described: str, calls_at_once: int = CALLS_AT_ONCE) -> WorkerThreads:
+def create_node_threads(name: str, described: str, calls_at_once: int = MAX_CONCURRENT_CALLS) -> WorkerThreads:
     """Create a thread pool that rejects calls when all threads are busy with abandoned calls.
 
     Args:

@@ -10,8 +10,8 @@ import structlog
 from ovmstrio.config.pipeline_entries import NODE_LIBRARIES, PIPELINES, read_pipelines
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.core.service import NOTHING_INSIDE, Inside
-from ovmstrio.serving.fingerprints import paths_mark, python_files
+from ovmstrio.core.service import NO_INTROSPECTION, Introspection
+from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
 from ovmstrio.serving.kind import Dependency, Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
@@ -47,7 +47,7 @@ def _pipeline_fingerprint(spec: PipelineSpec) -> str:
     For a Python library, the other Python files of its folder count too. Built-in libraries have no files. Unreadable
     files count as a state.
     """
-    return paths_mark(file for library in spec.libraries.values() for file in _files(library))
+    return paths_fingerprint(file for library in spec.libraries.values() for file in _files(library))
 
 
 def _files(library: Path) -> set[Path]:
@@ -94,9 +94,9 @@ class PipelineKind(Kind[PipelineSpec]):
 
     def examine(self, spec: PipelineSpec) -> Sequence[Problem]:
         """Return all problems of the pipeline's structure."""
-        from ovmstrio.pipelines.structure import examine_structure  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.pipelines.structure import validate_structure  # noqa: PLC0415 - imported when first needed
 
-        return examine_structure(spec)[1]
+        return validate_structure(spec)[1]
 
     async def load(self, spec: PipelineSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Load the pipeline."""
@@ -113,9 +113,9 @@ class PipelineKind(Kind[PipelineSpec]):
             is_isolated=context.isolates_nodes,
         )
 
-    def look_inside(self, spec: PipelineSpec, service: Service) -> Inside:
+    def look_inside(self, spec: PipelineSpec, service: Service) -> Introspection:
         """Return the pipeline's nodes and connections."""
-        from ovmstrio.pipelines.servable import DagServable  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.pipelines.servable import PipelineServable  # noqa: PLC0415 - imported when first needed
 
         del spec
-        return service.inside if isinstance(service, DagServable) else NOTHING_INSIDE
+        return service.inside if isinstance(service, PipelineServable) else NO_INTROSPECTION

@@ -15,13 +15,13 @@ from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import ConfigError, NotFound, NotReady, Problem
 from ovmstrio.core.hooks import NULL_METERS
-from ovmstrio.core.service import Inside, SequenceServable
+from ovmstrio.core.service import Introspection, SequenceServable
 from ovmstrio.models.servable import ModelServable
 from ovmstrio.pipelines.custom_node import CustomNode
-from ovmstrio.pipelines.node_calls import CustomNodeCall, NodeCall, ServableCall, TimedNodeCall
+from ovmstrio.pipelines.node_calls import CustomNodeCall, MeasuredNodeCall, NodeCall, ServableCall
 from ovmstrio.pipelines.open_node import open_custom_node
-from ovmstrio.pipelines.plan import draw, make_plan
-from ovmstrio.pipelines.servable import DagServable
+from ovmstrio.pipelines.plan import create_plan, draw_pipeline
+from ovmstrio.pipelines.servable import PipelineServable
 from ovmstrio.pipelines.signatures import (
     NodeSignature,
     check_entry,
@@ -31,14 +31,14 @@ from ovmstrio.pipelines.signatures import (
     signature_of_custom_node,
     signature_of_servable,
 )
-from ovmstrio.pipelines.structure import EXIT, Code, examine_structure, placed, problem_of
+from ovmstrio.pipelines.structure import EXIT, PipelineErrorCode, node_problem, validate_structure, with_node_location
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ovmstrio.config.specs import PipelineNode
     from ovmstrio.core.hooks import Meters
-    from ovmstrio.core.service import LeaseServable, NodeTally, Servable, StreamTally
+    from ovmstrio.core.service import NodeCounters, Servable, ServableLookup, StreamCounter
     from ovmstrio.pipelines.plan import NodePlan
 
 __all__ = ["load_pipeline", "look_inside"]
@@ -49,9 +49,9 @@ log = structlog.get_logger(__name__)
 _OpenNode = Callable[[Path, str, Mapping[str, str]], Awaitable[CustomNode]]
 
 
-def look_inside(spec: PipelineSpec, entry: NodePlan, tallies: Mapping[str, NodeTally]) -> Inside:
+def look_inside(spec: PipelineSpec, entry: NodePlan, tallies: Mapping[str, NodeCounters]) -> Introspection:
     """Return the drawing of a pipeline with the counters of its nodes (by name) and connections."""
-    drawing = draw(spec)
+    drawing = draw_pipeline(spec)
     keys = {node.name: f"n{number}" for number, node in enumerate(spec.nodes)}
     targets = {key: name for name, key in keys.items()}
     outputs = {f"o{number}": given.name for number, given in enumerate(spec.outputs)}
@@ -62,11 +62,11 @@ def look_inside(spec: PipelineSpec, entry: NodePlan, tallies: Mapping[str, NodeT
         end = (EXIT, outputs[edge.target]) if is_exit else (targets[edge.target], edge.target_tag)
         if end in links:
             streams[number] = links[end]
-    return Inside(drawing, nodes={keys[name]: tally for name, tally in tallies.items()}, streams=streams)
+    return Introspection(drawing, nodes={keys[name]: tally for name, tally in tallies.items()}, streams=streams)
 
 
-def _links(entry: NodePlan) -> dict[tuple[str, str], StreamTally]:
-    found: dict[tuple[str, str], StreamTally] = {}
+def _links(entry: NodePlan) -> dict[tuple[str, str], StreamCounter]:
+    found: dict[tuple[str, str], StreamCounter] = {}
     seen, waiting = {entry.name}, [entry]
     while waiting:
         node = waiting.pop()
@@ -81,13 +81,13 @@ def _links(entry: NodePlan) -> dict[tuple[str, str], StreamTally]:
 async def load_pipeline(
     spec: PipelineSpec,
     *,
-    lease: LeaseServable,
+    lease: ServableLookup,
     tasks: trio.Nursery,
     meters: Meters = NULL_METERS,
     configured: Collection[str] = (),
     hide_errors: bool = False,
     is_isolated: bool = False,
-) -> DagServable:
+) -> PipelineServable:
     """Load a pipeline; the caller owns the servable and closes it.
 
     After an error, the custom nodes opened so far are closed.
@@ -104,7 +104,7 @@ async def load_pipeline(
     Raises:
         ConfigError: the nodes do not fit together, or a node cannot be used; lists all problems.
     """
-    structure, problems = examine_structure(spec)
+    structure, problems = validate_structure(spec)
     problems = [*spec.errors, *problems]
     if structure is None:
         raise ConfigError(problems)
@@ -118,10 +118,10 @@ async def load_pipeline(
         problems += ambiguous + check_entry(structure, inputs)
         _raise_errors(spec.name, problems)
         outputs = describe_outputs(structure, nodes.signatures, inputs)
-        calls = {name: TimedNodeCall(name, call, meters.node(spec.name, name)) for name, call in nodes.calls.items()}
-        entry = make_plan(structure, calls)
+        calls = {name: MeasuredNodeCall(name, call, meters.node(spec.name, name)) for name, call in nodes.calls.items()}
+        entry = create_plan(structure, calls)
         inside = look_inside(spec, entry, {name: call.tally for name, call in calls.items()})
-        servable = DagServable(spec.name, entry, inputs, outputs, tuple(nodes.custom), inside=inside)
+        servable = PipelineServable(spec.name, entry, inputs, outputs, tuple(nodes.custom), inside=inside)
         opened.pop_all()
         return servable
 
@@ -145,7 +145,7 @@ class _NodeCollector:
     def __init__(
         self,
         spec: PipelineSpec,
-        lease: LeaseServable,
+        lease: ServableLookup,
         open_node: _OpenNode,
         opened: AsyncExitStack,
         configured: Collection[str],
@@ -181,13 +181,13 @@ class _NodeCollector:
             if node.model_name not in self._other_names:
                 known = f"configure it; known: {', '.join(self._other_names) or 'none'}"
                 fix = did_you_mean(node.model_name, self._other_names, otherwise=known)
-            self.problems.append(problem_of(node, Code.MODEL_MISSING, message, fix))
+            self.problems.append(node_problem(node, PipelineErrorCode.MODEL_MISSING, message, fix))
 
     async def _add_custom(self, node: PipelineNode, library: Path) -> None:
         try:
             opened = await self._open(library, node.name, node.params)
         except ConfigError as error:
-            self.problems += [each if each.file else placed(node, each) for each in error.problems]
+            self.problems += [each if each.file else with_node_location(node, each) for each in error.problems]
             return
         self._opened.push_async_callback(_close, opened)
         self.custom.append(opened)
@@ -200,16 +200,20 @@ class _NodeCollector:
 def _check_servable(node: PipelineNode, servable: Servable) -> list[Problem]:
     if isinstance(servable, SequenceServable):
         message = f"{node.model_name!r} is stateful, but pipelines have no sequences"
-        return [problem_of(node, Code.MODEL_STATEFUL, message, "call it directly, or serve it without state")]
+        return [
+            node_problem(node, PipelineErrorCode.MODEL_STATEFUL, message, "call it directly, or serve it without state")
+        ]
     if isinstance(servable, ModelServable) and servable.follows_requests:
         message = f'the batch size or a shape of {node.model_name!r} is "auto"'
-        return [problem_of(node, Code.MODEL_CHANGES, message, 'give it a range, such as "1:8", or "-1"')]
+        return [node_problem(node, PipelineErrorCode.MODEL_CHANGES, message, 'give it a range, such as "1:8", or "-1"')]
     return []
 
 
 def _check_precisions(node: PipelineNode, opened: CustomNode) -> list[Problem]:
     return [
-        problem_of(node, Code.PRECISION, f"its {kind} {info.name!r} has no known precision", "fix the library")
+        node_problem(
+            node, PipelineErrorCode.PRECISION, f"its {kind} {info.name!r} has no known precision", "fix the library"
+        )
         for kind, infos in (("input", opened.inputs), ("output", opened.outputs))
         for info in infos.values()
         if info.datatype is None

@@ -18,9 +18,9 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.core.hooks import NULL_NODE_HOOKS
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.core.service import NodeTally
+from ovmstrio.core.service import NodeCounters
 from ovmstrio.core.tensor import BY_NAME, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.core.tracing import part_of_call
+from ovmstrio.core.tracing import child_span
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.models.validation import InputValidator
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ovmstrio.core.hooks import NodeHooks
-    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.core.service import ServableLookup
     from ovmstrio.pipelines.custom_node import CustomNode
 
-__all__ = ["CustomNodeCall", "NodeCall", "ServableCall", "TimedNodeCall"]
+__all__ = ["CustomNodeCall", "MeasuredNodeCall", "NodeCall", "ServableCall"]
 
 _ERRORS_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
 
@@ -50,7 +50,7 @@ class NodeCall(Protocol):
         ...
 
 
-class TimedNodeCall:
+class MeasuredNodeCall:
     """Wrapper that counts and times the calls of a node.
 
     Args:
@@ -67,14 +67,14 @@ class TimedNodeCall:
     def __init__(self, node: str, call: NodeCall, hooks: NodeHooks = NULL_NODE_HOOKS) -> None:
         self._node = node
         self._call = call
-        self.tally = NodeTally(hooks)
+        self.tally = NodeCounters(hooks)
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
         """Call the node; see :class:`NodeCall`."""
         tally = self.tally
         begun = tally.begin()
         try:
-            with part_of_call(f"node {self._node}"):
+            with child_span(f"node {self._node}"):
                 outputs = await self._call(inputs, request)
         except Exception as error:
             tally.failed(begun)
@@ -93,7 +93,7 @@ class ServableCall:
 
     __slots__ = ("_lease", "_node", "_servable", "_version")
 
-    def __init__(self, lease: LeaseServable, node: str, servable: str, version: int) -> None:
+    def __init__(self, lease: ServableLookup, node: str, servable: str, version: int) -> None:
         self._lease = lease
         self._node = node
         self._servable = servable

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.service import StreamTally
-from ovmstrio.pipelines.structure import DYNAMIC, ENTRY, EXIT, examine_structure
+from ovmstrio.core.service import StreamCounter
+from ovmstrio.pipelines.structure import DYNAMIC, ENTRY, EXIT, validate_structure
 from ovmstrio.util.drawing import Drawing, DrawnBox, DrawnEdge, arrange
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.node_calls import NodeCall
     from ovmstrio.pipelines.structure import Level, Structure
 
-__all__ = ["Link", "NodePlan", "draw", "make_plan"]
+__all__ = ["Link", "NodePlan", "create_plan", "draw_pipeline"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class Link:
     name: str
     gathers: Level
     is_shared: bool
-    tally: StreamTally = field(default_factory=StreamTally)
+    tally: StreamCounter = field(default_factory=StreamCounter)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class NodePlan:
     follower: NodePlan | None = None
 
 
-def make_plan(structure: Structure, calls: Mapping[str, NodeCall]) -> NodePlan:
+def create_plan(structure: Structure, calls: Mapping[str, NodeCall]) -> NodePlan:
     """Create the plan of a valid structure and return its entry; ``calls`` has the calls of all other nodes."""
     calls = {ENTRY: _pass_through, EXIT: _pass_through, **calls}
     nodes = {
@@ -90,9 +90,9 @@ _Sources = dict[tuple[str, str], tuple[str, str]]
 """Box key and output name (if it differs from the alias) by node and alias."""
 
 
-def draw(spec: PipelineSpec) -> Drawing:
+def draw_pipeline(spec: PipelineSpec) -> Drawing:
     """Draw a pipeline, valid or not: unresolved connections are left out, cycles are cut."""
-    structure, _ = examine_structure(spec)
+    structure, _ = validate_structure(spec)
     splits = () if spec.demultiply_count is None else (_splits(spec.demultiply_count),)
     inputs = [DrawnBox(f"i{number}", "input", name, notes=splits) for number, name in enumerate(spec.inputs)]
     nodes = [_node(node, f"n{number}", spec, structure) for number, node in enumerate(spec.nodes)]

@@ -30,14 +30,14 @@ from ovmstrio.isolation.importing import HandlerPackage
 from ovmstrio.isolation.user_code import (
     SourceLine,
     UserCodeRaisedError,
-    at_place,
+    append_location,
     call_user_code,
-    describe,
-    place_in,
-    place_of,
-    trimmed,
+    definition_location,
+    describe_error,
+    error_location,
+    trim_traceback,
 )
-from ovmstrio.pipelines.custom_node import ItemInfo, node_threads, read_only
+from ovmstrio.pipelines.custom_node import ItemInfo, create_node_threads, read_only_views
 from ovmstrio.pipelines.native.library import NodeIdentity
 
 __all__ = [
@@ -60,7 +60,7 @@ class _UserFile(NodeIdentity):
         self._hide_errors = hide_errors
 
     def report(self, error: BaseException, step: str) -> None:
-        exc_info = (type(error), error, trimmed(error))
+        exc_info = (type(error), error, trim_traceback(error))
         log.error("custom node raised", node=self.name, file=str(self.path), step=step, exc_info=exc_info)
 
     def execution_error(self, error: BaseException, function: Callable[..., Any]) -> ServerError:
@@ -70,11 +70,14 @@ class _UserFile(NodeIdentity):
         if self._hide_errors:
             return self.failed(_EXECUTION, type(error).__name__)
         return self.failed(
-            _EXECUTION, at_place(describe(error), place_in(self.path.parent, error) or place_of(function))
+            _EXECUTION,
+            append_location(
+                describe_error(error), error_location(self.path.parent, error) or definition_location(function)
+            ),
         )
 
     def output_error(self, code: str, detail: str, function: Callable[..., Any]) -> CustomNodeFailure:
-        failure = self.failed(code, at_place(detail, place_of(function)))
+        failure = self.failed(code, append_location(detail, definition_location(function)))
         log.error("custom node outputs invalid", node=self.name, file=str(self.path), reason=str(failure))
         return failure
 
@@ -82,9 +85,9 @@ class _UserFile(NodeIdentity):
         self.report(error, step)
         if isinstance(error, ConfigError):
             return error
-        place = place_in(self.path.parent, error)
+        place = error_location(self.path.parent, error)
         line = self.line_of(place)
-        detail = at_place(describe(error), place if line is None else None)
+        detail = append_location(describe_error(error), place if line is None else None)
         return ConfigError([self.problem(code, f"{step} raised {detail}", line=line)])
 
     def line_of(self, place: SourceLine | None) -> int | None:
@@ -154,7 +157,7 @@ def _find_functions(module: ModuleType, file: _UserFile) -> _NodeFunctions:
             continue
         bound = _bind_function(name, function, wanted)
         if bound is None:
-            line = file.line_of(place_of(function) if callable(function) else None)
+            line = file.line_of(definition_location(function) if callable(function) else None)
             text = f"{name} is not a function with the right parameters"
             problems.append(file.problem(_LOAD_FAILED, text, line=line, suggestion=f"write {wanted.signature(name)}"))
         found[name] = bound
@@ -205,7 +208,7 @@ def _parse_item_infos(given: Any, function: _UserFunction, file: _UserFile) -> d
     A datatype is a name (``FP32``, ``INT32``, or OVMS's ``I32``), a numpy dtype, or None if unknown. A size of -1 or 0
     means any size.
     """
-    line = file.line_of(place_of(function.call))
+    line = file.line_of(definition_location(function.call))
     if not isinstance(given, Mapping) or not given:
         message = f"{function.name} must return a non-empty dict, not {_short_repr(given)}"
         raise ConfigError([file.problem(_METADATA_FAILED, message, line=line, suggestion=_EXAMPLE)])
@@ -277,7 +280,7 @@ def _check_outputs(given: Any) -> dict[str, Array]:
         )
         raise _InvalidOutputsError(code, f"execute must return a dict with an array for each output, not {found}")
     # User code may keep an array or return it twice, so nodes must not write to it.
-    return read_only({_name(name): _array(name, value) for name, value in given.items()})
+    return read_only_views({_name(name): _array(name, value) for name, value in given.items()})
 
 
 def _name(name: Any) -> str:
@@ -316,7 +319,7 @@ class PythonNode:
         self.outputs: Mapping[str, ItemInfo] = {}
         self._file = file
         self._params = MappingProxyType(dict(params))
-        self._threads = node_threads(file.name, f"custom node {file.name!r}")
+        self._threads = create_node_threads(file.name, f"custom node {file.name!r}")
         self._package = HandlerPackage(file.path.parent)
         self._functions: _NodeFunctions | None = None
         self._manager: Any = None
@@ -375,7 +378,9 @@ class PythonNode:
             raise RuntimeError(f"custom node {self._file.name!r} is not loaded")
         function = self._functions.execute
         try:
-            given = await self._run(function.call, *function.arguments(self._manager, read_only(inputs), self._params))
+            given = await self._run(
+                function.call, *function.arguments(self._manager, read_only_views(inputs), self._params)
+            )
             return _check_outputs(given)
         except UserCodeRaisedError as raised:
             raise self._file.execution_error(raised.error, function.call) from None

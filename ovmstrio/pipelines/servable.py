@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.core.errors import Gathered
+from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.core.service import NOTHING_INSIDE, Inside
+from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.core.tensor import BY_NAME, Array, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.models.rejections import mismatch
-from ovmstrio.models.tensor_contents import strings_of_rows
+from ovmstrio.models.rejections import input_mismatch
+from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator
 from ovmstrio.pipelines.run import PipelineRun
 from ovmstrio.pipelines.signatures import is_open
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.custom_node import CustomNode
     from ovmstrio.pipelines.plan import NodePlan
 
-__all__ = ["DagServable"]
+__all__ = ["PipelineServable"]
 
 _PLATFORM = "OpenVINO"
 _VERSION = "1"
 
 
-class DagServable:
+class PipelineServable:
     """A loaded pipeline.
 
     ``entry`` links to all other nodes; ``custom_nodes`` are closed with the pipeline; ``inside`` is its introspection.
@@ -44,7 +44,7 @@ class DagServable:
         outputs: tuple[TensorSpec, ...],
         custom_nodes: Sequence[CustomNode],
         *,
-        inside: Inside = NOTHING_INSIDE,
+        inside: Introspection = NO_INTROSPECTION,
     ) -> None:
         self.name = name
         self.metadata = ServableMetadata(name, _PLATFORM, inputs, outputs)
@@ -83,8 +83,8 @@ def _named(name: str, output: Tensor, *, keeps_rows: bool) -> Tensor:
     """Rename an output; rows of bytes become strings if the pipeline's or the node's output name requires it."""
     if keeps_rows:
         return Tensor(name, output.datatype, output.array)
-    tensor = strings_of_rows(output)
-    return strings_of_rows(Tensor(name, tensor.datatype, tensor.array))
+    tensor = rows_to_strings(output)
+    return rows_to_strings(Tensor(name, tensor.datatype, tensor.array))
 
 
 class _RequestParser:
@@ -108,7 +108,7 @@ class _RequestParser:
             }
         given = {each.name: each for each in request.inputs}
         specs: dict[str, TensorSpec] = {}
-        wrong = Gathered()
+        wrong = ErrorList()
         for name, spec in self._specs.items():
             with wrong:
                 specs[name] = self._settle(spec, given.get(name))
@@ -121,5 +121,5 @@ class _RequestParser:
             return spec
         datatype: Datatype | None = BY_NAME.get(given.datatype)
         if datatype is None:
-            raise mismatch("Invalid input precision", f"one of {', '.join(BY_NAME)}", given.datatype, spec)
+            raise input_mismatch("Invalid input precision", f"one of {', '.join(BY_NAME)}", given.datatype, spec)
         return TensorSpec(spec.name, datatype, tuple(map(Dim.fixed, given.shape)), batch_axis=None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.tensor import ANY_SIZE, BYTES, INVALID, Dim, TensorSpec
-from ovmstrio.pipelines.structure import DYNAMIC, ENTRY, EXIT, Code, problem_of
+from ovmstrio.pipelines.structure import DYNAMIC, ENTRY, EXIT, PipelineErrorCode, node_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -117,7 +117,7 @@ def _check_outputs(node: PipelineNode, signature: NodeSignature) -> list[Problem
         if spec is None:
             hint = _known(output.data_item, signature.outputs)
             message = f"it has no output {output.data_item!r}"
-            problems.append(problem_of(node, Code.OUTPUT_MISSING, message, hint))
+            problems.append(node_problem(node, PipelineErrorCode.OUTPUT_MISSING, message, hint))
         elif node.demultiply_count is not None and not is_open(spec):
             problems += _check_split(node, spec)
     return problems
@@ -127,17 +127,21 @@ def _check_split(node: PipelineNode, spec: TensorSpec) -> list[Problem]:
     what = f"{'the input' if node.name == ENTRY else 'its output'} {spec.name!r}"
     if spec.datatype is BYTES:
         message = f"{what} has strings, which cannot be split"
-        return [problem_of(node, Code.STRINGS_SPLIT, message, "remove demultiply_count")]
+        return [node_problem(node, PipelineErrorCode.STRINGS_SPLIT, message, "remove demultiply_count")]
     if len(spec.shape) < MIN_RANK_TO_SPLIT:
         message = f"{what} of shape {_format_dims(spec.shape)} has too few dimensions to be split"
         fix = f"use at least {MIN_RANK_TO_SPLIT} dimensions: the one to split, a batch, and its elements"
-        return [problem_of(node, Code.TOO_FLAT, message, fix)]
+        return [node_problem(node, PipelineErrorCode.TOO_FLAT, message, fix)]
     first, count = spec.shape[0], node.demultiply_count
     if count in (None, DYNAMIC) or not first.is_fixed:
         return []
     if first.low != count:
         message = f"its demultiply_count is {count}, but {what} is {_format_dims(spec.shape)}"
-        return [problem_of(node, Code.COUNT, message, f"make both equal, or set demultiply_count to {DYNAMIC}")]
+        return [
+            node_problem(
+                node, PipelineErrorCode.COUNT, message, f"make both equal, or set demultiply_count to {DYNAMIC}"
+            )
+        ]
     return []
 
 
@@ -147,9 +151,13 @@ def _check_inputs(node: PipelineNode, signature: NodeSignature, into: list[Edge]
     for name in {edge.name: None for edge in into}:
         if name not in signature.inputs:
             message = f"it has no input {name!r}"
-            problems.append(problem_of(node, Code.INPUT_MISSING, message, _known(name, signature.inputs)))
+            problems.append(
+                node_problem(node, PipelineErrorCode.INPUT_MISSING, message, _known(name, signature.inputs))
+            )
     problems += [
-        problem_of(node, Code.NOT_CONNECTED, f"its input {name!r} is not connected", "add it to the node's inputs")
+        node_problem(
+            node, PipelineErrorCode.NOT_CONNECTED, f"its input {name!r} is not connected", "add it to the node's inputs"
+        )
         for name in signature.inputs
         if name not in connected
     ]
@@ -166,10 +174,10 @@ def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, NodeS
     problems = []
     if given.datatype is not wanted.datatype:
         message = f"{where}: expected {wanted.datatype.name}, got {given.datatype.name}"
-        problems.append(problem_of(node, Code.PRECISION, message, "add a custom node that converts it"))
+        problems.append(node_problem(node, PipelineErrorCode.PRECISION, message, "add a custom node that converts it"))
     elif given.datatype is BYTES:
         message = f"{where}: strings between nodes are not supported"
-        problems.append(problem_of(node, Code.NOT_IMPLEMENTED, message, "pass them as rows of UINT8"))
+        problems.append(node_problem(node, PipelineErrorCode.NOT_IMPLEMENTED, message, "pass them as rows of UINT8"))
     sent = given.shape if structure.nodes[edge.source].demultiply_count is None else given.shape[1:]
     taken = wanted.shape[1:] if edge.gathers else wanted.shape
     # Overlapping shapes may fit; requests with other sizes fail at run time.
@@ -177,7 +185,9 @@ def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, NodeS
         message = (
             f"{where}: expected {_format_dims(taken)}, got {_format_dims(sent)}{_shape_details(edge, sent, given)}"
         )
-        problems.append(problem_of(node, Code.SHAPE, message, "reshape the model, or add a node that converts it"))
+        problems.append(
+            node_problem(node, PipelineErrorCode.SHAPE, message, "reshape the model, or add a node that converts it")
+        )
     return problems
 
 
@@ -262,7 +272,7 @@ def _common(one: TensorSpec, other: TensorSpec) -> TensorSpec | None:
 def _ambiguous(entry: PipelineNode, one: TensorSpec | None, other: TensorSpec) -> Problem:
     first = "" if one is None else _shown(one)
     message = f"the input {other.name!r} goes to nodes with different inputs: {first} and {_shown(other)}"
-    return problem_of(entry, Code.AMBIGUOUS, message, "add a separate input for each")
+    return node_problem(entry, PipelineErrorCode.AMBIGUOUS, message, "add a separate input for each")
 
 
 def _shown(spec: TensorSpec) -> str:

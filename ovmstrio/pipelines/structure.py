@@ -26,19 +26,19 @@ __all__ = [
     "DYNAMIC",
     "ENTRY",
     "EXIT",
-    "Code",
     "Edge",
     "Level",
+    "PipelineErrorCode",
     "Structure",
-    "examine_structure",
-    "placed",
-    "problem_of",
+    "node_problem",
+    "validate_structure",
+    "with_node_location",
 ]
 
 # Problems, by OVMS's codes
 
 
-class Code(StrEnum):
+class PipelineErrorCode(StrEnum):
     """OVMS's code of a problem."""
 
     CYCLE = "PIPELINE_CYCLE_FOUND"
@@ -69,17 +69,19 @@ class Code(StrEnum):
     SELF = "PIPELINE_CALLS_ITSELF"
 
 
-def problem_of(node: PipelineNode, code: Code, message: str, fix: str, *, warning: bool = False) -> Problem:
+def node_problem(
+    node: PipelineNode, code: PipelineErrorCode, message: str, fix: str, *, warning: bool = False
+) -> Problem:
     """Return a problem of a node with the node's position."""
     problem = Problem(
         f"{code}: node {node.name!r}: {message}",
         suggestion=fix,
         severity="warning" if warning else "error",
     )
-    return placed(node, problem)
+    return with_node_location(node, problem)
 
 
-def placed(node: PipelineNode, problem: Problem) -> Problem:
+def with_node_location(node: PipelineNode, problem: Problem) -> Problem:
     """Add a node's position to a problem."""
     file, _, line = node.origin.rpartition(":")
     if not file or not line.isdecimal():
@@ -129,12 +131,12 @@ class Structure:
         return [edge for edge in self.edges if edge.source == node]
 
 
-def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Problem]]:
+def validate_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Problem]]:
     """Return the structure of a pipeline (None if it has a cycle) and all problems."""
     nodes, problems = _name_nodes(spec)
     message = f"it calls {spec.name!r}, which is the pipeline itself"
     self_calls = [node for node in spec.nodes if node.model_name == spec.name]
-    problems += [problem_of(node, Code.SELF, message, "name a model") for node in self_calls]
+    problems += [node_problem(node, PipelineErrorCode.SELF, message, "name a model") for node in self_calls]
     problems += _check_demultiplexers(nodes)
     edges, wrong = _connect(nodes)
     problems += wrong
@@ -142,7 +144,10 @@ def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Proble
     if isinstance(order, CycleError):
         names = " -> ".join(order.args[1])
         first, message = nodes[order.args[1][0]], f"the nodes form a cycle: {names}"
-        return None, [*problems, problem_of(first, Code.CYCLE, message, "remove one of these connections")]
+        return None, [
+            *problems,
+            node_problem(first, PipelineErrorCode.CYCLE, message, "remove one of these connections"),
+        ]
     problems += _find_unused_nodes(nodes, edges)
     if not wrong:
         problems += _find_unused_inputs(nodes[ENTRY], edges)
@@ -166,13 +171,13 @@ def _name_nodes(spec: PipelineSpec) -> tuple[dict[str, PipelineNode], list[Probl
     for node in spec.nodes:
         if node.name == EXIT:
             message = f"{EXIT!r} is reserved for the pipeline's outputs"
-            problems.append(problem_of(node, Code.EXITS, message, "rename the node"))
+            problems.append(node_problem(node, PipelineErrorCode.EXITS, message, "rename the node"))
         elif node.name == ENTRY:
             message = f"{ENTRY!r} is reserved for the pipeline's inputs"
-            problems.append(problem_of(node, Code.ENTRIES, message, "rename the node"))
+            problems.append(node_problem(node, PipelineErrorCode.ENTRIES, message, "rename the node"))
         elif node.name in nodes:
             message = f"duplicate node name {node.name!r}"
-            problems.append(problem_of(node, Code.NAME_TWICE, message, "give each node a unique name"))
+            problems.append(node_problem(node, PipelineErrorCode.NAME_TWICE, message, "give each node a unique name"))
         else:
             nodes[node.name] = node
     nodes[EXIT] = PipelineNode(name=EXIT, inputs=spec.outputs, origin=spec.origin)
@@ -186,17 +191,25 @@ def _check_demultiplexers(nodes: Mapping[str, PipelineNode]) -> list[Problem]:
     if dynamic and len(found) > 1:
         names = ", ".join(repr(node.name) for node in found)
         message = f"a demultiplexer with a dynamic count must be the only demultiplexer, found: {names}"
-        problems.append(problem_of(dynamic[0], Code.NOT_IMPLEMENTED, message, "give each a demultiply_count above 0"))
+        problems.append(
+            node_problem(dynamic[0], PipelineErrorCode.NOT_IMPLEMENTED, message, "give each a demultiply_count above 0")
+        )
     for node in nodes.values():
         source = node.gather_from_node
         if source is None:
             continue
         if source not in nodes or source == EXIT:
             hint = did_you_mean(source, [each.name for each in found], otherwise="name a node that demultiplexes")
-            problems.append(problem_of(node, Code.GATHER_MISSING, f"it gathers from the unknown node {source!r}", hint))
+            problems.append(
+                node_problem(
+                    node, PipelineErrorCode.GATHER_MISSING, f"it gathers from the unknown node {source!r}", hint
+                )
+            )
         elif nodes[source].demultiply_count is None:
             message = f"it gathers from {source!r}, which has no demultiply_count"
-            problems.append(problem_of(node, Code.GATHER_NO_DEMULTIPLEXER, message, "remove gather_from_node"))
+            problems.append(
+                node_problem(node, PipelineErrorCode.GATHER_NO_DEMULTIPLEXER, message, "remove gather_from_node")
+            )
     return problems
 
 
@@ -214,7 +227,7 @@ def _connect(nodes: Mapping[str, PipelineNode]) -> tuple[list[Edge], list[Proble
                 problems.append(found)
         for name in [name for name, count in counted.items() if count > 1]:
             message = f"the input {name!r} is connected {counted[name]} times"
-            problems.append(problem_of(node, Code.CONNECTED_TWICE, message, "keep one connection"))
+            problems.append(node_problem(node, PipelineErrorCode.CONNECTED_TWICE, message, "keep one connection"))
     return edges, problems
 
 
@@ -222,10 +235,14 @@ def _find_source(node: PipelineNode, given: NodeInput, nodes: Mapping[str, Pipel
     what = f"the output {given.name!r}" if node.name == EXIT else f"the input {given.name!r}"
     source = nodes.get(given.node)
     if given.node == EXIT:
-        return problem_of(node, Code.EXIT_USED, f"{what} comes from {EXIT!r}, which has no outputs", "name a node")
+        return node_problem(
+            node, PipelineErrorCode.EXIT_USED, f"{what} comes from {EXIT!r}, which has no outputs", "name a node"
+        )
     if source is None:
         hint = did_you_mean(given.node, [name for name in nodes if name not in (EXIT, node.name)])
-        return problem_of(node, Code.NODE_MISSING, f"{what} comes from the unknown node {given.node!r}", hint)
+        return node_problem(
+            node, PipelineErrorCode.NODE_MISSING, f"{what} comes from the unknown node {given.node!r}", hint
+        )
     for output in source.outputs:
         if output.alias == given.data_item:
             return output.data_item
@@ -233,7 +250,7 @@ def _find_source(node: PipelineNode, given: NodeInput, nodes: Mapping[str, Pipel
     items = "an input of the pipeline" if given.node == ENTRY else f"an alias among the outputs of {given.node!r}"
     hint = did_you_mean(given.data_item, known, otherwise=f"known: {', '.join(known) or 'none'}")
     message = f"{what} comes from {given.data_item!r}, which is not {items}"
-    return problem_of(node, Code.SOURCE_MISSING, message, hint)
+    return node_problem(node, PipelineErrorCode.SOURCE_MISSING, message, hint)
 
 
 def _order(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> list[str] | CycleError:
@@ -257,7 +274,7 @@ def _find_unused_nodes(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge])
         found += new
     hint = "connect one of its outputs to a node, or to an output of the pipeline, or remove it"
     return [
-        problem_of(node, Code.UNCONNECTED, "none of its outputs is used", hint)
+        node_problem(node, PipelineErrorCode.UNCONNECTED, "none of its outputs is used", hint)
         for node in nodes.values()
         if node.name not in needed
     ]
@@ -267,7 +284,9 @@ def _find_unused_inputs(entry: PipelineNode, edges: Iterable[Edge]) -> list[Prob
     used = {edge.item for edge in edges if edge.source == ENTRY}
     hint = "connect it to a node, or remove it: clients must send it anyway"
     return [
-        problem_of(entry, Code.UNCONNECTED, f"the input {output.alias!r} is not used", hint, warning=True)
+        node_problem(
+            entry, PipelineErrorCode.UNCONNECTED, f"the input {output.alias!r} is not used", hint, warning=True
+        )
         for output in entry.outputs
         if output.data_item not in used
     ]
@@ -308,12 +327,16 @@ def _check_levels(node: PipelineNode, levels: set[Level], gathers: bool) -> list
     if len(levels) > 1:
         shown = " and ".join(sorted(" in ".join(map(repr, level[::-1])) or "nothing" for level in levels))
         message = f"its inputs are split by different demultiplexers: {shown}"
-        problems.append(problem_of(node, Code.ORDER, message, "gather split inputs, or connect equally split inputs"))
+        problems.append(
+            node_problem(node, PipelineErrorCode.ORDER, message, "gather split inputs, or connect equally split inputs")
+        )
     source = node.gather_from_node
     if source is not None and not gathers:
         deeper = any(source in level for level in levels)
         message = f"it gathers from {source!r}, " + (
             "which is not the innermost demultiplexer before it" if deeper else "which has no connection to it"
         )
-        problems.append(problem_of(node, Code.ORDER, message, "gather the innermost demultiplexer first"))
+        problems.append(
+            node_problem(node, PipelineErrorCode.ORDER, message, "gather the innermost demultiplexer first")
+        )
     return problems

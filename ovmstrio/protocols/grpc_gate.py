@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.auth.credential_headers import without_proof
-from ovmstrio.auth.revocable_streams import while_known
-from ovmstrio.core.callers import Need, current_caller, leave_caller
+from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.revocable_streams import cancel_on_revocation
+from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.core.errors import MissingScope, Unauthenticated
 from ovmstrio.core.events import current_wire_request
-from ovmstrio.telemetry.denied_admin_log import tell_refused
+from ovmstrio.telemetry.denied_admin_log import log_denied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from ovmstrio.transport.grpc.server import GrpclibService
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["NEEDS", "GuardedRoutes", "GuardedService"]
+__all__ = ["REQUIRED_SCOPES", "GuardedRoutes", "GuardedService"]
 
 _KSERVE: Final = "/inference.GRPCInferenceService/"
 _PREDICTION: Final = "/tensorflow.serving.PredictionService/"
 _MODELS: Final = "/tensorflow.serving.ModelService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
 
-_METHODS: Final[Mapping[str, Mapping[Need, str]]] = {
+_METHODS: Final[Mapping[str, Mapping[Permission, str]]] = {
     _KSERVE: {
-        Need.NOTHING: "ServerLive ServerReady",
-        Need.CALLER: "ServerMetadata",
-        Need.ABOUT: "ModelReady ModelMetadata ModelConfig ModelStatistics",
-        Need.READ: "RepositoryIndex SystemSharedMemoryStatus CudaSharedMemoryStatus TraceSetting LogSettings",
-        Need.INFER: "ModelInfer ModelStreamInfer",
-        Need.ADMIN: "RepositoryModelLoad RepositoryModelUnload SystemSharedMemoryRegister SystemSharedMemoryUnregister "
+        Permission.NOTHING: "ServerLive ServerReady",
+        Permission.CALLER: "ServerMetadata",
+        Permission.ABOUT: "ModelReady ModelMetadata ModelConfig ModelStatistics",
+        Permission.READ: "RepositoryIndex SystemSharedMemoryStatus CudaSharedMemoryStatus TraceSetting LogSettings",
+        Permission.INFER: "ModelInfer ModelStreamInfer",
+        Permission.ADMIN: "RepositoryModelLoad RepositoryModelUnload SystemSharedMemoryRegister SystemSharedMemoryUnregister "
         "CudaSharedMemoryRegister CudaSharedMemoryUnregister",
     },
-    _PREDICTION: {Need.ABOUT: "GetModelMetadata", Need.INFER: "Predict Classify Regress MultiInference"},
-    _MODELS: {Need.ABOUT: "GetModelStatus", Need.ADMIN: "HandleReloadConfigRequest"},
-    _HEALTH: {Need.NOTHING: "Check Watch List"},
-    "/grpc.reflection.v1.ServerReflection/": {Need.READ: "ServerReflectionInfo"},
-    "/grpc.reflection.v1alpha.ServerReflection/": {Need.READ: "ServerReflectionInfo"},
+    _PREDICTION: {Permission.ABOUT: "GetModelMetadata", Permission.INFER: "Predict Classify Regress MultiInference"},
+    _MODELS: {Permission.ABOUT: "GetModelStatus", Permission.ADMIN: "HandleReloadConfigRequest"},
+    _HEALTH: {Permission.NOTHING: "Check Watch List"},
+    "/grpc.reflection.v1.ServerReflection/": {Permission.READ: "ServerReflectionInfo"},
+    "/grpc.reflection.v1alpha.ServerReflection/": {Permission.READ: "ServerReflectionInfo"},
 }
 
-NEEDS: Final[Mapping[str, Need]] = {
+REQUIRED_SCOPES: Final[Mapping[str, Permission]] = {
     f"{service}{method}": need
     for service, needs in _METHODS.items()
     for need, methods in needs.items()
@@ -65,7 +65,7 @@ _MAY_CHANGE: Final = frozenset({f"{_KSERVE}LogSettings"})
 
 
 class GuardedService:
-    """gRPC service whose methods check the caller; methods without an entry in :data:`NEEDS` require ``admin``."""
+    """gRPC service whose methods check the caller; methods without an entry in :data:`REQUIRED_SCOPES` require ``admin``."""
 
     def __init__(self, service: GrpclibService, gate: Gate) -> None:
         self._service = service
@@ -74,7 +74,10 @@ class GuardedService:
     def __mapping__(self) -> Mapping[str, Handler]:
         """Return the guarded handlers by path."""
         handlers = self._service.__mapping__()
-        return {path: _guarded(each, self._gate, NEEDS.get(path, Need.ADMIN)) for path, each in handlers.items()}
+        return {
+            path: _guarded(each, self._gate, REQUIRED_SCOPES.get(path, Permission.ADMIN))
+            for path, each in handlers.items()
+        }
 
 
 class GuardedRoutes:
@@ -83,18 +86,20 @@ class GuardedRoutes:
     def __init__(self, routes: Routes, gate: Gate) -> None:
         self._routes = routes
         self._gate = gate
-        self._unknown = _guarded(Handler(_refuse, Cardinality.STREAM_STREAM, bytes, bytes), gate, Need.CALLER)
+        self._unknown = _guarded(Handler(_refuse, Cardinality.STREAM_STREAM, bytes, bytes), gate, Permission.CALLER)
 
     def get(self, path: str, /) -> Handler | None:
         """Return the current handler of a path."""
         handler = self._routes.get(path)
         if handler is None:
             return self._unknown
-        return _guarded(handler._replace(func=partial(_answer_without_proof, handler.func)), self._gate, Need.INFER)
+        return _guarded(
+            handler._replace(func=partial(_answer_without_proof, handler.func)), self._gate, Permission.INFER
+        )
 
 
-def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
-    if need is Need.NOTHING:
+def _guarded(handler: Handler, gate: Gate, need: Permission) -> Handler:
+    if need is Permission.NOTHING:
         return handler
     answer: Callable[[Call], Awaitable[None]] = handler.func
     if handler.cardinality is not Cardinality.UNARY_UNARY:
@@ -106,8 +111,8 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
             try:
                 await gate.let_in(need, "", head.headers, call.peer.certificate)
             except (Unauthenticated, MissingScope) as error:
-                if need is Need.ADMIN or call.path in _MAY_CHANGE:
-                    tell_refused(call.path.lstrip("/"), error, client=call.client)
+                if need is Permission.ADMIN or call.path in _MAY_CHANGE:
+                    log_denied(call.path.lstrip("/"), error, client=call.client)
                 raise
         try:
             await answer(call)
@@ -116,20 +121,20 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
             request, caller = current_wire_request(), current_caller.get()
             if request is not None and caller is not None:
                 request.caller = caller.name
-            leave_caller()
+            release_caller()
 
     return handler._replace(func=run)
 
 
 async def _answer_while_known(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
-    with while_known(call.state.head.headers, call.peer.certificate):
+    with cancel_on_revocation(call.state.head.headers, call.peer.certificate):
         await answer(call)
 
 
 async def _answer_without_proof(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
     """Run user code, which does not see the credential headers."""
     head = call.state.head
-    call.state.head = replace(head, headers=without_proof(head.headers))
+    call.state.head = replace(head, headers=strip_credentials(head.headers))
     await answer(call)
 
 

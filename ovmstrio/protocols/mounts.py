@@ -13,30 +13,30 @@ from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ovmstrio.auth.credential_headers import without_proof
-from ovmstrio.auth.revocable_streams import begin_long
-from ovmstrio.core.callers import Need, current_certificate
-from ovmstrio.core.events import Door
-from ovmstrio.serving.ovms_errors import OvmsRefusals
-from ovmstrio.transport.http.responses import error_answer
+from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.revocable_streams import register_stream
+from ovmstrio.core.callers import Permission, current_certificate
+from ovmstrio.core.events import ApiInterface
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
+from ovmstrio.transport.http.responses import error_response
 from ovmstrio.transport.http.router import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
-    from ovmstrio.core.limits import CallPlace
+    from ovmstrio.core.limits import AdmissionTicket
     from ovmstrio.core.service import HttpRoutes
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["MountKind", "ServiceItself", "ServiceMounts"]
+__all__ = ["MountKind", "SelfRoutedMount", "ServiceMounts"]
 
 
 class MountKind(Protocol):
     """HTTP interface of one kind of service; ``door`` labels its calls."""
 
-    door: Door
+    door: ApiInterface
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Return the routes of a service."""
@@ -50,15 +50,15 @@ class MountKind(Protocol):
         """Return whether a request is a call, and not introspection."""
         ...
 
-    def need(self, method: str, path: str) -> Need:
+    def need(self, method: str, path: str) -> Permission:
         """Return the scope that a request requires."""
         ...
 
 
-class ServiceItself:
+class SelfRoutedMount:
     """Kind whose services route their own paths, with errors in the server's form."""
 
-    door = Door("HTTP", "REST")
+    door = ApiInterface("HTTP", "REST")
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Return the service."""
@@ -68,17 +68,17 @@ class ServiceItself:
 
     def refuse(self, error: Exception) -> HttpAnswer:
         """Convert an error as the server's own routes do."""
-        return error_answer(error)
+        return error_response(error)
 
     def is_call(self, method: str, path: str) -> bool:
         """Return True: every request is a call."""
         del method, path
         return True
 
-    def need(self, method: str, path: str) -> Need:
+    def need(self, method: str, path: str) -> Permission:
         """Return the scope of calls."""
         del method, path
-        return Need.INFER
+        return Permission.INFER
 
 
 class ServiceMounts:
@@ -90,7 +90,7 @@ class ServiceMounts:
         self._root = root
         self._kind_of: dict[str, MountKind] = {}
         self._routes: dict[tuple[str, bool], tuple[Any, HttpRoutes]] = {}
-        self._refusals = OvmsRefusals()
+        self._refusals = OvmsRouteErrors()
         plane.registry.subscribe(lambda _: self._refresh())
         self._refresh()
 
@@ -114,7 +114,7 @@ class ServiceMounts:
         answer, need = partial(self._answer, name), kind.need(method, path)
         return Route(answer, kind.refuse, path, mount, is_hot=True, admit=admit, need=need, service=name)
 
-    async def _admit(self, name: str, path: str, method: str) -> CallPlace | None:
+    async def _admit(self, name: str, path: str, method: str) -> AdmissionTicket | None:
         kind = self._kind_of.get(name)
         if kind is None or not self._plane.has_limits() or not kind.is_call(method, path):
             return None
@@ -127,7 +127,7 @@ class ServiceMounts:
         started = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
         with await started as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
-            headers = without_proof(request.headers)
+            headers = strip_credentials(request.headers)
             passed = request if headers is request.headers else request._replace(headers=headers)
             answer = await routes.answer_http(passed)
             if answer is not None:
@@ -159,7 +159,7 @@ def _observed(answer: HttpAnswer, call: ObservedCall, request: HttpRequest) -> H
     if stream is None:
         call.event.sent = answer.size
         return answer
-    from ovmstrio.handlers.routes import HeldStream  # noqa: PLC0415 - only streamed responses need it
+    from ovmstrio.handlers.routes import LeasedStream  # noqa: PLC0415 - only streamed responses need it
 
-    known = begin_long(request.headers, current_certificate.get())
-    return replace(answer, body=HeldStream(stream, call.hand_over(), known=known))
+    known = register_stream(request.headers, current_certificate.get())
+    return replace(answer, body=LeasedStream(stream, call.hand_over(), known=known))

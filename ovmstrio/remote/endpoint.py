@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import InferRequest, InferResponse
 
-__all__ = ["Endpoint", "NotSent", "RemoteDescription", "spec_of", "with_address"]
+__all__ = ["Endpoint", "NotSent", "RemoteDescription", "append_address", "make_tensor_spec"]
 
 
 class NotSent(NotReady):
@@ -62,14 +62,14 @@ class Endpoint(Protocol):
         ...
 
 
-def with_address(error: ServerError, address: str) -> ServerError:
+def append_address(error: ServerError, address: str) -> ServerError:
     """Append the address to an error; clients match on the start of its text."""
     error.message = f"{error.message}; reported by {address}"
     error.args = (error.message,)
     return error
 
 
-def spec_of(name: str, datatype: str, shape: Iterable[int]) -> TensorSpec:
+def make_tensor_spec(name: str, datatype: str, shape: Iterable[int]) -> TensorSpec:
     """Return the tensor spec for a server's metadata; negative sizes are dynamic."""
     dims: Sequence[Dim] = [Dim.fixed(size) if size >= 0 else ANY_SIZE for size in shape]
     return TensorSpec(name, BY_NAME.get(datatype, INVALID), tuple(dims), 0 if dims else None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import Buffer
 
-__all__ = ["ClientCore", "Exchange", "ProtocolViolation", "RemoteConnection", "literal"]
+__all__ = ["ClientCore", "Exchange", "ProtocolViolation", "RemoteConnection", "encode_literal_header"]
 
 # HTTP/2 core
 
@@ -130,7 +130,7 @@ class Exchange:
         return increment
 
 
-def literal(name: bytes, value: bytes) -> bytes:
+def encode_literal_header(name: bytes, value: bytes) -> bytes:
     """Encode a header without dynamic table, so that the bytes can be reused."""
     sizes = (hpack.hpack.encode_integer(len(each), 7) for each in (name, value))
     return b"\0" + next(sizes) + name + next(sizes) + value
@@ -184,7 +184,7 @@ class ClientCore:
         return self.last is None and self._next_id < _MAX_STREAM_ID
 
     def begin(self, block: bytes, most: float) -> Exchange:
-        """Start a call with headers encoded by :func:`literal`."""
+        """Start a call with headers encoded by :func:`encode_literal_header`."""
         exchange = Exchange(self._next_id, self._stream_window, most)
         self._next_id += 2
         self.exchanges[exchange.id] = exchange

@@ -25,9 +25,9 @@ from ovmstrio.encoding.status_errors import error_of_grpc
 from ovmstrio.encoding.tensor_slices import delimited, split_raw_contents
 from ovmstrio.models.tensor_contents import to_array
 from ovmstrio.remote.connecting import connect
-from ovmstrio.remote.endpoint import NotSent, RemoteDescription, spec_of, with_address
-from ovmstrio.remote.grpc_client import RemoteConnection, literal
-from ovmstrio.telemetry.spans import span_in_hand
+from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, make_tensor_spec
+from ovmstrio.remote.grpc_client import RemoteConnection, encode_literal_header
+from ovmstrio.telemetry.spans import current_or_event_span
 
 if TYPE_CHECKING:
     import ssl
@@ -37,7 +37,15 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest, ParameterValue
     from ovmstrio.remote.grpc_client import Exchange
 
-__all__ = ["GrpcEndpoint", "Message", "buffers_of", "decode_response", "encode_request", "parameters_sent", "tensor_of"]
+__all__ = [
+    "GrpcEndpoint",
+    "Message",
+    "decode_response",
+    "encode_request",
+    "input_buffers",
+    "make_output",
+    "remote_parameters",
+]
 
 # Messages
 
@@ -55,19 +63,19 @@ _BINARY_PARAMETERS: Final = frozenset({"binary_data", "binary_data_size", "binar
 def encode_request(request: InferRequest, model: str, version: str) -> Message:
     """Encode a ``ModelInferRequest`` without a copy of tensors; InvalidRequest for values of wrong types."""
     message = _Request(model_name=model, model_version=version, id=request.id)
-    set_parameters(message, parameters_sent(request.parameters))
+    set_parameters(message, remote_parameters(request.parameters))
     for given in request.inputs:
         tensor = message.inputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
-        set_parameters(tensor, parameters_sent(given.parameters))
+        set_parameters(tensor, remote_parameters(given.parameters))
     for output in request.outputs:
         message.outputs.add(name=output.name)
     pieces: Message = [message.SerializeToString()]
-    for buffer in buffers_of(request):
+    for buffer in input_buffers(request):
         pieces += delimited(_RAW_INPUT_TAG, buffer)
     return pieces
 
 
-def buffers_of(request: InferRequest) -> list[Buffer]:
+def input_buffers(request: InferRequest) -> list[Buffer]:
     """Return the data of each input, packed from element values where needed; raises InvalidRequest."""
     raws: Sequence[Buffer | None] = request.raw_inputs or [None] * len(request.inputs)
     if len(raws) != len(request.inputs):
@@ -76,7 +84,7 @@ def buffers_of(request: InferRequest) -> list[Buffer]:
     return [_pack(given, given.contents) if raw is None else raw for given, raw in pairs]
 
 
-def parameters_sent(parameters: dict[str, ParameterValue]) -> dict[str, ParameterValue]:
+def remote_parameters(parameters: dict[str, ParameterValue]) -> dict[str, ParameterValue]:
     """Remove parameters that concern only this server: shared memory and binary encoding."""
     removed = parameters.keys() & (_SHARED_MEMORY | _BINARY_PARAMETERS)
     return {name: value for name, value in parameters.items() if name not in removed} if removed else parameters
@@ -103,7 +111,9 @@ def decode_response(data: bytearray) -> InferResponse:
     if raws and len(raws) != len(message.outputs):
         raise ModelFailure(f"response has {len(message.outputs)} outputs and {len(raws)} buffers")
     outputs = [
-        tensor_of(each.name, each.datatype, tuple(each.shape), (raws[index] if raws else None) or _pack_contents(each))
+        make_output(
+            each.name, each.datatype, tuple(each.shape), (raws[index] if raws else None) or _pack_contents(each)
+        )
         for index, each in enumerate(message.outputs)
     ]
     parameters = {
@@ -114,7 +124,7 @@ def decode_response(data: bytearray) -> InferResponse:
     return InferResponse(message.model_name, message.model_version, outputs, message.id, parameters, is_private=True)
 
 
-def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> Tensor | RawTensor:
+def make_output(name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> Tensor | RawTensor:
     """Return an output over its data, as an array if the datatype allows it."""
     known = BY_NAME.get(datatype)
     if known is None or known is BYTES or min(shape, default=0) < 0:
@@ -172,13 +182,18 @@ class GrpcEndpoint:
         try:
             return decode_response(await self._call(b"ModelInfer", body, seconds, most))
         except ModelFailure as error:
-            raise with_address(error, self.address) if self.address not in error.message else error from None
+            raise append_address(error, self.address) if self.address not in error.message else error from None
 
     async def describe(self) -> RemoteDescription:
         """Return the model's metadata."""
         answer = await self._ask("ModelMetadata", "name", "version")
         inputs, outputs = (
-            tuple(sorted((spec_of(each.name, each.datatype, each.shape) for each in side), key=lambda each: each.name))
+            tuple(
+                sorted(
+                    (make_tensor_spec(each.name, each.datatype, each.shape) for each in side),
+                    key=lambda each: each.name,
+                )
+            )
             for side in (answer.inputs, answer.outputs)
         )
         return RemoteDescription(answer.platform, inputs, outputs)
@@ -212,7 +227,7 @@ class GrpcEndpoint:
     async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> bytearray:
         size = sum(map(len, body))
         message = [b"\0" + size.to_bytes(4, "big"), *body]
-        path = literal(b":path", _SERVICE + method)
+        path = encode_literal_header(b":path", _SERVICE + method)
         headers = self._first_headers + path + self._last_headers + _timeout(seconds) + _trace()
         connection = await self._get_connection()
         exchange = await connection.call(headers, message, most)
@@ -245,12 +260,12 @@ class GrpcEndpoint:
         scheme = b"https" if self._remote_address.has_tls else b"http"
         authority = (self._spec.tls.server_name or self._remote_address.authority).encode()
         pairs = ((b":method", b"POST"), (b":scheme", scheme), (b":authority", authority))
-        return b"".join(literal(name, value) for name, value in pairs)
+        return b"".join(encode_literal_header(name, value) for name, value in pairs)
 
     @cached_property
     def _last_headers(self) -> bytes:
         pairs = ((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"ovmstrio"))
-        return b"".join(literal(name, value) for name, value in pairs)
+        return b"".join(encode_literal_header(name, value) for name, value in pairs)
 
     def _message(self, exchange: Exchange, most: float) -> bytearray:
         if exchange.is_too_large:
@@ -272,18 +287,18 @@ class GrpcEndpoint:
             raise error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
         known = {status.value: status.name for status in Status}
         text = unquote(headers.get("grpc-message", "")) or "no error message"
-        raise with_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
+        raise append_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
 
 
 def _trace() -> bytes:
-    span = span_in_hand()
+    span = current_or_event_span()
     if span is None:
         return b""
-    return b"".join(literal(name.encode(), value.encode()) for name, value in span.headers())
+    return b"".join(encode_literal_header(name.encode(), value.encode()) for name, value in span.headers())
 
 
 def _timeout(seconds: float) -> bytes:
     if seconds == math.inf:
         return b""
     milliseconds = max(1, min(round(seconds * 1000), _MAX_MILLISECONDS))
-    return literal(b"grpc-timeout", b"%dm" % milliseconds)
+    return encode_literal_header(b"grpc-timeout", b"%dm" % milliseconds)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ovmstrio.config.remote_entries import RemoteSpec, read_remotes
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.serving.hosted_service import host
+from ovmstrio.serving.hosted_service import host_service
 from ovmstrio.serving.kind import Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
@@ -49,7 +49,7 @@ class RemoteKind(Kind[RemoteSpec]):
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
-        return await host(context.tasks, open_remote(spec), kind=self.name, name=spec.name)
+        return await host_service(context.tasks, open_remote(spec), kind=self.name, name=spec.name)
 
     def obstacle(self, service: Service) -> str:
         """Return why no address can be called; empty if one can."""

@@ -13,7 +13,7 @@ from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.remote.connecting import client_tls
 from ovmstrio.remote.grpc_endpoint import GrpcEndpoint
 from ovmstrio.remote.servable import RemoteServable
-from ovmstrio.remote.targets import Breaker, Target, Targets, watch
+from ovmstrio.remote.targets import CircuitBreaker, Target, Targets, watch_health
 
 if TYPE_CHECKING:
     import ssl
@@ -42,12 +42,12 @@ async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
         addresses = zip(spec.addresses, contexts, strict=True)
         endpoints = [_endpoint(spec, address, tasks, tls) for address, tls in addresses]
         try:
-            breaker = partial(Breaker, spec.breaker.failures, spec.breaker.open_seconds)
+            breaker = partial(CircuitBreaker, spec.breaker.failures, spec.breaker.open_seconds)
             targets = Targets([Target(endpoint, breaker()) for endpoint in endpoints])
             description = await _describe(targets.all)
             for target in targets.all:
                 returned = partial(_compare, description)
-                tasks.start_soon(watch, target, spec.name, spec.health_seconds, returned)
+                tasks.start_soon(watch_health, target, spec.name, spec.health_seconds, returned)
             yield RemoteServable(spec, description, targets)
         finally:
             with trio.CancelScope(shield=True):

@@ -14,9 +14,9 @@ from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import BY_NAME, BYTES
 from ovmstrio.encoding.raw_contents import buffer_of, framed
 from ovmstrio.encoding.status_errors import error_of_http
-from ovmstrio.remote.endpoint import NotSent, RemoteDescription, spec_of, with_address
-from ovmstrio.remote.grpc_endpoint import buffers_of, parameters_sent, tensor_of
-from ovmstrio.telemetry.spans import span_in_hand
+from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, make_tensor_spec
+from ovmstrio.remote.grpc_endpoint import input_buffers, make_output, remote_parameters
+from ovmstrio.telemetry.spans import current_or_event_span
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -76,7 +76,7 @@ class RestEndpoint:
             inputs, outputs = (
                 sorted(
                     (
-                        spec_of(each["name"], each["datatype"], map(int, each.get("shape", ())))
+                        make_tensor_spec(each["name"], each["datatype"], map(int, each.get("shape", ())))
                         for each in document[side]
                     ),
                     key=lambda each: each.name,
@@ -103,7 +103,7 @@ class RestEndpoint:
         self, method: str, path: str, headers: dict[str, str], pieces: Sequence[Buffer], most: float
     ) -> tuple[httpx.Response, bytearray]:
         content = _stream_pieces(pieces) if pieces else None
-        span = span_in_hand()
+        span = current_or_event_span()
         if span is not None:
             headers = {**headers, **dict(span.headers())}
         try:
@@ -132,7 +132,7 @@ class RestEndpoint:
 
     def _check(self, response: httpx.Response, body: bytearray) -> None:
         if not response.is_success:
-            raise with_address(error_of_http(response.status_code, _reason(response, body)), self.address)
+            raise append_address(error_of_http(response.status_code, _reason(response, body)), self.address)
 
 
 async def _stream_pieces(pieces: Sequence[Buffer]) -> AsyncIterator[bytes]:
@@ -141,18 +141,18 @@ async def _stream_pieces(pieces: Sequence[Buffer]) -> AsyncIterator[bytes]:
 
 
 def _request_pieces(request: InferRequest) -> tuple[list[Buffer], int]:
-    buffers = buffers_of(request)
+    buffers = input_buffers(request)
     document: dict[str, Any] = {
         "inputs": [
             {
                 "name": given.name,
                 "datatype": given.datatype,
                 "shape": given.shape,
-                "parameters": {**parameters_sent(given.parameters), "binary_data_size": len(buffer)},
+                "parameters": {**remote_parameters(given.parameters), "binary_data_size": len(buffer)},
             }
             for given, buffer in zip(request.inputs, buffers, strict=True)
         ],
-        "parameters": {**parameters_sent(request.parameters), "binary_data_output": True},
+        "parameters": {**remote_parameters(request.parameters), "binary_data_output": True},
     }
     if request.id:
         document["id"] = request.id
@@ -175,7 +175,7 @@ def _read_response(response: httpx.Response, body: bytearray) -> InferResponse:
         else:
             data = view[position : position + count]
             position += count
-        outputs.append(tensor_of(name, datatype, shape, data))
+        outputs.append(make_output(name, datatype, shape, data))
     parameters = document.get("parameters", {})
     return InferResponse("", "", outputs, "", parameters, is_private=True)
 

@@ -13,7 +13,7 @@ from ovmstrio.models.sequences.requests import read_control
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
 
-__all__ = ["SequenceStep", "given_id", "step_of"]
+__all__ = ["SequenceStep", "sequence_step", "server_sequence_id"]
 
 _START: Final = "sequence_start"
 
@@ -26,7 +26,7 @@ class SequenceStep(NamedTuple):
     ends: bool
 
 
-def step_of(request: InferRequest) -> SequenceStep | None:
+def sequence_step(request: InferRequest) -> SequenceStep | None:
     """Return a request's sequence parameters, or None; invalid ones are left to the remote server's validation."""
     named = SEQUENCE_ID in request.parameters or _START in request.parameters
     if not named and not any(given.name in {SEQUENCE_ID, SEQUENCE_CONTROL} for given in request.inputs):
@@ -37,7 +37,7 @@ def step_of(request: InferRequest) -> SequenceStep | None:
     return SequenceStep(0, starts=False, ends=False)
 
 
-def given_id(response: InferResponse) -> int | str:
+def server_sequence_id(response: InferResponse) -> int | str:
     """Return the sequence id that the server chose, 0 if none."""
     details = response.parameters.get(SEQUENCE_ID, 0)
     if isinstance(details, int | str) and details:

@@ -18,8 +18,8 @@ from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, Not
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.tracing import current_span
 from ovmstrio.remote.endpoint import NotSent
-from ovmstrio.remote.sequences import SequenceStep, given_id, step_of
-from ovmstrio.serving.hosted_service import ResidentService
+from ovmstrio.remote.sequences import SequenceStep, sequence_step, server_sequence_id
+from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ovmstrio.remote.endpoint import RemoteDescription
     from ovmstrio.remote.targets import Target, Targets
 
-__all__ = ["RemoteServable", "hedged"]
+__all__ = ["RemoteServable", "hedge"]
 
 # Hedging
 
 _T = TypeVar("_T")
 
 
-async def hedged(
+async def hedge(
     call: Callable[[], Awaitable[_T]], after_seconds: float, *, is_final: Callable[[ServerError], bool]
 ) -> _T:
     """Return the first response of a call that is repeated after ``after_seconds`` without a response.
@@ -92,7 +92,7 @@ _VERSION: Final = "1"
 _MAX_PAUSE_SECONDS: Final = 5.0
 
 
-class RemoteServable(ResidentService):
+class RemoteServable(HostedService):
     """Servable of one remote model, with its metadata from the remote server."""
 
     def __init__(self, spec: RemoteSpec, description: RemoteDescription, targets: Targets) -> None:
@@ -117,14 +117,14 @@ class RemoteServable(ResidentService):
         """
         now = trio.current_time()
         deadline = min(request.deadline, now + self._spec.timeout_seconds)
-        step = step_of(request)
+        step = sequence_step(request)
         try:
             if step is not None and step.id:
                 response = await self._infer_step(request, step, deadline)
             elif step is None and self._spec.hedge_after_ms:
                 tried: set[Target] = set()
                 call = partial(self._attempt, request, deadline, tried=tried)
-                response = await hedged(call, self._spec.hedge_after_ms / 1000, is_final=_is_final)
+                response = await hedge(call, self._spec.hedge_after_ms / 1000, is_final=_is_final)
             else:
                 response = await self._attempt(request, deadline, step)
         except NotSent as error:
@@ -174,7 +174,7 @@ class RemoteServable(ResidentService):
             except NotSent as error:
                 failure = error
                 continue
-            if step is not None and step.starts and (sequence_id := given_id(response)):
+            if step is not None and step.starts and (sequence_id := server_sequence_id(response)):
                 self._targets.place(sequence_id, target)
             return response
         if failure is not None:

@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.service import readiness_may_have_changed
+from ovmstrio.core.service import notify_readiness_changed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ovmstrio.remote.endpoint import Endpoint
     from ovmstrio.remote.sequences import SequenceStep
 
-__all__ = ["Breaker", "Target", "Targets", "watch"]
+__all__ = ["CircuitBreaker", "Target", "Targets", "watch_health"]
 
 # Circuit breaker
 
 
-class Breaker:
+class CircuitBreaker:
     """Circuit breaker of one address, opened by ``failures`` consecutive failures, 0 for never.
 
     After ``open_seconds`` a single call may probe the address.  Callers pass the time.
@@ -93,7 +93,7 @@ class Target:
 
     __slots__ = ("ailment", "breaker", "endpoint", "suspect")
 
-    def __init__(self, endpoint: Endpoint, breaker: Breaker) -> None:
+    def __init__(self, endpoint: Endpoint, breaker: CircuitBreaker) -> None:
         self.endpoint = endpoint
         self.breaker = breaker
         self.ailment = ""
@@ -173,7 +173,9 @@ _MAX_SILENT_CHECKS: Final = 2
 """Consecutive health check timeouts after which the connection is closed."""
 
 
-async def watch(target: Target, name: str, every_seconds: float, returned: Callable[[Target], Awaitable[str]]) -> None:
+async def watch_health(
+    target: Target, name: str, every_seconds: float, returned: Callable[[Target], Awaitable[str]]
+) -> None:
     """Update a target's health every ``every_seconds``, and soon after a failed call, until cancelled.
 
     ``returned`` returns the problem of a recovered address, empty for none.
@@ -194,7 +196,7 @@ async def watch(target: Target, name: str, every_seconds: float, returned: Calla
         if silent >= _MAX_SILENT_CHECKS:
             target.endpoint.doubt()
         # Calls may also have opened or closed the circuit.
-        readiness_may_have_changed()
+        notify_readiness_changed()
         if bool(before) != bool(target.ailment):
             if target.ailment:
                 log.warning("remote model unavailable", name=name, at=target.endpoint.address, reason=target.ailment)

@@ -10,12 +10,12 @@ import orjson
 import structlog
 import trio
 
-from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.authentication import Authentication, CallerDirectory
 from ovmstrio.auth.gate import Gate
 from ovmstrio.auth.key_file import CallerEntry, read_key_file
-from ovmstrio.core.callers import EVERYTHING, Caller
+from ovmstrio.core.callers import ALL_SCOPES, Caller
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.serving.fingerprints import paths_mark
+from ovmstrio.serving.fingerprints import paths_fingerprint
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.auth.authentication import TokenVerifier
-    from ovmstrio.core.worker_peers import Ledger
+    from ovmstrio.core.worker_peers import Counters
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["Access", "open_access"]
+__all__ = ["CredentialStore", "open_credentials"]
 
 log = structlog.get_logger(__name__)
 
@@ -34,12 +34,12 @@ _API_KEY: Final = "API_KEY"
 """Environment variable, and name of its caller."""
 
 
-class Access:
+class CredentialStore:
     """Authentication of a server."""
 
-    def __init__(self, settings: ServerSettings, ledger: Ledger | None = None) -> None:
+    def __init__(self, settings: ServerSettings, ledger: Counters | None = None) -> None:
         self._settings = settings
-        self._directory = Directory(ledger=ledger)
+        self._directory = CallerDirectory(ledger=ledger)
         self._file_keys: Any = None
         self._authentication = Authentication(self._directory, self._verifier())
         guards_everything = any((settings.keys_file, settings.jwks_file, settings.oidc_issuer))
@@ -47,7 +47,7 @@ class Access:
         self._files = [
             path for path in (settings.keys_file, settings.api_key_file, settings.jwks_file) if path is not None
         ]
-        self._fingerprint = paths_mark(self._files)
+        self._fingerprint = paths_fingerprint(self._files)
         self._replace(*self._read())
 
     def _verifier(self) -> TokenVerifier | None:
@@ -58,8 +58,8 @@ class Access:
             from ovmstrio.auth.tokens import (  # noqa: PLC0415 - optional dependency
                 FileKeys,
                 IssuerKeys,
+                JwtVerifier,
                 TokenRules,
-                Tokens,
             )
         except ImportError:
             problem = Problem("token authentication requires joserfc", "--jwks_file and --oidc_issuer")
@@ -67,15 +67,15 @@ class Access:
         issuer, audience = settings.oidc_issuer or "", settings.jwt_audience or ""
         rules = TokenRules(issuer, audience, settings.jwt_leeway_seconds)
         if settings.jwks_file is None:
-            return Tokens(IssuerKeys(issuer), rules)
+            return JwtVerifier(IssuerKeys(issuer), rules)
         self._file_keys = FileKeys(_read_jwks(settings.jwks_file))
-        return Tokens(self._file_keys, rules)
+        return JwtVerifier(self._file_keys, rules)
 
     def _read(self) -> tuple[list[CallerEntry], dict[str, Caller], Any]:
         settings = self._settings
         entries = [] if settings.keys_file is None else read_key_file(settings.keys_file)
         secret = _api_key(settings.api_key_file)
-        keys = {secret: Caller(_API_KEY, "key", EVERYTHING)} if secret else {}
+        keys = {secret: Caller(_API_KEY, "key", ALL_SCOPES)} if secret else {}
         return entries, keys, None if settings.jwks_file is None else _read_jwks(settings.jwks_file)
 
     def _replace(self, entries: list[CallerEntry], keys: dict[str, Caller], signing: Any) -> None:
@@ -91,7 +91,7 @@ class Access:
         return True
 
     async def _reload(self) -> None:
-        fingerprint = await trio.to_thread.run_sync(paths_mark, self._files)
+        fingerprint = await trio.to_thread.run_sync(paths_fingerprint, self._files)
         if fingerprint == self._fingerprint:
             return
         self._fingerprint = fingerprint
@@ -103,7 +103,7 @@ class Access:
         log.info("credentials reloaded", count=len(self._directory))
 
 
-async def open_access(settings: ServerSettings, ledger: Ledger | None = None) -> Access | None:
+async def open_credentials(settings: ServerSettings, ledger: Counters | None = None) -> CredentialStore | None:
     """Read the credentials; None without authentication.
 
     Raises:
@@ -112,7 +112,7 @@ async def open_access(settings: ServerSettings, ledger: Ledger | None = None) ->
     named = settings.keys_file, settings.api_key_file, settings.jwks_file, settings.oidc_issuer
     if not any(named) and not os.environ.get(_API_KEY):
         return None
-    return await trio.to_thread.run_sync(partial(Access, settings, ledger))
+    return await trio.to_thread.run_sync(partial(CredentialStore, settings, ledger))
 
 
 def _api_key(path: Path | None) -> str:
@@ -130,11 +130,11 @@ def _api_key(path: Path | None) -> str:
 
 
 def _read_jwks(path: Path) -> Any:
-    from ovmstrio.auth.tokens import read_key_set  # noqa: PLC0415 - for who takes tokens
+    from ovmstrio.auth.tokens import parse_key_set  # noqa: PLC0415 - for who takes tokens
 
     try:
         document = orjson.loads(read_regular_bytes(path))
     except (OSError, ValueError) as error:
         problem = Problem(f"key set not readable: {getattr(error, 'strerror', None) or error}", str(path))
         raise ConfigError([problem]) from None
-    return read_key_set(document, str(path))
+    return parse_key_set(document, str(path))

@@ -17,19 +17,19 @@ from typing import Final
 import trio
 
 from ovmstrio.auth.key_file import read_key_file
-from ovmstrio.config.config_file import examine_config
+from ovmstrio.config.config_file import parse_config_leniently
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_file import find_project_file, read_project
-from ovmstrio.handlers.trial import try_handler
-from ovmstrio.inference.crash_probe import trials_folder, trying_models
-from ovmstrio.server.command_line import single_servable
+from ovmstrio.handlers.trial import trial_load
+from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.server.command_line import single_servable_spec
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.kind import LoadContext
-from ovmstrio.serving.load_order import find_circles
-from ovmstrio.serving.model_versions import scan
+from ovmstrio.serving.load_order import find_cycles
+from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.serving.registry import Registry
 from ovmstrio.util.regular_files import read_regular_bytes
 
@@ -109,7 +109,7 @@ def examine_pipelines(spec: ServerSpec, names: Collection[str] = ()) -> list[Pro
 
     configured = [service.name for service in spec.services]
     pipelines = spec.of(PipelineSpec)
-    circles = find_circles(pipelines, _calls(pipelines))
+    circles = find_cycles(pipelines, _calls(pipelines))
     problems: list[Problem] = []
     for pipeline in pipelines:
         if not names or pipeline.name in names:
@@ -160,7 +160,7 @@ class _Check:
             if configured:
                 return await self.file(path / _CONFIG_NAME)
             settings = ServerSettings(model_name=base_path.name, model_path=base_path)
-            return await trio.to_thread.run_sync(single_servable, settings)
+            return await trio.to_thread.run_sync(single_servable_spec, settings)
         if await trio.to_thread.run_sync(_has_versions, base_path):
             spec = ModelSpec(name=base_path.name, base_path=base_path, version_policy=AllVersions())
             return ServerSpec(services=(spec,))
@@ -175,7 +175,7 @@ class _Check:
         """Return the specification of a configuration file, as far as it can be parsed."""
         try:
             content = await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
-            examined = examine_config(self.kinds.values(), content, path)
+            examined = parse_config_leniently(self.kinds.values(), content, path)
         except OSError as error:
             self.add(Problem(f"configuration not readable: {error.strerror or error}", str(path)))
         except ConfigError as error:
@@ -190,7 +190,7 @@ class _Check:
         self.add(*await trio.to_thread.run_sync(self._examine, spec.services))
         registry = Registry(self.kinds, partial(LoadContext, is_trial=True), poll_seconds=0)
         async with trio.open_nursery() as nursery:
-            with trying_models(nursery, "auto", trials_folder()):
+            with enable_crash_probe(nursery, "auto", verdicts_folder()):
                 await nursery.start(registry.run)
             tried = [service for service in spec.services if self.imports or not self.kinds[service.kind].imports]
             await registry.apply(tried)
@@ -214,7 +214,7 @@ class _Check:
         self.add(*warnings)
         if not self.imports:
             return
-        problems = await try_handler(project)
+        problems = await trial_load(project)
         self.add(*problems)
         if all(problem.severity != "error" for problem in problems):
             self.loaded.append(LoadedVersion(project.name, 1))
@@ -222,6 +222,6 @@ class _Check:
 
 def _has_versions(base_path: Path) -> bool:
     try:
-        return bool(scan(base_path).versions)
+        return bool(scan_versions(base_path).versions)
     except ConfigError:
         return False

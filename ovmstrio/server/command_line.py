@@ -15,37 +15,37 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from ovmstrio.config.config_file import Subconfigs, check_families
-from ovmstrio.config.documents import did_you_mean, expected_by, shown
+from ovmstrio.config.documents import did_you_mean, expected_text, to_short_json
 from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph, is_graph
-from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
+from ovmstrio.config.model_options import check_base_path, check_name, parse_model_options
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
-from ovmstrio.config.text_entries import TEXT_OPTIONS, read_task, read_text_options
+from ovmstrio.config.text_entries import TEXT_OPTIONS, parse_task, parse_text_options
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.core.metric_families import families_like
-from ovmstrio.graphs.kind import text_graph_of
-from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, TEXT, ServerSettings
-from ovmstrio.telemetry.log_levels import read_log_levels
+from ovmstrio.core.metric_families import matching_families
+from ovmstrio.graphs.kind import find_text_graph
+from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings
+from ovmstrio.telemetry.log_levels import parse_log_levels
 
 __all__ = [
-    "CONFIGURING",
-    "WAYS_OUT",
-    "UsageProblems",
+    "CONFIG_COMMANDS",
+    "UNSUPPORTED_HINTS",
+    "UsageError",
     "cache_directory",
-    "contradictions",
+    "config_conflicts",
     "ignored_options",
+    "is_text_generation_folder",
     "is_text_model",
     "listen_addresses",
-    "makes_text",
     "metric_families",
     "probe_addresses",
     "read_settings",
-    "refused_options",
-    "single_servable",
+    "single_servable_spec",
     "text_model",
     "text_problems",
-    "with_source_in_place",
+    "unsupported_options",
+    "use_local_source_model",
 ]
 
 # Unsupported OVMS options
@@ -64,10 +64,10 @@ _NO_CONFIGURE: Final = (
     "model_config_list or text_model_config_list of the file of --config_path"
 )
 
-CONFIGURING: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
+CONFIG_COMMANDS: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
 """Options that are separate commands."""
 
-WAYS_OUT: Final = {
+UNSUPPORTED_HINTS: Final = {
     **dict.fromkeys(
         (
             "pull",
@@ -111,13 +111,13 @@ WAYS_OUT: Final = {
 """Hints for unsupported options; ignored options are in ``settings.IGNORED``."""
 
 
-def refused_options(arguments: Iterable[str]) -> list[str]:
+def unsupported_options(arguments: Iterable[str]) -> list[str]:
     """Return one line with options and hint per group of unsupported OVMS options."""
     names = (_name_of(argument) for argument in arguments)
     options_by_hint: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        if name in WAYS_OUT:
-            options_by_hint.setdefault(WAYS_OUT[name], []).append(f"--{name}")
+        if name in UNSUPPORTED_HINTS:
+            options_by_hint.setdefault(UNSUPPORTED_HINTS[name], []).append(f"--{name}")
     return [f"{', '.join(options)}: {hint}" for hint, options in options_by_hint.items()]
 
 
@@ -125,7 +125,7 @@ _DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filen
 _ALWAYS_DOWNLOADED: Final = frozenset({"pull", "overwrite_models"})
 
 
-def with_source_in_place(arguments: Sequence[str]) -> list[str]:
+def use_local_source_model(arguments: Sequence[str]) -> list[str]:
     """Replace ``--source_model`` by ``--model_name`` and ``--model_path`` if the model is already downloaded.
 
     The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that directory.  Other
@@ -169,7 +169,7 @@ def is_text_model(settings: ServerSettings) -> bool:
     if settings.task is not None or path.suffix == _GGUF:
         return True
     absolute = path.absolute()
-    return makes_text(absolute) and not is_graph({"base_path": str(absolute)}, absolute)
+    return is_text_generation_folder(absolute) and not is_graph({"base_path": str(absolute)}, absolute)
 
 
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
@@ -200,19 +200,19 @@ def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) ->
     )
 
 
-def makes_text(folder: Path) -> bool:
+def is_text_generation_folder(folder: Path) -> bool:
     """Return whether a directory has a model that openvino-genai can generate text with."""
     return all((folder / name).is_file() for name in _TEXT_GENERATION_FILES)
 
 
 def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]]:
     try:
-        task = Task.TEXT_GENERATION if settings.task is None else read_task(settings.task)
+        task = Task.TEXT_GENERATION if settings.task is None else parse_task(settings.task)
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [_option(problem) for problem in error.problems]
     given = {name: getattr(settings, name) for name in sorted(TEXT_OPTIONS & settings.model_fields_set)}
     given = {name: value for name, value in given.items() if value is not None}
-    fields, problems = read_text_options(task, given, Path.cwd())
+    fields, problems = parse_text_options(task, given, Path.cwd())
     return task, fields, [_option(problem) for problem in problems]
 
 
@@ -227,7 +227,7 @@ _OVMS_CACHE: Final = Path("/opt/cache")
 _UNIX: Final = "unix:"
 
 
-class UsageProblems(Exception):
+class UsageError(Exception):
     """Invalid command line; the paths of ``problems`` are options."""
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -269,11 +269,11 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
     if _is_single_model(settings) and not foreign:
         problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
     if problems:
-        raise UsageProblems(problems)
+        raise UsageError(problems)
     return settings
 
 
-def single_servable(settings: ServerSettings) -> ServerSpec:
+def single_servable_spec(settings: ServerSettings) -> ServerSpec:
     """Return the model or graph of the command line, with the models of the graph's subconfig; may be empty."""
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
@@ -303,7 +303,7 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
         problems = (*problems, Problem(message, path="--model_name", suggestion="rename one of them"))
     cache = cache_directory(settings)
     graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, cache_dir=cache, **files._asdict())
-    text = text_graph_of(graph, cache)
+    text = find_text_graph(graph, cache)
     warnings = () if text is None else text.warnings
     return ServerSpec(services=(*models, text.spec if text else graph), problems=(*subconfigs.problems, *warnings))
 
@@ -312,13 +312,13 @@ def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the given options without effect, with the reason."""
     reasons = {name: IGNORED[name] for name, value in options.items() if name in IGNORED and value is not None}
     given = {name: value for name, value in options.items() if name in _MODEL_OPTIONS and value is not None}
-    for problem in read_model_options(given)[1]:
+    for problem in parse_model_options(given)[1]:
         if problem.severity == "warning":
             reasons[problem.path] = problem.message
     return reasons
 
 
-def contradictions(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
+def config_conflicts(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
     """Return fatal conflicts between command line and configuration file."""
     if spec.metrics is None:
         return []
@@ -336,7 +336,7 @@ def contradictions(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
 def metric_families(settings: ServerSettings) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """Return the enabled OVMS families and ``ovmstrio_*`` families; None for the default."""
     if settings.metrics_families is not None:
-        chosen = families_like(_parts(settings.metrics_families))
+        chosen = matching_families(_parts(settings.metrics_families))
         return chosen, chosen
     return None if settings.metrics_list is None else _parts(settings.metrics_list), None
 
@@ -370,7 +370,10 @@ def _invalid_option(option: str, fault: Any) -> Problem:
         suggestion = did_you_mean(option, ServerSettings.model_fields)
         return Problem("unknown option", path=f"--{option}", suggestion=suggestion)
     return Problem(
-        "the value cannot be used", path=f"--{option}", expected=expected_by(fault), found=shown(fault["input"])
+        "the value cannot be used",
+        path=f"--{option}",
+        expected=expected_text(fault),
+        found=to_short_json(fault["input"]),
     )
 
 
@@ -389,7 +392,7 @@ def probe_addresses(settings: ServerSettings) -> list[str]:
     """Return the addresses of the probe port: the REST hosts, or all interfaces without any."""
     addresses = listen_addresses(settings.rest_bind_address, settings.probe_port)
     return [each for each in addresses if not each.startswith("unix:")] or listen_addresses(
-        EVERYWHERE, settings.probe_port
+        ALL_INTERFACES, settings.probe_port
     )
 
 
@@ -456,7 +459,7 @@ _LOCAL_HOSTS: Final = {"localhost", "127.0.0.1", "::1"}
 
 def _log_levels(settings: ServerSettings) -> list[Problem]:
     try:
-        read_log_levels(settings.log_levels or "")
+        parse_log_levels(settings.log_levels or "")
     except ValueError as error:
         return [Problem(str(error), path="--log_levels")]
     return []
@@ -526,7 +529,7 @@ def _graph_files(settings: ServerSettings) -> GraphFiles:
 
 def _read_model(settings: ServerSettings) -> tuple[dict[str, Any], list[Problem]]:
     options = {name: getattr(settings, name) for name in _MODEL_OPTIONS if name in settings.model_fields_set}
-    fields, problems = read_model_options(options)
+    fields, problems = parse_model_options(options)
     placed = [replace(problem, path=f"--{problem.path}") for problem in problems]
     return fields, placed + _own_problems(settings)
 

@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["END_WATCHDOG", "MARGIN_SECONDS", "EndWatchdog"]
+__all__ = ["MARGIN_SECONDS", "SHUTDOWN_WATCHDOG", "ShutdownWatchdog"]
 
 
 _STOP_SECONDS: Final = 15.0
@@ -22,7 +22,7 @@ _MAX_SECONDS: Final = 10_000_000.0
 """Limit of the timer; a drain may be unbounded."""
 
 
-class EndWatchdog:
+class ShutdownWatchdog:
     """Watchdog that ends the process with exit code 1 when shutdown takes too long.
 
     Uses the timer of :mod:`faulthandler`, which needs neither the event loop nor the GIL.
@@ -80,5 +80,5 @@ def _open_output() -> int:
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
-END_WATCHDOG: Final = EndWatchdog()
+SHUTDOWN_WATCHDOG: Final = ShutdownWatchdog()
 """Watchdog of this process."""

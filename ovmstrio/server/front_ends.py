@@ -9,7 +9,7 @@ from ovmstrio.protocols.admin.routes import metrics_rules
 from ovmstrio.protocols.kserve.rest_routes import health_rules
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.http.responses import Cors
 from ovmstrio.transport.http.router import Router
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.telemetry.recent_history import RecentPast
-    from ovmstrio.transport.send_budget import PendingAnswers
+    from ovmstrio.telemetry.recent_history import RecentHistory
+    from ovmstrio.transport.send_budget import SendBudget
 
 __all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front_end"]
 
 
 def grpc_front_end(
-    plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None, observer: RequestObserver | None
+    plane: DataPlane, plan: Plan, pending: SendBudget, gate: Gate | None, observer: RequestObserver | None
 ) -> GrpcFrontEnd:
     """Create the gRPC front end."""
     size = plan.settings.max_message_size
@@ -49,10 +49,10 @@ def grpc_front_end(
 def rest_front_end(
     plane: DataPlane,
     plan: Plan,
-    pending: PendingAnswers,
+    pending: SendBudget,
     gate: Gate | None,
     *,
-    past: RecentPast | None,
+    past: RecentHistory | None,
     observer: RequestObserver | None,
 ) -> RestFrontEnd:
     """Create the REST front end."""
@@ -84,7 +84,7 @@ def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
 
 def probe_front_end(plane: DataPlane) -> HttpFrontEnd:
     """Create the front end of the probe port: liveness and readiness only."""
-    return HttpFrontEnd((), Router(health_rules(plane), OvmsRefusals()))
+    return HttpFrontEnd((), Router(health_rules(plane), OvmsRouteErrors()))
 
 
 def _cors(settings: ServerSettings) -> Cors | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ovmstrio.serving.registry import Registry
 
-__all__ = ["collect_rarely", "keep_imports", "spare_imports", "spare_the_collector"]
+__all__ = ["freeze_gc", "freeze_imports", "raise_gc_threshold", "set_serving_gc_threshold"]
 
 
 _SERVING_GC_THRESHOLD: Final = 20_000
@@ -17,17 +17,17 @@ _IMPORT_GC_THRESHOLD: Final = 200_000
 """Threshold while importing: nearly all imported objects stay."""
 
 
-def spare_imports() -> None:
-    """Raise the collector threshold during imports, until :func:`collect_rarely`."""
+def raise_gc_threshold() -> None:
+    """Raise the collector threshold during imports, until :func:`set_serving_gc_threshold`."""
     gc.set_threshold(_IMPORT_GC_THRESHOLD, 20, 20)
 
 
-def collect_rarely() -> None:
+def set_serving_gc_threshold() -> None:
     """Raise the collector threshold for serving."""
     gc.set_threshold(_SERVING_GC_THRESHOLD, 20, 20)
 
 
-def keep_imports() -> None:
+def freeze_imports() -> None:
     """Freeze the collector's objects in a process that has only imported modules.
 
     About 1 MB of them is garbage, which would take nearly 100 ms to find.
@@ -35,7 +35,7 @@ def keep_imports() -> None:
     gc.freeze()
 
 
-async def spare_the_collector(registry: Registry) -> None:
+async def freeze_gc(registry: Registry) -> None:
     """Freeze the objects of the start and raise the threshold after the first load.
 
     The default thresholds cost 10 to 20 % of a small call.  Collection happens during the load, while the event loop is
@@ -47,7 +47,7 @@ async def spare_the_collector(registry: Registry) -> None:
         _freeze()
         await registry.wait_loaded()
     _freeze()
-    collect_rarely()
+    set_serving_gc_threshold()
 
 
 def _freeze() -> None:

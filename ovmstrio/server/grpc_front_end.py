@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
-from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.grpc_gate import GuardedRoutes, GuardedService
-from ovmstrio.protocols.health.grpc_health import EndlessCalls, HealthService, PlaneHealth
-from ovmstrio.protocols.health.hosted_services import HostedServices
+from ovmstrio.protocols.health.grpc_health import HealthService, OpenEndedCalls, PlaneHealth
+from ovmstrio.protocols.health.hosted_services import DynamicServices
 from ovmstrio.protocols.health.reflection import ReflectionService
 from ovmstrio.protocols.kserve.grpc_service import InferenceService
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 from ovmstrio.transport.grpc.server import GrpcServer
-from ovmstrio.transport.listeners import AtAddresses
-from ovmstrio.transport.statuses import map_error
+from ovmstrio.transport.listeners import AddressFrontEnd
+from ovmstrio.transport.statuses import to_grpc_error
 
 if TYPE_CHECKING:
     import ssl
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ovmstrio.transport.grpc.limits import TransportLimits
     from ovmstrio.transport.grpc.server import GrpclibService
     from ovmstrio.transport.listeners import Listener
-    from ovmstrio.transport.send_budget import PendingAnswers
+    from ovmstrio.transport.send_budget import SendBudget
 
 __all__ = ["GrpcFrontEnd"]
 
 
-class GrpcFrontEnd(AtAddresses):
+class GrpcFrontEnd(AddressFrontEnd):
     """gRPC server of a data plane: KServe v2, TensorFlow Serving, health, reflection, and services of users.
 
     Args:
@@ -53,7 +53,7 @@ class GrpcFrontEnd(AtAddresses):
         *,
         tls: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
-        pending: PendingAnswers | None = None,
+        pending: SendBudget | None = None,
         root: str = "",
         allows_remote_admin: bool = False,
         gate: Gate | None = None,
@@ -61,10 +61,10 @@ class GrpcFrontEnd(AtAddresses):
         trusted_proxies: TrustedProxies = NO_PROXIES,
     ) -> None:
         super().__init__(addresses, tls)
-        self._endless = EndlessCalls()
-        hosted = HostedServices(plane, root)
+        self._endless = OpenEndedCalls()
+        hosted = DynamicServices(plane, root)
         services: list[GrpclibService] = [
-            InferenceService(plane, Changes(allows_remote=allows_remote_admin)),
+            InferenceService(plane, AdminChanges(allows_remote=allows_remote_admin)),
             PredictionService(plane),
             ModelService(plane),
             HealthService(PlaneHealth(plane, hosted), self._endless),
@@ -82,7 +82,7 @@ class GrpcFrontEnd(AtAddresses):
             pending=pending,
             observer=observer,
             trusted_proxies=trusted_proxies,
-            map_error=map_error,
+            map_error=to_grpc_error,
         )
 
     @property

@@ -11,9 +11,9 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.serving.fingerprints import paths_mark
+from ovmstrio.serving.fingerprints import paths_fingerprint
 from ovmstrio.transport.listeners import open_listeners, tls_context
-from ovmstrio.transport.tls import ReloadedTls
+from ovmstrio.transport.tls import ReloadableTls
 
 if TYPE_CHECKING:
     import ssl
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["Certificates", "open_noted_listeners"]
+__all__ = ["Certificates", "open_server_listeners"]
 
 # Listeners
 
@@ -31,8 +31,8 @@ HTTP2: Final = "h2"
 
 
 @asynccontextmanager
-async def open_noted_listeners(
-    addresses: Sequence[str], tls: ReloadedTls | None, options: str
+async def open_server_listeners(
+    addresses: Sequence[str], tls: ReloadableTls | None, options: str
 ) -> AsyncIterator[list[Listener]]:
     """Open listeners for the block.
 
@@ -71,10 +71,10 @@ class Certificates:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._files = [path for option in _OPTIONS if (path := getattr(settings, option)) is not None]
-        self._fingerprint = paths_mark(self._files)
-        self._tls: dict[str, ReloadedTls] = {}
+        self._fingerprint = paths_fingerprint(self._files)
+        self._tls: dict[str, ReloadableTls] = {}
 
-    def tls(self, protocol: str) -> ReloadedTls | None:
+    def tls(self, protocol: str) -> ReloadableTls | None:
         """Return the TLS settings for an ALPN protocol, or None; blocking.
 
         Raises:
@@ -83,7 +83,7 @@ class Certificates:
         if self._settings.tls_cert is None or self._settings.tls_key is None:
             return None
         if protocol not in self._tls:
-            self._tls[protocol] = ReloadedTls(partial(self._make, protocol))
+            self._tls[protocol] = ReloadableTls(partial(self._make, protocol))
         return self._tls[protocol]
 
     def _make(self, protocol: str) -> ssl.SSLContext:
@@ -102,7 +102,7 @@ class Certificates:
 
         Files that do not match, as during their replacement, change nothing and are read again later.
         """
-        fingerprint = await trio.to_thread.run_sync(paths_mark, self._files)
+        fingerprint = await trio.to_thread.run_sync(paths_fingerprint, self._files)
         if fingerprint == self._fingerprint or not self._tls:
             return True
         self._fingerprint = fingerprint

@@ -16,7 +16,7 @@ from ovmstrio.telemetry.process_metrics import resident_bytes
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["KEPT_BYTES", "Growth", "give_back_freed_memory", "keep_freed_memory"]
+__all__ = ["KEPT_BYTES", "TrimPolicy", "configure_malloc", "trim_freed_memory"]
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +33,7 @@ _MIN_TRIM_BYTES: Final = 8 * 2**20
 _STABLE_BYTES: Final = 2**20
 
 
-def keep_freed_memory() -> bool:
+def configure_malloc() -> bool:
     """Configure malloc to keep up to ``KEPT_BYTES`` of freed memory; return False if unsupported.
 
     By default glibc returns the top of its heap after a few free megabytes, so that every request's tensors need new
@@ -51,7 +51,7 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
-class Growth:
+class TrimPolicy:
     """Decides when to trim: memory has grown, or more of it is unused, and it does not grow any more.
 
     A process with little to do trims at once.  A busy process may need the memory again: the pause between trims
@@ -91,7 +91,7 @@ class Growth:
         self._unused_floor = unused
 
 
-async def give_back_freed_memory(
+async def trim_freed_memory(
     wait_change: Callable[[], Awaitable[object]],
     resident: Callable[[], int] | None = None,
     trim: Callable[[], object] | None = None,
@@ -112,7 +112,7 @@ async def give_back_freed_memory(
         return
     lent = lent or _allocated_bytes()
     size = resident()
-    growth, before = Growth(size, trio.current_time(), _unused(size, lent)), worked()
+    growth, before = TrimPolicy(size, trio.current_time(), _unused(size, lent)), worked()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_expect_on_change, wait_change, growth)
         while True:
@@ -126,7 +126,7 @@ async def give_back_freed_memory(
                 log.debug("freed memory trimmed", before=size, after=left)
 
 
-async def _expect_on_change(wait_change: Callable[[], Awaitable[object]], growth: Growth) -> None:
+async def _expect_on_change(wait_change: Callable[[], Awaitable[object]], growth: TrimPolicy) -> None:
     while True:
         await wait_change()
         growth.expect()

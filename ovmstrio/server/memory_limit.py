@@ -6,7 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.transport.send_budget import PendingAnswers
+from ovmstrio.transport.send_budget import SendBudget
 from ovmstrio.util.container_limits import OWN_GROUPS, ROOT, group_folders
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["memory_limit", "pending_answers"]
+__all__ = ["make_send_budgets", "memory_limit"]
 
 _LIMIT_FILES: Final = ("memory.max", "memory.limit_in_bytes")
 """Limit files of cgroups v2 and v1."""
@@ -48,9 +48,9 @@ def _physical_memory() -> int:
         return 0
 
 
-def pending_answers(settings: ServerSettings, processes: int = 1) -> PendingAnswers:
+def make_send_budgets(settings: ServerSettings, processes: int = 1) -> SendBudget:
     """Create the send budgets of one of several processes that share the memory."""
     quota = settings.grpc_memory_quota or memory_limit() // _SEND_BUDGET_DIVISOR
-    return PendingAnswers(
+    return SendBudget(
         quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.stalled_client_seconds
     )

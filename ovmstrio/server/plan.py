@@ -24,15 +24,15 @@ from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import HandlerSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.server.command_line import (
-    UsageProblems,
+    UsageError,
     cache_directory,
-    contradictions,
+    config_conflicts,
     listen_addresses,
     read_settings,
-    single_servable,
+    single_servable_spec,
 )
 from ovmstrio.server.kinds import KINDS, Kinds
-from ovmstrio.server.readiness_file import usual_file
+from ovmstrio.server.readiness_file import default_file
 from ovmstrio.server.systemd import Notifier, inherited_addresses
 from ovmstrio.server.worker_count import count_workers
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["Plan", "managed", "own_port", "plan_project", "read_plan"]
+__all__ = ["Plan", "own_port", "plan_project", "read_plan", "with_service_manager"]
 
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,7 @@ class Plan:
     while_serving: Callable[[Running], AbstractContextManager[object]] = nullcontext
 
 
-def managed(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
+def with_service_manager(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
     """Return the plan with inherited sockets and the notifier; their variables are removed from the environment.
 
     Raises:
@@ -114,13 +114,13 @@ async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS) -> Plan:
 
 async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     if settings.config_path is None:
-        return single_servable(settings)
+        return single_servable_spec(settings)
     try:
         content = await trio.to_thread.run_sync(read_regular_bytes, settings.config_path, abandon_on_cancel=True)
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
     spec = parse_config(kinds.values(), content, settings.config_path, cache_dir=cache_directory(settings))
-    problems = contradictions(settings, spec)
+    problems = config_conflicts(settings, spec)
     if problems:
         raise ConfigError(problems)
     for problem in spec.problems:
@@ -148,7 +148,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     if settings.probe_port and project.processes > 1:
         message = f"a project with {project.processes} processes has no probe port"
         fix = "use one process, or the readiness file"
-        raise UsageProblems([Problem(message, path="--probe_port", suggestion=fix)])
+        raise UsageError([Problem(message, path="--probe_port", suggestion=fix)])
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
     port = own_port(project, settings)
@@ -162,7 +162,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
         rest=tuple(rest) if is_http or "rest_port" in given else (),
         port_options="--port or 'serve_port'",
         root=project.name,
-        readiness_file=settings.readiness_file or usual_file(),
+        readiness_file=settings.readiness_file or default_file(),
         processes=project.processes,
     )
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.server.end_watchdog import END_WATCHDOG
-from ovmstrio.server.gc_tuning import spare_the_collector
-from ovmstrio.server.malloc_trim import give_back_freed_memory, keep_freed_memory
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
+from ovmstrio.server.gc_tuning import freeze_gc
+from ovmstrio.server.malloc_trim import configure_malloc, trim_freed_memory
 from ovmstrio.server.server import serve_plan
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.running import Running
-    from ovmstrio.server.worker_context import Hosting
+    from ovmstrio.server.worker_context import WorkerProcessContext
 
-__all__ = ["Show", "own_process", "serve_in_own_process"]
+__all__ = ["Show", "serve_in_own_process", "tuned_process"]
 
 # Garbage collector
 
@@ -42,25 +42,25 @@ class _StartReport:
 
 
 @contextmanager
-def own_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
+def tuned_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
     """Tune a process that belongs to the server, within the block.
 
     A signal bounds the life of the process to the drain plus 30 s, even if a thread is stuck.
     """
-    keep_freed_memory()
+    configure_malloc()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if not handle_signals:
         yield
         return
-    END_WATCHDOG.enable(plan.settings.drain_delay + plan.settings.drain_seconds)
+    SHUTDOWN_WATCHDOG.enable(plan.settings.drain_delay + plan.settings.drain_seconds)
     try:
         yield
     finally:
-        END_WATCHDOG.disable()
+        SHUTDOWN_WATCHDOG.disable()
 
 
 async def serve_in_own_process(
-    plan: Plan, hosting: Hosting | None = None, *, show: Show | None = None, handle_signals: bool = True
+    plan: Plan, hosting: WorkerProcessContext | None = None, *, show: Show | None = None, handle_signals: bool = True
 ) -> bool:
     """Serve a plan in this process until a signal or the worker context ends it.
 
@@ -76,12 +76,12 @@ async def serve_in_own_process(
     Raises:
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
     """
-    with own_process(plan, handle_signals=handle_signals):
+    with tuned_process(plan, handle_signals=handle_signals):
         async with trio.open_nursery() as nursery:
 
             def begin(running: Running) -> None:
-                nursery.start_soon(spare_the_collector, running.plane.registry)
-                nursery.start_soon(give_back_freed_memory, running.plane.registry.wait_change)
+                nursery.start_soon(freeze_gc, running.plane.registry)
+                nursery.start_soon(trim_freed_memory, running.plane.registry.wait_change)
                 if show is not None:
                     nursery.start_soon(show, running)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from cortex_internal.lib.log import JsonFormatter, StdoutHandler
-from ovmstrio.telemetry.log_levels import LOADING_LOGGERS, LOG_LEVEL, read_log_levels
+from ovmstrio.telemetry.log_levels import LOADING_LOGGERS, LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink
 from ovmstrio.telemetry.logs import add_call_ids, add_worker_number, configure_logs
 
@@ -47,7 +47,7 @@ def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
         _configure_json_lines(level)
     else:
         configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-    LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
+    LOG_LEVEL.set_parts(parse_log_levels(settings.log_levels or ""))
 
 
 def _configure_json_lines(level: LogLevel) -> None:

@@ -14,17 +14,17 @@ from ovmstrio.util.regular_files import check_regular, open_regular
 if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["USUAL_FILE", "ReadinessFile", "usual_file"]
+__all__ = ["DEFAULT_FILE", "ReadinessFile", "default_file"]
 
 log = structlog.get_logger(__name__)
 
-USUAL_FILE: Final = Path("/run/workspace/api_readiness.txt")
+DEFAULT_FILE: Final = Path("/run/workspace/api_readiness.txt")
 """Default readiness file of handler projects."""
 
 
-def usual_file() -> Path | None:
+def default_file() -> Path | None:
     """Return the default readiness file if its directory is writable, else None."""
-    return USUAL_FILE if os.access(USUAL_FILE.parent, os.W_OK | os.X_OK) else None
+    return DEFAULT_FILE if os.access(DEFAULT_FILE.parent, os.W_OK | os.X_OK) else None
 
 
 class ReadinessFile:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.serving.broadcast_changes import make_side_by_side
+from ovmstrio.serving.broadcast_changes import run_everywhere
 from ovmstrio.serving.source import reload_versions
 
 if TYPE_CHECKING:
-    from ovmstrio.core.worker_peers import Siblings
+    from ovmstrio.core.worker_peers import WorkerPeers
     from ovmstrio.server.systemd import Notifier
     from ovmstrio.serving.registry import Registry
     from ovmstrio.serving.source import ConfigSource
 
-__all__ = ["RELOAD", "RESTORE", "Reloading"]
+__all__ = ["RELOAD", "RESTORE", "Reloader"]
 
 log = structlog.get_logger(__name__)
 
@@ -27,11 +27,11 @@ RESTORE: Final = "restore"
 """RPC names."""
 
 
-class Reloading:
+class Reloader:
     """Reloads of one server."""
 
     def __init__(
-        self, source: ConfigSource | None, registry: Registry, notifier: Notifier, siblings: Siblings | None
+        self, source: ConfigSource | None, registry: Registry, notifier: Notifier, siblings: WorkerPeers | None
     ) -> None:
         self._source = source
         self._registry = registry
@@ -76,15 +76,15 @@ class Reloading:
         if self._source is not None:
             await self._source.restore()
 
-    async def _reload_stale(self, siblings: Siblings) -> None:
+    async def _reload_stale(self, siblings: WorkerPeers) -> None:
         # Another worker may have reloaded meanwhile.
         if self._source is not None and await self._source.is_stale():
             await self._reload_all(siblings)
 
-    async def _reload_all(self, siblings: Siblings) -> bool:
+    async def _reload_all(self, siblings: WorkerPeers) -> bool:
         others = partial(siblings.ask_all, RELOAD, limit_seconds=math.inf)
         try:
-            changed, changed_there = await make_side_by_side(self.reload_here, others)
+            changed, changed_there = await run_everywhere(self.reload_here, others)
         except ServerError:
             # All workers have started this reload, so none restores the state before an earlier one.
             await self._restore_all(siblings)
@@ -97,9 +97,9 @@ class Reloading:
         except ServerError as error:
             log.error("rollback failed", reason=error.message)  # noqa: TRY400 - an expected error
 
-    async def _restore_all(self, siblings: Siblings) -> None:
+    async def _restore_all(self, siblings: WorkerPeers) -> None:
         others = partial(siblings.ask_all, RESTORE, limit_seconds=math.inf)
         try:
-            await make_side_by_side(self._try_restore, others)
+            await run_everywhere(self._try_restore, others)
         except ServerError as error:
             log.error("rollback failed on workers", reason=error.message)  # noqa: TRY400 - an expected error

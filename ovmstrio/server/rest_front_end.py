@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
 from ovmstrio.console.routes import console_rules
 from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
-from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.admin.profile import profile_rules
 from ovmstrio.protocols.admin.routes import admin_rules, metrics_rules
 from ovmstrio.protocols.kserve.generate import generate_rules
 from ovmstrio.protocols.kserve.rest_admin import observation_rules, repository_rules, shared_memory_rules
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.rest_routes import kserve_rules
-from ovmstrio.protocols.mounts import ServiceItself, ServiceMounts
-from ovmstrio.protocols.openai.models import told_with_state
+from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
+from ovmstrio.protocols.openai.models import openai_status_fields
 from ovmstrio.protocols.openai.routes import openai_rules
-from ovmstrio.protocols.openapi.routes import describing_rules
+from ovmstrio.protocols.openapi.routes import documentation_rules
 from ovmstrio.protocols.tensorflow.rest_routes import tensorflow_rules
 from ovmstrio.serving.kind import Takes
-from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.fast_path import RECEIVE_SECONDS
 from ovmstrio.transport.http.router import Router
 from ovmstrio.transport.http.server import HttpFrontEnd
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.protocols.mounts import MountKind
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.telemetry.recent_history import RecentPast
+    from ovmstrio.telemetry.recent_history import RecentHistory
     from ovmstrio.transport.http.responses import Cors
-    from ovmstrio.transport.send_budget import PendingAnswers
+    from ovmstrio.transport.send_budget import SendBudget
 
-__all__ = ["RestFrontEnd", "make_router"]
+__all__ = ["RestFrontEnd", "make_rest_router"]
 
 _MAX_BODY_BYTES: Final = 64 * 2**20
 
@@ -71,14 +71,14 @@ class RestFrontEnd(HttpFrontEnd):
         allows_remote_admin: bool = False,
         gate: Gate | None = None,
         observer: RequestObserver | None = None,
-        pending: PendingAnswers | None = None,
+        pending: SendBudget | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
         root: str = "",
         openai_errors: str = "openai",
         console: ConsoleMode = "local",
-        past: RecentPast | None = None,
+        past: RecentHistory | None = None,
     ) -> None:
-        router = make_router(
+        router = make_rest_router(
             plane,
             max_body_bytes,
             cors,
@@ -102,7 +102,7 @@ class RestFrontEnd(HttpFrontEnd):
         )
 
 
-def make_router(
+def make_rest_router(
     plane: DataPlane,
     max_body_bytes: int = _MAX_BODY_BYTES,
     cors: Cors | None = None,
@@ -114,35 +114,35 @@ def make_router(
     root: str = "",
     openai_errors: str = "openai",
     console: ConsoleMode = "local",
-    past: RecentPast | None = None,
+    past: RecentHistory | None = None,
 ) -> Router:
     """Create the router, with arguments as for :class:`RestFrontEnd`."""
-    changes = Changes(allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins)
+    changes = AdminChanges(allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins)
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.
         *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
-        *tensorflow_rules(plane, max_body_bytes, partial(told_with_state, plane)),
+        *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
         *repository_rules(plane, changes),
         *shared_memory_rules(plane, changes),
         *admin_rules(plane, changes),
         *profile_rules(plane, changes, read_document),
-        *describing_rules(plane, has_root=bool(root)),
+        *documentation_rules(plane, has_root=bool(root)),
         *(() if past is None else console_rules(plane, changes, past, console, gate)),
     ]
     if not root or plane.render_metrics() is not None:
         # Without server metrics the path belongs to the root service.
         rules += metrics_rules(plane)
     kinds: dict[str, Callable[[], MountKind]] = {
-        **{name: ServiceItself for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
+        **{name: SelfRoutedMount for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
         HandlerSpec.kind: partial(_handlers, shows_details=shows_details),
         OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
     }
     router = Router(
         rules,
-        OvmsRefusals(),
+        OvmsRouteErrors(),
         ServiceMounts(plane, kinds, root),
         cors,
         has_limits=plane.has_limits,

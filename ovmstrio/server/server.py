@@ -33,34 +33,34 @@ from weakref import WeakSet
 import structlog
 import trio
 
-from ovmstrio.auth.revocable_streams import long_requests
+from ovmstrio.auth.revocable_streams import current_revocable_streams
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.core.events import all_of
+from ovmstrio.core.events import observer_group
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
-from ovmstrio.core.resource_registry import current_census
-from ovmstrio.core.tracing import spans_of_server
-from ovmstrio.inference.blob_cache import compiled_folder, keeping_compiled_files
-from ovmstrio.inference.crash_probe import trials_folder, trying_models
-from ovmstrio.isolation.printing import prints_logged
+from ovmstrio.core.resource_registry import current_resource_registry
+from ovmstrio.core.tracing import start_root_span
+from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
+from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.isolation.printing import log_prints
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.manager import clean_sequences
-from ovmstrio.models.sequences.store import SequenceStore, check_store, locked_folder
-from ovmstrio.server.access import Access, open_access
+from ovmstrio.models.sequences.store import SequenceStore, check_worker_count, lock_folder
+from ovmstrio.server.access import CredentialStore, open_credentials
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
 from ovmstrio.server.kinds import KINDS, Kinds
-from ovmstrio.server.listening import HTTP, HTTP2, Certificates, open_noted_listeners
-from ovmstrio.server.memory_limit import memory_limit, pending_answers
+from ovmstrio.server.listening import HTTP, HTTP2, Certificates, open_server_listeners
+from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.reloading import Reloading
+from ovmstrio.server.reloading import Reloader
 from ovmstrio.server.running import Running
-from ovmstrio.server.signals import obey_signals
-from ovmstrio.server.worker_context import Hosting
+from ovmstrio.server.signals import handle_stop_signals
+from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission
-from ovmstrio.serving.authorization import CallerNames, GuardedPlane
-from ovmstrio.serving.broadcast_changes import adopt_loads, adopt_regions
+from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
+from ovmstrio.serving.broadcast_changes import sync_loaded_models, sync_regions
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.kind import LoadContext
@@ -71,16 +71,16 @@ from ovmstrio.serving.shared_admission import SharedAdmission
 from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.serving.source import ApplySpecs, ConfigSource
 from ovmstrio.telemetry.access_log import RequestLog, open_access_log
-from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCalls
-from ovmstrio.telemetry.denied_admin_log import bounded_refusals
+from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCallTracing
+from ovmstrio.telemetry.denied_admin_log import rate_limited_denials
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.process_metrics import resident_bytes
-from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import ALWAYS, sampling_of, unrecorded_spans, warn_of_propagators
-from ovmstrio.telemetry.trace_context import asks_for_traces
+from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, unrecorded_span_factory, warn_unsupported_propagators
+from ovmstrio.telemetry.trace_context import is_export_configured
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import watch_overdue
 from ovmstrio.util.extras import Extra, way_to_install
@@ -92,22 +92,31 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.events import CallObserver, RequestObserver
-    from ovmstrio.core.payloads import TextApi
-    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.core.payloads import TextApiAdapter
+    from ovmstrio.core.service import ServableLookup
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
-    from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+    from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
     from ovmstrio.transport.listeners import Listener
     from ovmstrio.util.cores import CoreShare, CoreUser
 
-__all__ = ["FrontEnd", "Hosting", "ServerTraces", "Sharing", "open_traces", "serve", "serve_plan", "share_cores"]
+__all__ = [
+    "CpuPinning",
+    "FrontEnd",
+    "ServerTraces",
+    "WorkerProcessContext",
+    "manage_cpu_pinning",
+    "serve",
+    "serve_plan",
+    "trace_calls",
+]
 
 
 # CPU pinning
 
 log = structlog.get_logger(__name__)
 
-Sharing = Literal["auto", "off"]
+CpuPinning = Literal["auto", "off"]
 
 _POLL_PINNING_SECONDS: Final = 5.0
 _UNPIN_AFTER_SECONDS: Final = 10.0
@@ -123,8 +132,8 @@ def _free_memory() -> float:
     return (memory_limit() or math.inf) - resident_bytes()
 
 
-async def share_cores(
-    sharing: Sharing,
+async def manage_cpu_pinning(
+    sharing: CpuPinning,
     cores: CoreShare = CORES,
     *,
     room: Callable[[], float] = _free_memory,
@@ -190,7 +199,7 @@ class ServerTraces:
 
 
 @asynccontextmanager
-async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces]:
+async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces]:
     """Trace calls within the block if OpenTelemetry's environment variables request it.
 
     Args:
@@ -198,7 +207,7 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
 
     Cancellation: recorded spans are flushed, for a bounded time.
     """
-    otel = await _opentelemetry() if asks_for_traces(os.environ) else None
+    otel = await _opentelemetry() if is_export_configured(os.environ) else None
     recent = RecentTraces()
     if otel is None:
         if not is_watched:
@@ -206,24 +215,24 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
             return
         # Requests are not observed here, as that has a cost per request.
         tracing = CallTracing(ALWAYS, [recent], is_failure=_is_failure, is_told_of_requests=False)
-        yield ServerTraces(recent, (WatchedCalls(tracing, recent),))
+        yield ServerTraces(recent, (WatchedCallTracing(tracing, recent),))
         return
-    warn_of_propagators(os.environ)
+    warn_unsupported_propagators(os.environ)
     export = await trio.to_thread.run_sync(otel.Export, os.environ, recent)
     tracing = CallTracing(
-        sampling_of(os.environ),
+        sampler_from_environ(os.environ),
         [recent, export],
         is_failure=_is_failure,
         of_server=[export],
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
-    before, quiet_before = spans_of_server.set(tracing.of_server), unrecorded_spans.set(tracing.unrecorded_span)
+    before, quiet_before = start_root_span.set(tracing.of_server), unrecorded_span_factory.set(tracing.unrecorded_span)
     try:
         yield ServerTraces(recent, (tracing,), (tracing,))
     finally:
-        unrecorded_spans.reset(quiet_before)
-        spans_of_server.reset(before)
+        unrecorded_span_factory.reset(quiet_before)
+        start_root_span.reset(before)
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
@@ -242,9 +251,9 @@ async def _opentelemetry() -> Any:
 
 def _is_failure(error: BaseException) -> bool:
     # Imported late, so that gRPC is imported during the first loads and not before.
-    from ovmstrio.transport.statuses import status_of  # noqa: PLC0415 - as said
+    from ovmstrio.transport.statuses import error_status  # noqa: PLC0415 - as said
 
-    return not isinstance(error, ServerError) or status_of(error).http >= _SERVER_ERROR
+    return not isinstance(error, ServerError) or error_status(error).http >= _SERVER_ERROR
 
 
 def _has_user_code(kind: str) -> bool:
@@ -311,7 +320,7 @@ async def serve(
 
 async def serve_plan(
     plan: Plan,
-    hosting: Hosting | None = None,
+    hosting: WorkerProcessContext | None = None,
     *,
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
@@ -322,10 +331,12 @@ async def serve_plan(
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
     ledger = None if hosting is None else hosting.ledger
-    access = await open_access(plan.settings, ledger)
-    async with WRITER.in_thread(), open_traces(is_watched=_has_console(plan)) as traces:
+    access = await open_credentials(plan.settings, ledger)
+    async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
         with open_access_log(plan.settings.access_log) as lines:
-            server = _Server(plan, hosting or Hosting(), access, replace(traces, requests=(*traces.requests, *lines)))
+            server = _Server(
+                plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
+            )
             await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
     return server.ended_gently
 
@@ -338,7 +349,9 @@ class _Server:
             served.
     """
 
-    def __init__(self, plan: Plan, hosting: Hosting, access: Access | None, traces: ServerTraces) -> None:
+    def __init__(
+        self, plan: Plan, hosting: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
+    ) -> None:
         self._plan = plan
         self._settings = plan.settings
         self._hosting = hosting
@@ -348,26 +361,26 @@ class _Server:
         self._access = access
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
-        self._history = RecentPast(plan.settings.console_bodies) if _has_console(plan) else None
+        self._history = RecentHistory(plan.settings.console_bodies) if _has_console(plan) else None
         self._registry = self._make_registry()
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
-        self._reloading = Reloading(self._source, self._registry, plan.notifier, hosting.siblings)
+        self._reloading = Reloader(self._source, self._registry, plan.notifier, hosting.siblings)
         if self._source is not None:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
         if self._metrics is not None:
-            self._metrics.watch(current_census(), _turns_reader(current_loop_load()))
+            self._metrics.watch(current_resource_registry(), _turns_reader(current_loop_load()))
             self._registry.subscribe(partial(_remove_metrics, self._metrics))
             if gate is not None:
                 gate.refused = self._metrics.refused
         guards_calls = gate is not None and gate.guards_everything
-        self._plane = (GuardedPlane if guards_calls else DataPlane)(
+        self._plane = (AuthorizingDataPlane if guards_calls else DataPlane)(
             self._registry,
             reload=self._reloading.reload,
             observers=(
-                *((CallerNames(),) if gate is not None else ()),
+                *((CallerRecorder(),) if gate is not None else ()),
                 *hosting.observers,
                 RequestLog(),
                 *(() if self._history is None else (self._history.failures,)),
@@ -383,11 +396,13 @@ class _Server:
             server_name=plan.settings.server_name,
             traces=traces.recent,
         )
-        self._request_observer = all_of((*traces.requests, *(() if self._history is None else self._history.requests)))
+        self._request_observer = observer_group(
+            (*traces.requests, *(() if self._history is None else self._history.requests))
+        )
         self._plane.siblings = hosting.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
+        self._pending = make_send_budgets(plan.settings, plan.processes if hosting.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
@@ -432,7 +447,7 @@ class _Server:
             self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
         )
 
-    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
+    def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
         return self._hosting.lend(self._admission.around(lease), tasks, **dependencies)
 
     def _make_source(self) -> ConfigSource | None:
@@ -482,17 +497,17 @@ class _Server:
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
     async def live(
-        self, hosting: Hosting | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
+        self, hosting: WorkerProcessContext | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
     ) -> None:
         async with trio.open_nursery() as nursery:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
-                await nursery.start(obey_signals, end, nursery.cancel_scope)
+                await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
             if hosting is not None and hosting.until is not None:
                 nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
             if hosting is not None and hosting.warned is not None:
                 nursery.start_soon(self.begin_drain_when, hosting.warned)
-            with prints_logged():
+            with log_prints():
                 await self.run(task_status)
             nursery.cancel_scope.cancel()
 
@@ -500,10 +515,16 @@ class _Server:
         """Serve until drained."""
         log_tail = nullcontext() if self._history is None else self._history.remembering()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
-        keeping = keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9))
+        keeping = use_blob_cache(default_cache_folder(), int(kept_gb * 10**9))
         if self._access is not None:
-            long_requests.set(self._access.gate.long_requests)
-        with self._locked_store(), self._control or nullcontext(), log_tail, keeping, bounded_refusals() as refusals:
+            current_revocable_streams.set(self._access.gate.long_requests)
+        with (
+            self._locked_store(),
+            self._control or nullcontext(),
+            log_tail,
+            keeping,
+            rate_limited_denials() as refusals,
+        ):
             await self._serve(refusals, task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
@@ -512,14 +533,14 @@ class _Server:
         if folder is None or self._plan.root:
             return nullcontext()
         if not self._hosting.is_part:
-            check_store(folder, 1)
-        return locked_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
+            check_worker_count(folder, 1)
+        return lock_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
-    async def _serve(self, refusals: RepeatedFaults, task_status: trio.TaskStatus[Running]) -> None:
+    async def _serve(self, refusals: LogRateLimiter, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
-            with trying_models(nursery, self._settings.trial_load, trials_folder(self._settings.cache_dir)):
+            with enable_crash_probe(nursery, self._settings.trial_load, verdicts_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
-            await nursery.start(share_cores, self._settings.core_sharing)
+            await nursery.start(manage_cpu_pinning, self._settings.core_sharing)
             await nursery.start(watch_overdue)
             if self._plan.root:
                 await self._load_root()
@@ -575,7 +596,7 @@ class _Server:
             if given is None:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
-                opening = open_noted_listeners(where, tls, "--probe_port" if is_plain else plan.port_options)
+                opening = open_server_listeners(where, tls, "--probe_port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
             else:
                 listeners[name] = list(given[name])
@@ -611,8 +632,8 @@ class _Server:
         if self._store is not None:
             await self._store.restore()
         self._registry.context.shared(SequenceManagers).settle()
-        await adopt_regions(self._plane)
-        await adopt_loads(self._plane)
+        await sync_regions(self._plane)
+        await sync_loaded_models(self._plane)
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
@@ -698,8 +719,8 @@ def _metrics_of(plan: Plan) -> Metrics | None:
     return Metrics(*metric_families(plan.settings), vllm_names=has_vllm_names)
 
 
-def _text_api() -> TextApi:
+def _text_api() -> TextApiAdapter:
     """Create the adapter for text nodes of graphs; imported only if needed."""
-    from ovmstrio.protocols.openai.text_documents import OpenAITexts  # noqa: PLC0415 - imports take long while servers start
+    from ovmstrio.protocols.openai.text_documents import OpenAITextApi  # noqa: PLC0415 - imports take long while servers start
 
-    return OpenAITexts()
+    return OpenAITextApi()

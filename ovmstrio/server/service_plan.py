@@ -11,7 +11,7 @@ from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops.config_file import choose_ports
 from ovmstrio.ops.kind import OpPipelineKind
-from ovmstrio.ops.op_service import NAMELESS
+from ovmstrio.ops.op_service import DEFAULT_NAME
 from ovmstrio.ops.prepared_service import PreparedService
 from ovmstrio.ops.process_info import record_process
 from ovmstrio.server.command_line import (
@@ -68,7 +68,7 @@ def plan_service(service: WebService, settings: ServerSettings, config: str | No
     service.graph()  # errors of the Ops precede errors of their settings
     configured = prepared.settings()
     ports = _ports(prepared, configured, settings)
-    name = service.name or NAMELESS
+    name = service.name or DEFAULT_NAME
     grpc = _addresses(settings, "grpc_bind_address", ports.rpc)
     rest_option = "rest_bind_address" if "rest_bind_address" in settings.model_fields_set else "grpc_bind_address"
     rest = () if ports.http is None else _addresses(settings, rest_option, ports.http)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 __all__ = ["GROUPS", "IGNORED", "MODEL", "TEXT", "ServerSettings"]
 
-EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
+ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
 MODEL: Final = "Single model"
 TEXT: Final = "Text models (LLM, embeddings, rerank, speech)"
@@ -57,10 +57,10 @@ class ServerSettings(BaseModel):
     port: Port = _setting(9000, SERVER, "gRPC port; 0 disables gRPC.")
     rest_port: Port = _setting(8000, SERVER, "REST port; 0 disables REST.")
     grpc_bind_address: str = _setting(
-        EVERYWHERE, SERVER, "gRPC listen addresses, comma separated; unix:/path for a Unix socket."
+        ALL_INTERFACES, SERVER, "gRPC listen addresses, comma separated; unix:/path for a Unix socket."
     )
     rest_bind_address: str = _setting(
-        EVERYWHERE, SERVER, "REST listen addresses, comma separated; unix:/path for a Unix socket."
+        ALL_INTERFACES, SERVER, "REST listen addresses, comma separated; unix:/path for a Unix socket."
     )
     config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json).")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(

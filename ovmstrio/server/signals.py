@@ -10,9 +10,9 @@ from typing import Any, Final
 import structlog
 import trio
 
-from ovmstrio.server.end_watchdog import END_WATCHDOG
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 
-__all__ = ["obey_renewals", "obey_signals"]
+__all__ = ["handle_restart_signals", "handle_stop_signals"]
 
 # Shutdown watchdog
 
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-async def obey_signals(
+async def handle_stop_signals(
     drain: Callable[[], Awaitable[None]],
     everything: trio.CancelScope,
     *,
@@ -43,7 +43,7 @@ async def obey_signals(
         async with trio.open_nursery() as nursery:
             async for number in signals:
                 if nursery.child_tasks:
-                    END_WATCHDOG.start_at_once()
+                    SHUTDOWN_WATCHDOG.start_at_once()
                     log.warning("stopping at once", signal=signal.Signals(number).name)
                     everything.cancel()
                     return
@@ -57,13 +57,13 @@ def _start_watchdog_at_signals() -> None:
         receive = signal.getsignal(number)
 
         def handle(number: int, frame: FrameType | None, receive: Any = receive) -> None:
-            END_WATCHDOG.start()
+            SHUTDOWN_WATCHDOG.start()
             receive(number, frame)
 
         signal.signal(number, handle)
 
 
-async def obey_renewals(
+async def handle_restart_signals(
     renew: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run a rolling restart at each SIGHUP."""

@@ -12,21 +12,21 @@ from ovmstrio.util.truncation import format_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["leaves", "log_failures", "reason_of"]
+__all__ = ["error_message", "flatten_errors", "log_failures"]
 
 log = structlog.get_logger(__name__)
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def flatten_errors(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors of nested groups."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
     for each in error.exceptions:
-        yield from leaves(each)
+        yield from flatten_errors(each)
 
 
-def reason_of(error: BaseException, *, with_traceback: bool = False) -> str | None:
+def error_message(error: BaseException, *, with_traceback: bool = False) -> str | None:
     """Return the message of an expected error, or None for an unexpected one.
 
     ``with_traceback`` prepends the traceback of user code.
@@ -47,8 +47,8 @@ def reason_of(error: BaseException, *, with_traceback: bool = False) -> str | No
 
 def log_failures(group: BaseExceptionGroup[Any]) -> None:
     """Log one line per error; expected errors have no traceback."""
-    for error in leaves(group):
-        reason = error.message if isinstance(error, ServerError) else reason_of(error)
+    for error in flatten_errors(group):
+        reason = error.message if isinstance(error, ServerError) else error_message(error)
         if reason is None:
             log.error("failed to start api", exc_info=error)
         else:

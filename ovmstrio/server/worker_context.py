@@ -12,23 +12,23 @@ from ovmstrio.serving.kind import LoadContext
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallObserver
-    from ovmstrio.core.worker_peers import Ledger, Siblings
-    from ovmstrio.server.reloading import Reloading
+    from ovmstrio.core.worker_peers import Counters, WorkerPeers
+    from ovmstrio.server.reloading import Reloader
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["Hosting", "ServePeers"]
+__all__ = ["RpcServer", "WorkerProcessContext"]
 
 
-class ServePeers(Protocol):
+class RpcServer(Protocol):
     """RPC server of a worker; runs until cancelled."""
 
-    async def __call__(self, plane: DataPlane, reloading: Reloading, *, task_status: trio.TaskStatus[None]) -> None:
+    async def __call__(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
         """Report the start once other workers can connect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hosting:
+class WorkerProcessContext:
     """Context of a worker process; the default is a single-process server.
 
     Attributes:
@@ -49,10 +49,10 @@ class Hosting:
     warned: Callable[[], Awaitable[None]] | None = None
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
-    serve_peers: ServePeers | None = None
+    serve_peers: RpcServer | None = None
     leave: Callable[[], Awaitable[None]] | None = None
-    ledger: Ledger | None = None
-    siblings: Siblings | None = None
+    ledger: Counters | None = None
+    siblings: WorkerPeers | None = None
 
     @property
     def is_part(self) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, ServerSpec
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["MeasuredCall", "WorkerChoice", "choose_count", "count_workers", "loop_bound", "worth_measuring"]
+__all__ = ["MeasuredCall", "WorkerChoice", "choose_count", "count_workers", "find_loop_bound", "models_to_measure"]
 
 _PYTHON_KINDS: Final = (GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec)
 """Kinds that may run user Python code."""
@@ -62,14 +62,14 @@ def count_workers(settings: ServerSettings, spec: ServerSpec) -> int:
     return settings.workers or choose_count(spec.services, usable_cores(), {}).count
 
 
-def loop_bound(services: Sequence[ServableSpec]) -> ServableSpec | None:
+def find_loop_bound(services: Sequence[ServableSpec]) -> ServableSpec | None:
     """Return a service whose calls always run on the event loop or in Python code, or None."""
     return next((each for each in services if isinstance(each, (*_PYTHON_KINDS, RemoteSpec))), None)
 
 
-def worth_measuring(services: Sequence[ServableSpec], cores: int) -> list[ModelSpec]:
+def models_to_measure(services: Sequence[ServableSpec], cores: int) -> list[ModelSpec]:
     """Return the models to measure; none if the number of workers is already known."""
-    if cores == 1 or loop_bound(services) is not None:
+    if cores == 1 or find_loop_bound(services) is not None:
         return []
     return [each for each in services if isinstance(each, ModelSpec) and not each.stateful]
 
@@ -102,7 +102,7 @@ def choose_count(
 
 
 def _wanted(services: Sequence[ServableSpec], cores: int, measured: Mapping[str, MeasuredCall]) -> WorkerChoice:
-    bound = loop_bound(services)
+    bound = find_loop_bound(services)
     if bound is not None:
         what = "is called from the event loop" if isinstance(bound, RemoteSpec) else "may run Python code"
         return WorkerChoice(cores, f"the {bound.kind} {bound.name!r} {what}, which uses one core per process")

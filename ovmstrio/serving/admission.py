@@ -23,21 +23,29 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import trio
 
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.core.limits import NO_LIMIT, Limit, current_place
-from ovmstrio.core.worker_peers import NOTHING_ELSEWHERE
+from ovmstrio.core.limits import NO_LIMIT, Limit, current_ticket
+from ovmstrio.core.worker_peers import NO_PEER_COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from ovmstrio.core.limits import CallPlace, ConcurrencyLimit
+    from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse
-    from ovmstrio.core.service import LeasedServable, LeaseServable, Servable
+    from ovmstrio.core.service import LeasedServable, Servable, ServableLookup
     from ovmstrio.serving.instances import Lease
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.serving.registry import Registry
 
-__all__ = ["Admission", "AdmittedPlace", "OwnLimits", "Turnstile", "Waiter", "count_call", "give_place"]
+__all__ = [
+    "Admission",
+    "AdmittedPlace",
+    "QueuedCall",
+    "ServiceLimits",
+    "ServiceQueue",
+    "attach_place",
+    "count_service_call",
+]
 
 _AVERAGE_WEIGHT: Final = 0.1
 """Weight of the latest call in the moving average of call times."""
@@ -52,10 +60,10 @@ class Admission:
     """
 
     def __init__(self, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT) -> None:
-        self._server = Turnstile("", server)
+        self._server = ServiceQueue("", server)
         self._limit_of = limit_of
-        self._gates: dict[str, Turnstile] = {}
-        self._busy: dict[str, Turnstile] = {}
+        self._gates: dict[str, ServiceQueue] = {}
+        self._busy: dict[str, ServiceQueue] = {}
         self._numbers = count()
         self._queued = 0
 
@@ -91,7 +99,7 @@ class Admission:
     async def follow_others(self) -> None:
         """Admit queued calls when other worker processes release places; without any, return at once."""
 
-    def around(self, lease: LeaseServable) -> LeaseServable:
+    def around(self, lease: ServableLookup) -> ServableLookup:
         """Wrap a lease function of pipeline or graph nodes, so that their calls take places of their callees."""
 
         async def leased(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
@@ -106,17 +114,17 @@ class Admission:
             entering: Any = _AdmittingServable(self, name, held.servable)
             yield _ServableView(entering)
 
-    def _gate(self, name: str) -> Turnstile:
+    def _gate(self, name: str) -> ServiceQueue:
         gate = self._gates.get(name)
         if gate is None:
-            gate = self._gates[name] = Turnstile(name, NO_LIMIT)
+            gate = self._gates[name] = ServiceQueue(name, NO_LIMIT)
         limit = self._limit_of(name)
         if limit != gate.limit:
             gate.limit = limit
             self._admit_waiting()
         return gate
 
-    def _grant_or_queue(self, gate: Turnstile, *, is_nested: bool) -> Waiter | None:
+    def _grant_or_queue(self, gate: ServiceQueue, *, is_nested: bool) -> QueuedCall | None:
         """Take a place and return None, or queue and return the waiter.
 
         Raises:
@@ -126,14 +134,14 @@ class Admission:
             self._grant(gate, is_nested=is_nested)
             return None
         self._check_queue(gate, is_nested=is_nested)
-        waiter = Waiter(next(self._numbers))
+        waiter = QueuedCall(next(self._numbers))
         queue = gate.nested if is_nested else gate.direct
         queue[waiter] = None
         self._queued += not is_nested
         self._busy[gate.name] = gate
         return waiter
 
-    def _check_queue(self, gate: Turnstile, *, is_nested: bool) -> None:
+    def _check_queue(self, gate: ServiceQueue, *, is_nested: bool) -> None:
         if not gate.has_place:
             queued = gate.queued + gate.elsewhere.waiting
             if queued >= gate.limit.max_queue:
@@ -143,7 +151,7 @@ class Admission:
             if queued >= self._server.limit.max_queue:
                 raise self._server.refusal(queued)
 
-    async def _wait(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
+    async def _wait(self, gate: ServiceQueue, waiter: QueuedCall, *, is_nested: bool) -> None:
         try:
             await waiter.granted.wait()
         except BaseException:
@@ -153,28 +161,28 @@ class Admission:
                 self._withdraw(gate, waiter, is_nested=is_nested)
             raise
 
-    def _withdraw(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
+    def _withdraw(self, gate: ServiceQueue, waiter: QueuedCall, *, is_nested: bool) -> None:
         self._remove(gate, waiter, is_nested=is_nested)
         # This waiter may have been first in line for a place of the server.
         self._admit_waiting()
 
-    def _remove(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
+    def _remove(self, gate: ServiceQueue, waiter: QueuedCall, *, is_nested: bool) -> None:
         del (gate.nested if is_nested else gate.direct)[waiter]
         self._queued -= not is_nested
         if not gate.queued:
             self._busy.pop(gate.name, None)
 
-    def _grant(self, gate: Turnstile, *, is_nested: bool) -> None:
+    def _grant(self, gate: ServiceQueue, *, is_nested: bool) -> None:
         gate.under_way += 1
         self._server.under_way += not is_nested
 
-    def leave(self, gate: Turnstile, *, is_nested: bool, seconds: float | None = None) -> None:
+    def leave(self, gate: ServiceQueue, *, is_nested: bool, seconds: float | None = None) -> None:
         """Release a place held for ``seconds``, and admit the next waiter."""
         self._release(gate, is_nested=is_nested, seconds=seconds)
         if self._busy:
             self._admit_waiting()
 
-    def _release(self, gate: Turnstile, *, is_nested: bool, seconds: float | None) -> None:
+    def _release(self, gate: ServiceQueue, *, is_nested: bool, seconds: float | None) -> None:
         gate.under_way -= 1
         self._server.under_way -= not is_nested
         if seconds is not None:
@@ -201,7 +209,7 @@ class AdmittedPlace:
 
     __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
 
-    def __init__(self, admission: Admission, gate: Turnstile, is_nested: bool, seconds: float) -> None:
+    def __init__(self, admission: Admission, gate: ServiceQueue, is_nested: bool, seconds: float) -> None:
         self._admission: Admission | None = admission
         self._gate = gate
         self._is_nested = is_nested
@@ -244,7 +252,7 @@ class AdmittedPlace:
         self.release()
 
 
-class Waiter:
+class QueuedCall:
     """A queued call; ``since`` is a ``time.monotonic`` time."""
 
     __slots__ = ("granted", "number", "since")
@@ -255,10 +263,10 @@ class Waiter:
         self.granted = trio.Event()
 
 
-_Head = tuple[Waiter, "Turnstile", bool]
+_Head = tuple[QueuedCall, "ServiceQueue", bool]
 
 
-class Turnstile:
+class ServiceQueue:
     """Places and queue of one service, or of the server; ``elsewhere`` is the state in other worker processes."""
 
     __slots__ = ("direct", "elsewhere", "limit", "name", "nested", "seconds", "under_way")
@@ -267,10 +275,10 @@ class Turnstile:
         self.name = name
         self.limit = limit
         self.under_way = 0
-        self.elsewhere = NOTHING_ELSEWHERE
+        self.elsewhere = NO_PEER_COUNTERS
         self.seconds = 0.0
-        self.direct: OrderedDict[Waiter, None] = OrderedDict()
-        self.nested: OrderedDict[Waiter, None] = OrderedDict()
+        self.direct: OrderedDict[QueuedCall, None] = OrderedDict()
+        self.nested: OrderedDict[QueuedCall, None] = OrderedDict()
 
     @property
     def has_place(self) -> bool:
@@ -283,7 +291,7 @@ class Turnstile:
         """Number of queued calls."""
         return len(self.direct) + len(self.nested)
 
-    def head(self, server: Turnstile) -> _Head | None:
+    def head(self, server: ServiceQueue) -> _Head | None:
         """Return the first waiter that could start now, and whether it is nested."""
         if not self.has_place:
             return None
@@ -343,7 +351,7 @@ class _AdmittingServable:
 # ----------------------------------------------------------------------
 
 
-class OwnLimits:
+class ServiceLimits:
     """Tracks the loaded services that limit their calls themselves, as handler projects do.
 
     Attributes:
@@ -357,7 +365,7 @@ class OwnLimits:
             self._update(name)
         registry.subscribe(self._on_status)
 
-    def hold(self, name: str, place: CallPlace) -> None:
+    def hold(self, name: str, place: AdmissionTicket) -> None:
         """Count a place against the service's own limit, if it has one.
 
         Raises:
@@ -377,15 +385,15 @@ class OwnLimits:
             self.limited.discard(name)
 
 
-def give_place(lease: Lease, place: CallPlace | None) -> None:
+def attach_place(lease: Lease, place: AdmissionTicket | None) -> None:
     """Attach a place, or the current one, to a lease."""
     lease.place = place
-    taken = place or current_place.get()
+    taken = place or current_ticket.get()
     if taken is not None:
         lease.waited_seconds = taken.waited_seconds
 
 
-def count_call(lease: Lease) -> None:
+def count_service_call(lease: Lease) -> None:
     """Count a call against its service's own limit until the lease is released, reusing the count of its place.
 
     Raises:
@@ -393,7 +401,7 @@ def count_call(lease: Lease) -> None:
     """
     if lease.concurrency_limit is None:
         return
-    place = lease.place or current_place.get()
+    place = lease.place or current_ticket.get()
     held = None if place is None else place.pass_on()
     if held is None:
         held = lease.concurrency_limit

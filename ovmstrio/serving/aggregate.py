@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import NotFound, NotReady, NotSupported
-from ovmstrio.core.events import Door
+from ovmstrio.core.events import ApiInterface
 from ovmstrio.core.service import SequenceInfo
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.call_statistics import VersionStatistics
-from ovmstrio.telemetry.summed_metrics import counted_only, restricted, sum_metrics
+from ovmstrio.telemetry.summed_metrics import select_families, sum_metrics, without_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["answer_sibling", "leave_last_figures", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
+__all__ = ["aggregate_metrics", "aggregate_sequences", "aggregate_statistics", "answer_peer", "save_final_metrics"]
 
 _ATTEMPTS: Final = 3
 _METRICS_TIMEOUT_SECONDS: Final = 5.0
 """Time limit for a worker's metrics; a stuck worker counts with its last saved ones."""
 _TOTAL_FIELDS: Final = ("success", "fail", "queue", "compute", "rest")
 
-Counted = tuple[str, str, VersionStatistics]
+VersionCounts = tuple[str, str, VersionStatistics]
 
 
-async def metrics_of_all(
+async def aggregate_metrics(
     plane: DataPlane, families: Sequence[str], limiter: trio.CapacityLimiter, *, is_open: bool = False
 ) -> bytes | None:
     """Return the metrics text summed over all workers, optionally of some families only; None when metrics are off.
@@ -54,8 +54,8 @@ async def metrics_of_all(
 
 
 def _sum(texts: list[bytes], past: list[bytes], families: Sequence[str]) -> bytes:
-    counted = map(counted_only, past)
-    return sum_metrics([*texts, *((restricted(text, families) for text in counted) if families else counted)])
+    counted = map(without_gauges, past)
+    return sum_metrics([*texts, *((select_families(text, families) for text in counted) if families else counted)])
 
 
 def _save_metrics(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:
@@ -64,7 +64,7 @@ def _save_metrics(plane: DataPlane, own: bytes, families: Sequence[str], *, is_o
         plane.siblings.leave_figures(own, is_open=is_open)
 
 
-def leave_last_figures(plane: DataPlane) -> None:
+def save_final_metrics(plane: DataPlane) -> None:
     """Save all metrics of this worker because it exits."""
     for is_open in (False, True):
         own = plane.render_metrics(is_open=is_open)
@@ -72,7 +72,7 @@ def leave_last_figures(plane: DataPlane) -> None:
             _save_metrics(plane, own, (), is_open=is_open)
 
 
-async def statistics_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[Counted]:
+async def aggregate_statistics(plane: DataPlane, name: str, version: str, door: ApiInterface) -> list[VersionCounts]:
     """Return call statistics summed over all workers; see :meth:`DataPlane.statistics`."""
     own = plane.statistics(name, version, door)
     if plane.siblings is None:
@@ -85,7 +85,7 @@ async def statistics_of_all(plane: DataPlane, name: str, version: str, door: Doo
     return [(each, number, counted) for (each, number), counted in found.items()]
 
 
-async def sequences_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[SequenceInfo]:
+async def aggregate_sequences(plane: DataPlane, name: str, version: str, door: ApiInterface) -> list[SequenceInfo]:
     """Return the live sequences of all workers by id, numbers before texts; see :meth:`DataPlane.sequences`."""
     found = plane.sequences(name, version, door)
     if plane.siblings is not None:
@@ -95,7 +95,7 @@ async def sequences_of_all(plane: DataPlane, name: str, version: str, door: Door
     return found
 
 
-async def answer_sibling(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
+async def answer_peer(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
     """Answer a question of another worker, which has checked its client's permission.
 
     Raises:
@@ -125,7 +125,7 @@ def _sequences(plane: DataPlane, name: str, version: str) -> list[dict[str, Any]
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {"statistics": _statistics, "sequences": _sequences}
-_NO_INTERFACE: Final = Door("", "gRPC")
+_NO_INTERFACE: Final = ApiInterface("", "gRPC")
 
 
 def _add(into: VersionStatistics, fields: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.core.callers import NO_SCOPE, Need, current_caller, demand_of_caller
+from ovmstrio.core.callers import MISSING_SCOPE_REASON, Permission, check_current_caller, current_caller
 from ovmstrio.core.errors import MissingScope
 from ovmstrio.core.events import CallObserver
 from ovmstrio.serving.data_plane import DataPlane
@@ -18,20 +18,20 @@ from ovmstrio.serving.data_plane import DataPlane
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from ovmstrio.core.events import CallEvent, Door
-    from ovmstrio.core.limits import CallPlace
-    from ovmstrio.core.request import Arrival, InferRequest, InferResponse
+    from ovmstrio.core.events import ApiInterface, CallEvent
+    from ovmstrio.core.limits import AdmissionTicket
+    from ovmstrio.core.request import ArrivalTicket, InferRequest, InferResponse
     from ovmstrio.core.service import SequenceInfo
     from ovmstrio.serving.calls import ObservedCall
-    from ovmstrio.serving.data_plane import Description, ModelMetadata
+    from ovmstrio.serving.data_plane import CallSignature, ModelMetadata
     from ovmstrio.serving.open_stream import OpenStream
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.telemetry.call_statistics import VersionStatistics
 
-__all__ = ["CallerNames", "GuardedPlane"]
+__all__ = ["AuthorizingDataPlane", "CallerRecorder"]
 
 
-class CallerNames(CallObserver):
+class CallerRecorder(CallObserver):
     """Call observer that records the caller's name in each event; must be the first observer."""
 
     def call_started(self, event: CallEvent) -> None:
@@ -46,15 +46,15 @@ class CallerNames(CallObserver):
             self.call_started(event)
 
 
-class GuardedPlane(DataPlane):
+class AuthorizingDataPlane(DataPlane):
     """Data plane that requires a scope for each named service; raises also ``Unauthenticated`` and ``MissingScope``."""
 
-    def _require(self, need: Need, service: str) -> None:
+    def _require(self, need: Permission, service: str) -> None:
         """Check the caller's scope; count refusals."""
         try:
-            demand_of_caller(need, service)
+            check_current_caller(need, service)
         except MissingScope:
-            self.note_refused_caller(NO_SCOPE)
+            self.note_refused_caller(MISSING_SCOPE_REASON)
             raise
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
@@ -64,61 +64,64 @@ class GuardedPlane(DataPlane):
             return every
         return {name: versions for name, versions in every.items() if caller.may_infer(name)}
 
-    def model_ready(self, name: str, version: str, door: Door) -> bool:
-        """See the base class; requires ``Need.ABOUT``."""
-        self._require(Need.ABOUT, name)
+    def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
+        """See the base class; requires ``Permission.ABOUT``."""
+        self._require(Permission.ABOUT, name)
         return super().model_ready(name, version, door)
 
-    def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
-        """See the base class; requires ``Need.ABOUT``."""
-        self._require(Need.ABOUT, name)
+    def model_status(self, name: str, version: int, door: ApiInterface) -> list[VersionStatus]:
+        """See the base class; requires ``Permission.ABOUT``."""
+        self._require(Permission.ABOUT, name)
         return super().model_status(name, version, door)
 
-    def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
-        """See the base class; requires ``Need.ABOUT``."""
-        self._require(Need.ABOUT, name)
+    def model_metadata(self, name: str, version: str, door: ApiInterface) -> ModelMetadata:
+        """See the base class; requires ``Permission.ABOUT``."""
+        self._require(Permission.ABOUT, name)
         return super().model_metadata(name, version, door)
 
-    def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
-        """See the base class; requires ``Need.ABOUT`` for one service, ``Need.READ`` for all."""
-        self._require(Need.ABOUT if name else Need.READ, name)
+    def statistics(self, name: str, version: str, door: ApiInterface) -> list[tuple[str, str, VersionStatistics]]:
+        """See the base class; requires ``Permission.ABOUT`` for one service, ``Permission.READ`` for all."""
+        self._require(Permission.ABOUT if name else Permission.READ, name)
         return super().statistics(name, version, door)
 
-    def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
-        """See the base class; requires ``Need.ABOUT``."""
-        self._require(Need.ABOUT, name)
+    def sequences(self, name: str, version: str, door: ApiInterface) -> list[SequenceInfo]:
+        """See the base class; requires ``Permission.ABOUT``."""
+        self._require(Permission.ABOUT, name)
         return super().sequences(name, version, door)
 
-    async def describe(self, name: str, version: str, door: Door) -> Description:
-        """See the base class; requires ``Need.ABOUT``."""
-        self._require(Need.ABOUT, name)
+    async def describe(self, name: str, version: str, door: ApiInterface) -> CallSignature:
+        """See the base class; requires ``Permission.ABOUT``."""
+        self._require(Permission.ABOUT, name)
         return await super().describe(name, version, door)
 
     async def takes_streams(self, name: str) -> bool:
-        """See the base class; requires ``Need.INFER``."""
-        self._require(Need.INFER, name)
+        """See the base class; requires ``Permission.INFER``."""
+        self._require(Permission.INFER, name)
         return await super().takes_streams(name)
 
     async def admit(
-        self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
-    ) -> CallPlace | None:
-        """See the base class; requires ``Need.INFER``."""
-        self._require(Need.INFER, name)
+        self, name: str, version: str, door: ApiInterface, method: str = "", arrival: ArrivalTicket | None = None
+    ) -> AdmissionTicket | None:
+        """See the base class; requires ``Permission.INFER``."""
+        self._require(Permission.INFER, name)
         return await super().admit(name, version, door, method, arrival)
 
     def infer(
-        self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
+        self,
+        request: InferRequest,
+        door: ApiInterface,
+        render: Callable[[InferResponse], tuple[Any, int]] | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """See the base class; requires ``Need.INFER``, checked at the call and not when awaited."""
+        """See the base class; requires ``Permission.INFER``, checked at the call and not when awaited."""
         caller = current_caller.get()
         if caller is None or not caller.may_infer(request.model_name):
-            self._require(Need.INFER, request.model_name)
+            self._require(Permission.INFER, request.model_name)
         return super().infer(request, door) if render is None else super().infer(request, door, render)
 
     async def call(
         self,
         name: str,
-        door: Door,
+        door: ApiInterface,
         method: str,
         *,
         request_id: str = "",
@@ -126,16 +129,16 @@ class GuardedPlane(DataPlane):
         is_stream: bool = False,
         is_free: bool = False,
     ) -> ObservedCall:
-        """See the base class; requires ``Need.INFER``, except for free calls, whose scope the front end has checked."""
+        """See the base class; requires ``Permission.INFER``, except for free calls, whose scope the front end has checked."""
         if not is_free:
-            self._require(Need.INFER, name)
+            self._require(Permission.INFER, name)
         return await super().call(
             name, door, method, request_id=request_id, received=received, is_stream=is_stream, is_free=is_free
         )
 
     @asynccontextmanager
-    async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
-        """See the base class; requires ``Need.INFER``."""
-        self._require(Need.INFER, first.model_name)
+    async def open_stream(self, first: InferRequest, door: ApiInterface) -> AsyncIterator[OpenStream]:
+        """See the base class; requires ``Permission.INFER``."""
+        self._require(Permission.INFER, first.model_name)
         async with super().open_stream(first, door) as stream:
             yield stream

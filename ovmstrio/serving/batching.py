@@ -16,12 +16,12 @@ import trio
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, NotReady, Overloaded, QueueTimeout
 from ovmstrio.core.events import current_event
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
-from ovmstrio.core.resource_registry import current_census, current_owner
+from ovmstrio.core.resource_registry import current_owner, current_resource_registry
 from ovmstrio.core.tracing import Span, current_span
 from ovmstrio.util.truncation import text_of
 
 __all__ = [
-    "DEFAULT_MAX_WAITING",
+    "DEFAULT_QUEUE_SIZE",
     "BatchOptions",
     "BatchPolicy",
     "BatchRun",
@@ -188,7 +188,7 @@ def _record_waiting(span: Span, batch: Span, seconds: float) -> None:
 
 _KeyT = TypeVar("_KeyT", bound=Hashable)
 
-DEFAULT_MAX_WAITING: Final = 1024
+DEFAULT_QUEUE_SIZE: Final = 1024
 """Default queue length."""
 
 
@@ -208,7 +208,7 @@ class BatchOptions:
 
     max_size: int
     timeout_seconds: float
-    max_waiting: int = DEFAULT_MAX_WAITING
+    max_waiting: int = DEFAULT_QUEUE_SIZE
     eager: bool = False
 
     def __post_init__(self) -> None:
@@ -398,7 +398,7 @@ class Batcher(Generic[_T, _R]):
         ``NotReady``.
         """
         try:
-            with current_census().batcher(self, current_owner.get()):
+            with current_resource_registry().batcher(self, current_owner.get()):
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     task_status.started()

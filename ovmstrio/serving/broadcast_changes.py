@@ -23,19 +23,19 @@ from ovmstrio.core.errors import AlreadyExists, FailedPrecondition, ServerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ovmstrio.core.worker_peers import Siblings
+    from ovmstrio.core.worker_peers import WorkerPeers
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.model_control import ModelControl
 
 __all__ = [
-    "CHANGES",
-    "LoadsByName",
-    "adopt_loads",
-    "adopt_regions",
-    "control_of_all",
-    "make_change",
-    "make_side_by_side",
+    "PEER_REQUESTS",
+    "ServerModelControl",
+    "handle_peer_change",
     "register_region",
+    "run_everywhere",
+    "server_model_control",
+    "sync_loaded_models",
+    "sync_regions",
     "unregister_region",
 ]
 
@@ -46,7 +46,7 @@ _UNDO_SECONDS: Final = 60.0
 _T = TypeVar("_T")
 
 
-class Question(StrEnum):
+class PeerRequest(StrEnum):
     """Messages between worker processes."""
 
     REGISTER = "register region"
@@ -58,11 +58,11 @@ class Question(StrEnum):
     LOADED = "loaded"
 
 
-CHANGES: Final = frozenset(Question)
+PEER_REQUESTS: Final = frozenset(PeerRequest)
 """All messages of this module."""
 
 
-class LoadsByName(Protocol):
+class ServerModelControl(Protocol):
     """Loads and unloads services by name; see :class:`ovmstrio.serving.model_control.ModelControl`."""
 
     @property
@@ -79,7 +79,7 @@ class LoadsByName(Protocol):
         ...
 
 
-def control_of_all(plane: DataPlane) -> LoadsByName | None:
+def server_model_control(plane: DataPlane) -> ServerModelControl | None:
     """Return the control that loads by name in all workers; None without model control."""
     if plane.control is None or plane.siblings is None:
         return plane.control
@@ -87,7 +87,7 @@ def control_of_all(plane: DataPlane) -> LoadsByName | None:
 
 
 class _ControlOfAll:
-    def __init__(self, control: ModelControl, siblings: Siblings) -> None:
+    def __init__(self, control: ModelControl, siblings: WorkerPeers) -> None:
         self._control = control
         self._siblings = siblings
 
@@ -97,26 +97,26 @@ class _ControlOfAll:
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         here = partial(self._control.load, name, config, files)
-        await self._siblings.in_turn(partial(self._change, here, Question.LOAD, name, config, dict(files or {})))
+        await self._siblings.in_turn(partial(self._change, here, PeerRequest.LOAD, name, config, dict(files or {})))
 
     async def unload(self, name: str, *, with_callees: bool = False) -> None:
         here = partial(self._control.unload, name, with_callees=with_callees)
-        await self._siblings.in_turn(partial(self._change, here, Question.UNLOAD, name, with_callees))
+        await self._siblings.in_turn(partial(self._change, here, PeerRequest.UNLOAD, name, with_callees))
 
     async def _change(self, here: Callable[..., Awaitable[None]], *question: Any) -> None:
         """Make a change here and on the other workers, or undo it everywhere."""
         change = token_hex(8)
         others = partial(self._siblings.ask_all, *question, change, limit_seconds=float("inf"))
         try:
-            await make_side_by_side(partial(here, change=change), others)
+            await run_everywhere(partial(here, change=change), others)
         except BaseException:
-            undo = partial(_undo_on_peers, self._siblings, Question.UNDO, change)
+            undo = partial(_undo_on_peers, self._siblings, PeerRequest.UNDO, change)
             with trio.move_on_after(_UNDO_SECONDS, shield=True):
-                await make_side_by_side(partial(self._control.undo, change), undo)
+                await run_everywhere(partial(self._control.undo, change), undo)
             raise
 
 
-async def make_side_by_side(
+async def run_everywhere(
     here: Callable[[], Awaitable[_T]], others: Callable[[], Awaitable[list[Any]]]
 ) -> tuple[_T, list[Any]]:
     """Run a change in this worker and in the others concurrently; return both results.
@@ -145,7 +145,7 @@ async def make_side_by_side(
     return made[0], answers
 
 
-async def _undo_on_peers(siblings: Siblings, *question: Any) -> list[Any]:
+async def _undo_on_peers(siblings: WorkerPeers, *question: Any) -> list[Any]:
     """Undo a change on all other workers; errors are logged."""
     try:
         return await siblings.ask_all(*question)
@@ -165,11 +165,11 @@ async def register_region(plane: DataPlane, name: str, key: str, offset: int, by
         plane.regions.register(name, key, offset, byte_size)
         if siblings is not None:
             try:
-                await siblings.ask_all(Question.REGISTER, name, key, offset, byte_size)
+                await siblings.ask_all(PeerRequest.REGISTER, name, key, offset, byte_size)
             except BaseException:
                 with trio.move_on_after(_UNDO_SECONDS, shield=True):
                     plane.regions.unregister(name)
-                    await _undo_on_peers(siblings, Question.UNREGISTER, name)
+                    await _undo_on_peers(siblings, PeerRequest.UNREGISTER, name)
                 raise
 
     await (work() if siblings is None else siblings.in_turn(work))
@@ -187,17 +187,17 @@ async def unregister_region(plane: DataPlane, name: str) -> None:
 
         async def work() -> None:
             plane.regions.unregister(name)
-            await siblings.ask_all(Question.UNREGISTER, name)
+            await siblings.ask_all(PeerRequest.UNREGISTER, name)
 
         await siblings.in_turn(work)
 
 
-async def adopt_regions(plane: DataPlane) -> None:
+async def sync_regions(plane: DataPlane) -> None:
     """Register the regions of the other workers in a starting worker."""
     if plane.siblings is None or not plane.regions.is_allowed:
         return
     try:
-        for regions in await plane.siblings.ask_all(Question.REGIONS):
+        for regions in await plane.siblings.ask_all(PeerRequest.REGIONS):
             for region in regions:
                 try:
                     _register(plane, *region)
@@ -207,12 +207,12 @@ async def adopt_regions(plane: DataPlane) -> None:
         log.error("could not fetch shared memory regions from peers", reason=error.message)  # noqa: TRY400 - expected
 
 
-async def adopt_loads(plane: DataPlane) -> None:
+async def sync_loaded_models(plane: DataPlane) -> None:
     """Adopt the requested loads of one of the other workers in a starting worker."""
     if plane.siblings is None or plane.control is None:
         return
     try:
-        answers = await plane.siblings.ask_all(Question.LOADED)
+        answers = await plane.siblings.ask_all(PeerRequest.LOADED)
     except ServerError as error:
         log.error("could not fetch loaded models from peers", reason=error.message)  # noqa: TRY400 - expected
         return
@@ -232,28 +232,28 @@ def _register(plane: DataPlane, name: str, key: str, offset: int, byte_size: int
             raise
 
 
-async def make_change(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
+async def handle_peer_change(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
     """Handle a message of another worker, which has checked the client's permission.
 
     Raises:
         ServerError: the change cannot be made.
     """
     match question:
-        case Question.REGISTER:
+        case PeerRequest.REGISTER:
             return _register(plane, *arguments)
-        case Question.UNREGISTER:
+        case PeerRequest.UNREGISTER:
             return plane.regions.unregister(*arguments)
-        case Question.REGIONS:
+        case PeerRequest.REGIONS:
             return [[each.name, each.key, each.offset, each.byte_size] for each in plane.regions.listed()]
     if plane.control is None:
         raise FailedPrecondition("this worker has no model control")
     match question:
-        case Question.LOAD:
+        case PeerRequest.LOAD:
             name, config, files, change = arguments
             return await plane.control.load(name, config, files, change=change)
-        case Question.UNLOAD:
+        case PeerRequest.UNLOAD:
             name, with_callees, change = arguments
             return await plane.control.unload(name, with_callees=with_callees, change=change)
-        case Question.LOADED:
+        case PeerRequest.LOADED:
             return await plane.control.loads()
     return await plane.control.undo(*arguments)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.service import Service
     from ovmstrio.serving.instances import Lease
-    from ovmstrio.serving.response_budget import Room
+    from ovmstrio.serving.response_budget import ResponseReservation
 
-__all__ = ["ObservedCall", "code_of"]
+__all__ = ["ObservedCall", "error_label"]
 
-End = Callable[["CallEvent", BaseException | None], None]
+EndCall = Callable[["CallEvent", BaseException | None], None]
 
 
 class ObservedCall:
@@ -32,7 +32,7 @@ class ObservedCall:
 
     __slots__ = ("_end", "_is_handed_over", "_lease", "_reservation", "event", "service", "takes")
 
-    def __init__(self, lease: Lease, event: CallEvent, end: End, room: Room | None = None) -> None:
+    def __init__(self, lease: Lease, event: CallEvent, end: EndCall, room: ResponseReservation | None = None) -> None:
         self.service: Service = lease.servable
         self.takes = lease.takes
         self.event = event
@@ -69,7 +69,7 @@ class ObservedCall:
             self._lease.release()
 
 
-def code_of(error: BaseException) -> str:
+def error_label(error: BaseException) -> str:
     """Return the metric label of an error; cancellation has its own, also in groups."""
     cancelled = isinstance(error, trio.Cancelled) or (
         isinstance(error, BaseExceptionGroup) and error.split(trio.Cancelled)[1] is None

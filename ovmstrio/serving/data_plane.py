@@ -29,31 +29,37 @@ from ovmstrio.core.errors import (
     TooManyRequests,
     VersionRetired,
 )
-from ovmstrio.core.events import OK, CallEvent, CallObserver, Step, current_event, current_request
-from ovmstrio.core.limits import current_place
+from ovmstrio.core.events import OK, CallEvent, CallObserver, StreamProgress, current_event, current_request
+from ovmstrio.core.limits import current_ticket
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.serving.admission import Admission, OwnLimits, count_call, give_place
-from ovmstrio.serving.calls import ObservedCall, code_of
+from ovmstrio.serving.admission import Admission, ServiceLimits, attach_place, count_service_call
+from ovmstrio.serving.calls import ObservedCall, error_label
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.open_stream import OpenStream
 from ovmstrio.serving.records import Readiness
 from ovmstrio.serving.registry import parse_version
-from ovmstrio.serving.requested_outputs import StreamedOutputs, asks_plainly, check_outputs, keep_classes, keep_outputs
-from ovmstrio.serving.response_budget import AnswerRoom
-from ovmstrio.serving.shared_memory import ClientRegions, place_tensors, write_outputs
+from ovmstrio.serving.requested_outputs import (
+    StreamOutputs,
+    check_outputs,
+    classify_outputs,
+    has_plain_outputs,
+    select_outputs,
+)
+from ovmstrio.serving.response_budget import ResponseBudget
+from ovmstrio.serving.shared_memory import ClientRegions, map_tensors, write_outputs
 from ovmstrio.telemetry.call_statistics import CallStatistics
-from ovmstrio.transport.send_budget import current_share
+from ovmstrio.transport.send_budget import current_connection_budget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from ovmstrio.core.events import Door, Interface
-    from ovmstrio.core.limits import CallPlace
-    from ovmstrio.core.request import Arrival, InferRequest, InferResponse
+    from ovmstrio.core.events import ApiInterface, Interface
+    from ovmstrio.core.limits import AdmissionTicket
+    from ovmstrio.core.request import ArrivalTicket, InferRequest, InferResponse
     from ovmstrio.core.service import SequenceInfo, StreamingServable
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.core.worker_peers import Siblings
+    from ovmstrio.core.worker_peers import WorkerPeers
     from ovmstrio.serving.instances import Lease
     from ovmstrio.serving.model_control import ModelControl
     from ovmstrio.serving.records import VersionStatus
@@ -63,15 +69,15 @@ if TYPE_CHECKING:
     from ovmstrio.telemetry.recent_traces import RecentTraces
 
 __all__ = [
-    "DEFAULT_NAME",
+    "DEFAULT_SERVER_NAME",
     "CallObservers",
+    "CallSignature",
     "DataPlane",
-    "Description",
     "ModelMetadata",
-    "Renderer",
-    "compute_as_said",
-    "no_streams",
-    "otherwise",
+    "ResponseRenderer",
+    "infer_with_options",
+    "streaming_service_missing",
+    "unsupported_call_message",
 ]
 
 
@@ -80,7 +86,9 @@ class CallObservers:
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
         self._started: tuple[Callable[[CallEvent], None], ...] = _overridden_methods(observers, "call_started")
-        self._moved: tuple[Callable[[CallEvent, Step], None], ...] = _overridden_methods(observers, "call_moved")
+        self._moved: tuple[Callable[[CallEvent, StreamProgress], None], ...] = _overridden_methods(
+            observers, "call_moved"
+        )
         self._finished: tuple[Callable[[CallEvent], None], ...] = _overridden_methods(observers, "call_finished")
         self._failed: tuple[Callable[[CallEvent], None], ...] = _overridden_methods(observers, "call_failed")
         self.statistics = CallStatistics()
@@ -97,7 +105,7 @@ class CallObservers:
         for notify in self._started:
             notify(event)
 
-    def move(self, event: CallEvent, step: Step) -> None:
+    def move(self, event: CallEvent, step: StreamProgress) -> None:
         """Report a step of a call."""
         for notify in self._moved:
             notify(event, step)
@@ -105,7 +113,7 @@ class CallObservers:
     def end(self, event: CallEvent, error: BaseException | None) -> None:
         """Report that a call has ended, with the error that ended it."""
         event.seconds = perf_counter() - event.started
-        event.code = event.code or (OK if error is None else code_of(error))
+        event.code = event.code or (OK if error is None else error_label(error))
         event.error = event.error or error
         if not event.compute_seconds:
             event.compute_seconds = event.seconds - event.queue_seconds
@@ -131,7 +139,7 @@ _ON_LOOP_BYTES: Final[dict[Interface, int]] = {"gRPC": 2 * 2**20, "REST": 256 * 
 _RENDER_THREADS: Final = 2
 
 
-class Renderer:
+class ResponseRenderer:
     """Serializes responses: small ones on the event loop, large ones in a thread, too large ones never."""
 
     def __init__(self, most_bytes: float = math.inf) -> None:
@@ -139,7 +147,7 @@ class Renderer:
         # More threads would only compete with the event loop for the interpreter lock.
         self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
-    def may_at_once(self, response: InferResponse, door: Door) -> bool:
+    def may_at_once(self, response: InferResponse, door: ApiInterface) -> bool:
         """Return True if a response is small enough to be rendered on the event loop, without :meth:`render`.
 
         Raises:
@@ -152,7 +160,7 @@ class Renderer:
             raise PayloadTooLarge.of_outputs(size, self.most_bytes)
         return size <= _ON_LOOP_BYTES[door.interface] or (door.interface == "gRPC" and response.lies_as_sent)
 
-    async def render(self, write: Callable[[InferResponse], _T], response: InferResponse, door: Door) -> _T:
+    async def render(self, write: Callable[[InferResponse], _T], response: InferResponse, door: ApiInterface) -> _T:
         """Return ``write(response)``, computed in a thread if the response is large.
 
         Cancellation takes effect while waiting for a thread, not while writing.
@@ -170,7 +178,7 @@ class Renderer:
 # ----------------------------------------------------------------------
 
 
-async def compute_as_said(request: InferRequest, lease: Lease, regions: ClientRegions) -> InferResponse:
+async def infer_with_options(request: InferRequest, lease: Lease, regions: ClientRegions) -> InferResponse:
     """Infer with output selection, classification and shared memory.
 
     Cancellation leaves regions unwritten.
@@ -180,11 +188,11 @@ async def compute_as_said(request: InferRequest, lease: Lease, regions: ClientRe
     """
     if request.outputs:
         check_outputs(request.outputs, lease.servable.metadata.outputs)
-    places = place_tensors(request, regions)
+    places = map_tensors(request, regions)
     answer = await lease.servable.infer(request)
     if request.outputs:
-        keep_outputs(answer, request.outputs)
-        keep_classes(answer, request.outputs, lease.servable.metadata.labels)
+        select_outputs(answer, request.outputs)
+        classify_outputs(answer, request.outputs, lease.servable.metadata.labels)
         await write_outputs(answer, places)
     return answer
 
@@ -193,7 +201,7 @@ async def compute_as_said(request: InferRequest, lease: Lease, regions: ClientRe
 # Descriptions and error texts
 # ----------------------------------------------------------------------
 
-DEFAULT_NAME: Final = "OpenVINO Model Server"
+DEFAULT_SERVER_NAME: Final = "OpenVINO Model Server"
 """Server name in metadata; OVMS clients check it."""
 
 
@@ -217,7 +225,7 @@ class ModelMetadata:
     has_streams: bool
 
 
-class Description(NamedTuple):
+class CallSignature(NamedTuple):
     """Inputs, outputs and streaming capability of a servable."""
 
     inputs: tuple[TensorSpec, ...]
@@ -225,12 +233,12 @@ class Description(NamedTuple):
     has_streams: bool
 
 
-def no_streams(name: str) -> ServiceMissing:
+def streaming_service_missing(name: str) -> ServiceMissing:
     """Return the error for a stream to a name under which no streaming service is served."""
     return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
 
 
-def otherwise(lease: Lease, untaken: str) -> str:
+def unsupported_call_message(lease: Lease, untaken: str) -> str:
     """Return the error text for an unsupported call type, with the call types that the service takes."""
     call_forms = {
         Takes.TENSORS: "with single requests",
@@ -284,7 +292,7 @@ class DataPlane:
         admission: Admission | None = None,
         regions: ClientRegions | None = None,
         control: ModelControl | None = None,
-        server_name: str = DEFAULT_NAME,
+        server_name: str = DEFAULT_SERVER_NAME,
         traces: RecentTraces | None = None,
     ) -> None:
         self.registry = registry
@@ -292,19 +300,19 @@ class DataPlane:
         self.traces = traces
         self.control = control
         self.regions = regions or ClientRegions()
-        self.siblings: Siblings | None = None
+        self.siblings: WorkerPeers | None = None
         self.workers_reason = ""
-        self._renderer = Renderer(most_answer_bytes)
+        self._renderer = ResponseRenderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
-        self._own_limits = OwnLimits(registry)
+        self._own_limits = ServiceLimits(registry)
         self._obstacle = obstacle
         self._reload = reload
         calls = CallObservers((*observers, *(() if metrics is None else (metrics,))))
         self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
         self._metrics = metrics
         self._metered: set[str] = set()
-        self._response_budget = AnswerRoom()
+        self._response_budget = ResponseBudget()
         self._not_serving = STARTING
         self._changed = trio.Event()
         registry.subscribe(lambda _: self.announce())
@@ -355,7 +363,7 @@ class DataPlane:
         """Return the state of every version ever seen, by service name."""
         return self.registry.statuses()
 
-    def model_ready(self, name: str, version: str, door: Door) -> bool:
+    def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
         """Return True if a version, or the default one, is available.
 
         Raises:
@@ -367,7 +375,7 @@ class DataPlane:
         self._count_query(door.ready, name, "", door)
         return ready
 
-    def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
+    def model_status(self, name: str, version: int, door: ApiInterface) -> list[VersionStatus]:
         """Return the state of one version, or of all with 0, as TensorFlow Serving's ``GetModelStatus``.
 
         Raises:
@@ -378,7 +386,7 @@ class DataPlane:
         self._count_query(door.status, name, "", door)
         return statuses
 
-    def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
+    def model_metadata(self, name: str, version: str, door: ApiInterface) -> ModelMetadata:
         """Return the metadata of a version, or of the default one; raises as ``Registry.peek``."""
         with self._translated_errors(door, door.metadata):
             known = self.registry.peek(name, version).metadata
@@ -398,7 +406,7 @@ class DataPlane:
             Takes.STREAMS in self.registry.takes_of(name, version),
         )
 
-    def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
+    def statistics(self, name: str, version: str, door: ApiInterface) -> list[tuple[str, str, VersionStatistics]]:
         """Return the call statistics of a version, of a name, or of all services; raises as ``Registry.peek``."""
         number = parse_version(version)
         if name:
@@ -408,7 +416,7 @@ class DataPlane:
         every = ((each, str(known)) for each in names for known in self.registry.available_versions(each))
         return self.call_statistics.of(pair for pair in every if not number or pair[1] == str(number))
 
-    def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
+    def sequences(self, name: str, version: str, door: ApiInterface) -> list[SequenceInfo]:
         """Return the live sequences of a version of a stateful model, sorted by id; raises also as ``Registry.peek``.
 
         Raises:
@@ -427,11 +435,11 @@ class DataPlane:
         return self._has_limit or self.registry.has_limits or bool(self._own_limits.limited)
 
     async def admit(
-        self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
-    ) -> CallPlace | None:
+        self, name: str, version: str, door: ApiInterface, method: str = "", arrival: ArrivalTicket | None = None
+    ) -> AdmissionTicket | None:
         """Take a place for a call before its body is decoded; return None if there is no limit or no such service.
 
-        The caller sets the place as the :data:`current_place` of the task that makes the call, and releases it at the
+        The caller sets the place as the :data:`current_ticket` of the task that makes the call, and releases it at the
         end. A call without a place takes one itself.
 
         Raises:
@@ -457,21 +465,24 @@ class DataPlane:
             raise
         return place
 
-    def _count_refused(self, name: str, version: str, error: Overloaded, door: Door, method: str) -> None:
+    def _count_refused(self, name: str, version: str, error: Overloaded, door: ApiInterface, method: str) -> None:
         if self._metrics is not None:
             self._metrics.child("ovmstrio_refused_requests", name).inc()
         self.count_unparsed(name, version, error, door, method=method)
 
     @overload
-    async def infer(self, request: InferRequest, door: Door) -> InferResponse: ...
+    async def infer(self, request: InferRequest, door: ApiInterface) -> InferResponse: ...
 
     @overload
     async def infer(
-        self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[_T, int]]
+        self, request: InferRequest, door: ApiInterface, render: Callable[[InferResponse], tuple[_T, int]]
     ) -> _T: ...
 
     async def infer(
-        self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
+        self,
+        request: InferRequest,
+        door: ApiInterface,
+        render: Callable[[InferResponse], tuple[Any, int]] | None = None,
     ) -> Any:
         """Infer and return the response, or the object that ``render`` makes of it together with its size in bytes.
 
@@ -487,10 +498,10 @@ class DataPlane:
         # No `with lease`: it would cost two more function calls per inference.
         try:
             if Takes.TENSORS not in lease.takes:
-                raise NotSupported(otherwise(lease, "tensors"))
+                raise NotSupported(unsupported_call_message(lease, "tensors"))
             if arrival is not None:
                 await self._take_turn(arrival, request.model_name, lease)
-            share, room, key = current_share.get(), self._response_budget, lease.name
+            share, room, key = current_connection_budget.get(), self._response_budget, lease.name
             size = 0 if share is None else room.take(share, key) or await room.wait(share, key, lease.servable)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
@@ -499,11 +510,13 @@ class DataPlane:
                 if arrival is not None and lease.has_order:
                     await arrival.take_turn()
                     arrival.settle()
-                is_plain = asks_plainly(request, lease.servable.metadata.outputs if request.outputs else ())
-                computing = lease.servable.infer(request) if is_plain else compute_as_said(request, lease, self.regions)
+                is_plain = has_plain_outputs(request, lease.servable.metadata.outputs if request.outputs else ())
+                computing = (
+                    lease.servable.infer(request) if is_plain else infer_with_options(request, lease, self.regions)
+                )
                 answer: Any = await computing
                 if is_plain and request.outputs:
-                    keep_outputs(answer, request.outputs)
+                    select_outputs(answer, request.outputs)
                 if render is not None:
                     renderer = self._renderer
                     at_once = renderer.may_at_once(answer, door)
@@ -521,7 +534,7 @@ class DataPlane:
         finally:
             lease.release()
 
-    async def _take_turn(self, arrival: Arrival, name: str, lease: Lease) -> None:
+    async def _take_turn(self, arrival: ArrivalTicket, name: str, lease: Lease) -> None:
         """Wait for a request's turn if order matters, else let later requests proceed."""
         if lease.has_order:
             arrival.call(name)
@@ -529,7 +542,7 @@ class DataPlane:
         else:
             arrival.settle()
 
-    async def _lease_later(self, request: InferRequest, door: Door) -> Lease:
+    async def _lease_later(self, request: InferRequest, door: ApiInterface) -> Lease:
         """Lease a service where that may wait; later requests for other services do not wait for this one."""
         if (arrival := request.arrival) is not None:
             arrival.call(request.model_name)
@@ -539,7 +552,7 @@ class DataPlane:
     async def call(
         self,
         name: str,
-        door: Door,
+        door: ApiInterface,
         method: str,
         *,
         request_id: str = "",
@@ -561,7 +574,7 @@ class DataPlane:
         lease = await take(name, "", door, method)
         try:
             if not is_free:
-                count_call(lease)
+                count_service_call(lease)
             room = await self._response_budget.enter(f"{name}/{method}", is_stream=is_stream)
         except BaseException as error:
             lease.release()
@@ -572,7 +585,7 @@ class DataPlane:
         self._start(event, lease)
         return ObservedCall(lease, event, self._end, room)
 
-    async def describe(self, name: str, version: str, door: Door) -> Description:
+    async def describe(self, name: str, version: str, door: ApiInterface) -> CallSignature:
         """Return inputs and outputs of a version, or of the default one, waiting for one that is loading.
 
         Unlike :meth:`model_metadata`, this is part of another call and is not observed.  Raises as ``Registry.lease``.
@@ -580,7 +593,7 @@ class DataPlane:
         with await self._lease(name, version, door, door.infer) as lease:
             servable = lease.servable
             known = servable.metadata
-            return Description(known.inputs, known.outputs, Takes.STREAMS in lease.takes)
+            return CallSignature(known.inputs, known.outputs, Takes.STREAMS in lease.takes)
 
     async def takes_streams(self, name: str) -> bool:
         """Return True if a stream to a name must be opened, False if each message is a separate call.
@@ -594,7 +607,7 @@ class DataPlane:
             return True
 
     @asynccontextmanager
-    async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
+    async def open_stream(self, first: InferRequest, door: ApiInterface) -> AsyncIterator[OpenStream]:
         """Open a stream with its first request, whose version is ignored: streaming services have only one.
 
         The block must not be left before the replies have ended, unless by an error or cancellation.
@@ -605,8 +618,8 @@ class DataPlane:
         """
         with await self._lease_stream(first.model_name, door) as lease:
             if Takes.STREAMS not in lease.takes:
-                missing = door.words(no_streams(first.model_name), door.stream)
-                raise ServiceMissing(f"{missing}: {otherwise(lease, 'streams')}")
+                missing = door.words(streaming_service_missing(first.model_name), door.stream)
+                raise ServiceMissing(f"{missing}: {unsupported_call_message(lease, 'streams')}")
             servable = cast("StreamingServable", lease.servable)
             await self._response_budget.enter(lease.name, is_stream=True)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id, first.received)
@@ -614,7 +627,7 @@ class DataPlane:
             opened = None
             try:
                 self._map_stream_inputs(first)
-                outputs = StreamedOutputs(first, servable.metadata)
+                outputs = StreamOutputs(first, servable.metadata)
                 async with servable.open_stream(first) as stream:
                     opened = OpenStream(
                         stream,
@@ -627,7 +640,7 @@ class DataPlane:
                     yield opened
             except BaseException as error:
                 if opened is None:
-                    self._move(event, Step.REJECTED)
+                    self._move(event, StreamProgress.REJECTED)
                 self._end(event, error)
                 raise
             finally:
@@ -637,32 +650,32 @@ class DataPlane:
 
     def _map_stream_inputs(self, request: InferRequest) -> None:
         """Map a stream request's shared-memory inputs; reject shared-memory outputs."""
-        if place_tensors(request, self.regions):
+        if map_tensors(request, self.regions):
             raise InvalidRequest("outputs in shared memory: the replies of a stream belong to none of its requests")
 
-    async def _lease_stream(self, name: str, door: Door) -> Lease:
+    async def _lease_stream(self, name: str, door: ApiInterface) -> Lease:
         place = await self._take_place(name, "", door, door.stream)
         try:
             lease = await self.registry.lease(name)
-            give_place(lease, place)
+            attach_place(lease, place)
             place = None
         except VersionRetired as error:
             raise door.words(error, door.stream) from None
         except NotFound:
-            raise door.words(no_streams(name), door.stream) from None
+            raise door.words(streaming_service_missing(name), door.stream) from None
         finally:
             if place is not None:
                 place.release()
         return lease
 
     async def _admitted_lease(
-        self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
+        self, name: str, version: str, door: ApiInterface, method: str, arrival: ArrivalTicket | None = None
     ) -> Lease:
         """Lease a service and attach a place, taking one if the call has none."""
         place = await self._take_place(name, version, door, method, arrival)
         try:
             lease = await self._lease(name, version, door, method)
-            give_place(lease, place)
+            attach_place(lease, place)
             place = None
         finally:
             if place is not None:
@@ -670,18 +683,18 @@ class DataPlane:
         return lease
 
     async def _take_place(
-        self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
-    ) -> CallPlace | None:
-        return await self.admit(name, version, door, method, arrival) if current_place.get() is None else None
+        self, name: str, version: str, door: ApiInterface, method: str, arrival: ArrivalTicket | None = None
+    ) -> AdmissionTicket | None:
+        return await self.admit(name, version, door, method, arrival) if current_ticket.get() is None else None
 
-    async def _lease(self, name: str, version: str, door: Door, method: str) -> Lease:
+    async def _lease(self, name: str, version: str, door: ApiInterface, method: str) -> Lease:
         try:
             return await self.registry.lease(name, version)
         except ServerError as error:
             raise door.words(error, method) from None
 
     def count_unparsed(
-        self, name: str, version: str, error: ServerError, door: Door, received: int = 0, *, method: str = ""
+        self, name: str, version: str, error: ServerError, door: ApiInterface, received: int = 0, *, method: str = ""
     ) -> None:
         """Count a call whose body could not be read as a failed inference (as OVMS does), if its service exists."""
         versions = self.registry.available_versions(name)
@@ -720,14 +733,14 @@ class DataPlane:
             self._metrics.refused(reason)
 
     @contextmanager
-    def _translated_errors(self, door: Door, method: str) -> Iterator[None]:
+    def _translated_errors(self, door: ApiInterface, method: str) -> Iterator[None]:
         """Convert look-up errors to the texts of the interface."""
         try:
             yield
         except ServerError as error:
             raise door.words(error, method) from None
 
-    def _count_query(self, method: str, name: str, version: str, door: Door) -> None:
+    def _count_query(self, method: str, name: str, version: str, door: ApiInterface) -> None:
         if versions := self.registry.available_versions(name):
             event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
             self._end(event, None)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ovmstrio.core.limits import current_place, leave_place
+from ovmstrio.core.limits import current_ticket, release_current_ticket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ovmstrio.core.events import Door
-    from ovmstrio.core.request import Arrival
+    from ovmstrio.core.events import ApiInterface
+    from ovmstrio.core.request import ArrivalTicket
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["answer_admitted", "first_text", "keep_place"]
+__all__ = ["call_with_place", "first_string_field", "release_unless_named"]
 
 _T = TypeVar("_T")
 
@@ -27,7 +27,7 @@ _MAX_BYTES: Final = 4096
 _CONTINUED: Final = 128
 
 
-def first_text(data: bytes | memoryview) -> bytes:
+def first_string_field(data: bytes | memoryview) -> bytes:
     """Return the value of protobuf field 1 if a message starts with it and it is short; otherwise empty."""
     if not data or data[0] != _FIRST_TEXT:
         return b""
@@ -40,14 +40,14 @@ def first_text(data: bytes | memoryview) -> bytes:
     return b""
 
 
-async def answer_admitted(
+async def call_with_place(
     plane: DataPlane,
-    door: Door,
+    door: ApiInterface,
     name: bytes,
     answer: Callable[[], Awaitable[_T]],
     *,
     method: str = "",
-    arrival: Arrival | None = None,
+    arrival: ArrivalTicket | None = None,
 ) -> _T:
     """Take a place for the service that the message names, if there is one, and call ``answer``.
 
@@ -59,14 +59,14 @@ async def answer_admitted(
     place = await plane.admit(name.decode(errors="replace"), "", door, method or door.infer, arrival)
     if place is None:
         return await answer()
-    current_place.set(place)
+    current_ticket.set(place)
     try:
         return await answer()
     finally:
         place.release()
 
 
-def keep_place(called: str, name: bytes) -> None:
+def release_unless_named(called: str, name: bytes) -> None:
     """Release the place of a call if the decoded name differs from the first bytes."""
     if called.encode(errors="replace") != name:
-        leave_place()
+        release_current_ticket()

@@ -18,7 +18,7 @@ from ovmstrio.util.regular_files import read_regular_bytes
 if TYPE_CHECKING:
     from ovmstrio.config.specs import GraphSpec
 
-__all__ = ["content_mark", "graph_mark", "paths_mark", "python_files", "rows_mark", "tree_mark"]
+__all__ = ["content_mark", "graph_fingerprint", "paths_fingerprint", "python_files", "rows_fingerprint", "tree_mark"]
 
 
 def content_mark(data: bytes) -> str:
@@ -31,15 +31,15 @@ def tree_mark(path: Path) -> str:
 
     Links to directories are not followed, because they may form circles.
     """
-    return rows_mark((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in _files(str(path)))
+    return rows_fingerprint((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in _files(str(path)))
 
 
-def paths_mark(paths: Iterable[Path]) -> str:
+def paths_fingerprint(paths: Iterable[Path]) -> str:
     """Return the fingerprint of several files or directories."""
-    return rows_mark((path, tree_mark(path)) for path in set(paths))
+    return rows_fingerprint((path, tree_mark(path)) for path in set(paths))
 
 
-def rows_mark(rows: Iterable[tuple[object, ...]]) -> str:
+def rows_fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
     """Return the fingerprint of rows in any order."""
     digest = hashlib.sha256()
     for row in sorted("\0".join(map(str, row)) for row in rows):
@@ -69,14 +69,16 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
 _HANDLER_PATH: Final = re.compile(r"""\bhandler_path\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)')""")
 
 
-def graph_mark(spec: GraphSpec) -> str:
+def graph_fingerprint(spec: GraphSpec) -> str:
     """Return the fingerprint of a graph file and of the Python files in its handlers' directories and packages."""
     try:
         content = read_regular_bytes(spec.graph_path)
     except OSError:
         content = b""
     directories = _handler_directories(content.decode(errors="replace"), spec.base_path)
-    return content_mark(content) + paths_mark(path for directory in directories for path in python_files(directory))
+    return content_mark(content) + paths_fingerprint(
+        path for directory in directories for path in python_files(directory)
+    )
 
 
 def _handler_directories(text: str, base_path: Path) -> set[Path]:

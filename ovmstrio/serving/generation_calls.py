@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import trio
 
-from ovmstrio.core.callers import OVER_LIMIT, allowance_of_caller
+from ovmstrio.core.callers import OVER_LIMIT_REASON, current_quota
 from ovmstrio.core.errors import CallerLimited, DeadlineExceeded, NotSupported
 from ovmstrio.core.generation import Task
 from ovmstrio.serving.kind import Takes
@@ -17,14 +17,27 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
-    from ovmstrio.core.callers import Allowance
-    from ovmstrio.core.events import Door
-    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, TextGenerator
-    from ovmstrio.core.speech import Speech, SpeechRequest, TextSpeaker, Transcriber, Transcript, TranscriptionRequest
+    from ovmstrio.core.callers import Quota
+    from ovmstrio.core.events import ApiInterface
+    from ovmstrio.core.generation import (
+        Generation,
+        GenerationChunk,
+        GenerationRequest,
+        GenerativeService,
+        TextGenerator,
+    )
+    from ovmstrio.core.speech import (
+        Speech,
+        SpeechRequest,
+        SpeechSynthesizer,
+        Transcriber,
+        Transcript,
+        TranscriptionRequest,
+    )
     from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.calls import ObservedCall
 
-__all__ = ["call_generative", "charge_caller", "open_generation", "open_speech", "open_transcript"]
+__all__ = ["charge_tokens", "lease_generative", "open_generation", "open_speech", "open_transcript"]
 
 _T = TypeVar("_T")
 
@@ -33,11 +46,11 @@ _UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH})
 """Tasks that are not charged in tokens and not refused for exhausted tokens."""
 
 
-async def call_generative(
+async def lease_generative(
     plane: DataPlane,
     name: str,
     task: Task | None,
-    door: Door,
+    door: ApiInterface,
     method: str,
     *,
     request_id: str = "",
@@ -71,20 +84,20 @@ async def call_generative(
 
 def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:
     """Check the caller's token quota; end the call if it is exhausted."""
-    allowance = allowance_of_caller()
+    allowance = current_quota()
     if allowance is None:
         return
     try:
         allowance.check_tokens()
     except CallerLimited:
-        plane.note_refused_caller(OVER_LIMIT)
+        plane.note_refused_caller(OVER_LIMIT_REASON)
         with call:
             raise
 
 
-def charge_caller(tokens: int) -> None:
+def charge_tokens(tokens: int) -> None:
     """Charge tokens to the current caller's quota, if it has one."""
-    allowance = allowance_of_caller()
+    allowance = current_quota()
     if allowance is not None:
         allowance.spend_tokens(tokens)
 
@@ -92,7 +105,7 @@ def charge_caller(tokens: int) -> None:
 class _ChargedGeneration:
     """A generation whose tokens are charged to the caller as they arrive."""
 
-    def __init__(self, generation: Generation, allowance: Allowance) -> None:
+    def __init__(self, generation: Generation, allowance: Quota) -> None:
         self._generation = generation
         self._pieces = aiter(generation)
         self._allowance = allowance
@@ -115,7 +128,7 @@ class _ChargedGeneration:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> GenerationChunk:
         piece = await anext(self._pieces)
         self._allowance.spend_tokens(piece.tokens)
         return piece
@@ -130,7 +143,7 @@ async def open_generation(model: TextGenerator, asked: GenerationRequest) -> Asy
         ServerError: as ``TextGenerator.generate``.
     """
     async with _until(asked.deadline, model.generate(asked)) as generation:
-        allowance = allowance_of_caller()
+        allowance = current_quota()
         if allowance is None:
             yield generation
         else:
@@ -160,9 +173,9 @@ async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator
 
     Raises:
         DeadlineExceeded: on leaving, if the deadline has passed.
-        ServerError: as ``TextSpeaker.speak``.
+        ServerError: as ``SpeechSynthesizer.speak``.
     """
-    service = cast("TextSpeaker", call.service)
+    service = cast("SpeechSynthesizer", call.service)
     async with _until(asked.deadline, service.speak(asked)) as speech:
         yield speech
 

@@ -18,12 +18,12 @@ from ovmstrio.util.truncation import text_of
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["ResidentService", "host"]
+__all__ = ["HostedService", "host_service"]
 
 log = structlog.get_logger(__name__)
 
 
-class ResidentService:
+class HostedService:
     """Base of services that a hosted context manager yields; closing one ends its block."""
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class ResidentService:
         self._closed.set()
 
 
-ResidentT = TypeVar("ResidentT", bound=ResidentService)
+ResidentT = TypeVar("ResidentT", bound=HostedService)
 
 
-async def host(
+async def host_service(
     tasks: trio.Nursery, opened: AbstractAsyncContextManager[ResidentT], *, kind: str, name: str
 ) -> ResidentT:
     """Enter a context manager in a new task of ``tasks``, and return its service, which the caller must close.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.core.service import CountedService, OrderedService, SequenceServable
+from ovmstrio.core.service import LimitedService, OrderedService, SequenceServable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
-    from ovmstrio.core.limits import CallPlace, ConcurrencyLimit
+    from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
     from ovmstrio.core.service import Servable
     from ovmstrio.serving.kind import Takes
 
@@ -56,7 +56,7 @@ class Instance:
         service: object = self.servable
         keeps_order = isinstance(service, OrderedService) and service.keeps_order
         self.has_order = keeps_order or isinstance(self.servable, SequenceServable)
-        self.concurrency_limit = service.concurrency_limit if isinstance(service, CountedService) else None
+        self.concurrency_limit = service.concurrency_limit if isinstance(service, LimitedService) else None
 
     async def wait_drained(self) -> None:
         """Return once no call is in flight; the caller must prevent new leases."""
@@ -96,7 +96,7 @@ class Lease:
         self.concurrency_limit = instance.concurrency_limit
         self.counted: ConcurrencyLimit | None = None
         self.servable = instance.servable
-        self.place: CallPlace | None = None
+        self.place: AdmissionTicket | None = None
         self.waited_seconds = 0.0
 
     def __enter__(self) -> Self:

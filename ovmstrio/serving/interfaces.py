@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from ovmstrio.core.errors import ServerError, ServiceMissing, VersionLoading, VersionMissing, VersionRetired
-from ovmstrio.core.events import QUESTIONS, Door
+from ovmstrio.core.events import QUERY_METHODS, ApiInterface
 
 __all__ = [
     "GRAPH_MISSING",
@@ -59,7 +59,7 @@ def _with_ovms_text(missing: str, error: ServerError, method: str) -> ServerErro
 def _ovms_text(missing: str, error: ServerError, method: str) -> str | None:
     match error:
         case ServiceMissing():
-            return MODEL_MISSING if method in QUESTIONS else missing
+            return MODEL_MISSING if method in QUERY_METHODS else missing
         case VersionMissing():
             why = f" - the last load of version {error.tried} failed: {error.why}" if error.why else ""
             return VERSION_MISSING + why
@@ -91,13 +91,13 @@ _TENSORFLOW: Final = {
     "status": "GetModelStatus",
 }
 
-KSERVE_GRPC: Final = Door(**_KSERVE, interface="gRPC", words=partial(_with_ovms_text, GRAPH_MISSING))
-KSERVE_REST: Final = Door(**_KSERVE, interface="REST", words=partial(_with_ovms_text, GRAPH_MISSING))
-TENSORFLOW_GRPC: Final = Door(**_TENSORFLOW, interface="gRPC", words=partial(_with_ovms_text, PIPELINE_MISSING))
-TENSORFLOW_REST: Final = Door(**_TENSORFLOW, interface="REST", words=partial(_with_ovms_text, MODEL_MISSING))
-HANDLERS_GRPC: Final = Door("Handlers", "gRPC")
-HANDLERS_HTTP: Final = Door("Handlers", "REST")
-OPENAI_REST: Final = Door("V3", "REST")
+KSERVE_GRPC: Final = ApiInterface(**_KSERVE, interface="gRPC", words=partial(_with_ovms_text, GRAPH_MISSING))
+KSERVE_REST: Final = ApiInterface(**_KSERVE, interface="REST", words=partial(_with_ovms_text, GRAPH_MISSING))
+TENSORFLOW_GRPC: Final = ApiInterface(**_TENSORFLOW, interface="gRPC", words=partial(_with_ovms_text, PIPELINE_MISSING))
+TENSORFLOW_REST: Final = ApiInterface(**_TENSORFLOW, interface="REST", words=partial(_with_ovms_text, MODEL_MISSING))
+HANDLERS_GRPC: Final = ApiInterface("Handlers", "gRPC")
+HANDLERS_HTTP: Final = ApiInterface("Handlers", "REST")
+OPENAI_REST: Final = ApiInterface("V3", "REST")
 """OVMS's metric label of the API, from its first path ``/v3``; methods are ``Unary`` and ``Stream``."""
-PADDLE_GRPC: Final = Door("PaddleServing", "gRPC")
-PADDLE_HTTP: Final = Door("PaddleServing", "REST")
+PADDLE_GRPC: Final = ApiInterface("PaddleServing", "gRPC")
+PADDLE_HTTP: Final = ApiInterface("PaddleServing", "REST")

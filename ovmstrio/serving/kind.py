@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ServiceMissing
 from ovmstrio.core.hooks import NULL_METERS
-from ovmstrio.core.limits import ConcurrencyLimit, local_limit
-from ovmstrio.core.service import NOTHING_INSIDE
+from ovmstrio.core.limits import ConcurrencyLimit, make_local_limit
+from ovmstrio.core.service import NO_INTROSPECTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
-    from ovmstrio.core.payloads import TextApi
-    from ovmstrio.core.service import Inside, LeaseServable, Service
-    from ovmstrio.core.worker_peers import EngineSharing, SequenceOwners
+    from ovmstrio.core.payloads import TextApiAdapter
+    from ovmstrio.core.service import Introspection, ServableLookup, Service
+    from ovmstrio.core.worker_peers import EngineDirectory, SequenceOwners
     from ovmstrio.serving.model_versions import Listing
 
 __all__ = ["Dependency", "Kind", "LoadContext", "Takes", "lease_nothing"]
@@ -67,7 +67,7 @@ class Dependency:
     reloads: bool = False
 
 
-def ignore_remark(_: Problem) -> None:
+def ignore_warning(_: Problem) -> None:
     """Ignore a load-time warning."""
 
 
@@ -93,7 +93,7 @@ class LoadContext:
         text_api: creates the HTTP request parser for text nodes of graphs; None where there is no HTTP.
     """
 
-    lease: LeaseServable
+    lease: ServableLookup
     tasks: trio.Nursery
     meters: Meters = NULL_METERS
     hide_errors: bool = False
@@ -103,12 +103,12 @@ class LoadContext:
     is_trial: bool = False
     is_alone: bool = False
     queue_timeout: float = 0
-    make_limit: Callable[[int, str], ConcurrencyLimit | None] = local_limit
+    make_limit: Callable[[int, str], ConcurrencyLimit | None] = make_local_limit
     names: Collection[str] = ()
-    remark: Callable[[Problem], None] = ignore_remark
+    remark: Callable[[Problem], None] = ignore_warning
     sequence_owners: SequenceOwners | None = None
-    engines: EngineSharing | None = None
-    text_api: Callable[[], TextApi] | None = None
+    engines: EngineDirectory | None = None
+    text_api: Callable[[], TextApiAdapter] | None = None
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:
@@ -212,10 +212,10 @@ class Kind(ABC, Generic[SpecT]):
         del service
         return ""
 
-    def look_inside(self, spec: SpecT, service: Service) -> Inside:
+    def look_inside(self, spec: SpecT, service: Service) -> Introspection:
         """Return the structure and counters of a loaded service, for introspection."""
         del spec, service
-        return NOTHING_INSIDE
+        return NO_INTROSPECTION
 
     def begin_drain(self, service: Service) -> None:
         """Make a service refuse queued and new calls because the server is shutting down; running calls go on."""

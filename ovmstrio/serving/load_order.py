@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ovmstrio.serving.model_versions import Listing
     from ovmstrio.serving.records import ServiceRecord
 
-__all__ = ["Marks", "callers_before", "find_calls", "find_circles", "in_order"]
+__all__ = ["ChangeDetector", "find_cycles", "retirement_order", "run_in_load_order", "update_dependencies"]
 
 
-class Marks:
+class ChangeDetector:
     """Fingerprints files and the loads of callees."""
 
     def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
@@ -57,7 +57,7 @@ class Marks:
         return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))
 
 
-def find_circles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
+def find_cycles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
     """Return a problem for each service that calls itself through others, by name.
 
     Loading cannot detect this: during a configuration change, each service still finds the old ones.
@@ -72,7 +72,7 @@ def find_circles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str
     return found
 
 
-def callers_first(calls: Mapping[str, Sequence[str]]) -> list[str]:
+def callers_before_callees(calls: Mapping[str, Sequence[str]]) -> list[str]:
     """Return names ordered so that callers come before callees, except within circles."""
     acyclic = {
         name: () if _path_to_itself(name, calls) else [each for each in called if each in calls]
@@ -99,7 +99,7 @@ def _path_to_itself(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[
 log = structlog.get_logger(__name__)
 
 
-async def find_calls(services: Mapping[str, ServiceRecord]) -> None:
+async def update_dependencies(services: Mapping[str, ServiceRecord]) -> None:
     """Update the dependencies, circular dependencies and missing callees of all configured services."""
     configured = [(record, spec) for record in services.values() if (spec := record.spec) is not None]
     if not configured:
@@ -108,7 +108,7 @@ async def find_calls(services: Mapping[str, ServiceRecord]) -> None:
     for (record, _), calls in zip(configured, found, strict=True):
         record.calls = calls
     names = {record.name: [call.name for call in record.calls] for record, _ in configured}
-    circles = find_circles([spec for _, spec in configured], names)
+    circles = find_cycles([spec for _, spec in configured], names)
     for record, _ in configured:
         record.circle = circles.get(record.name)
         unmet = tuple(
@@ -132,7 +132,9 @@ def _unmet(call: Dependency, place: Problem, configured: Collection[str]) -> Pro
     )
 
 
-async def in_order(records: Collection[ServiceRecord], work: Callable[[ServiceRecord], Awaitable[None]]) -> None:
+async def run_in_load_order(
+    records: Collection[ServiceRecord], work: Callable[[ServiceRecord], Awaitable[None]]
+) -> None:
     """Run ``work`` on each record after its callees, otherwise concurrently; circular dependencies are ignored."""
     done = {record.name: trio.Event() for record in records}
 
@@ -148,8 +150,8 @@ async def in_order(records: Collection[ServiceRecord], work: Callable[[ServiceRe
             nursery.start_soon(follow, record)
 
 
-def callers_before(records: Collection[ServiceRecord]) -> list[ServiceRecord]:
+def retirement_order(records: Collection[ServiceRecord]) -> list[ServiceRecord]:
     """Return records in retirement order: callers before callees."""
     by_name = {record.name: record for record in records}
     calls = {record.name: [call.name for call in record.calls] for record in records}
-    return [by_name[name] for name in callers_first(calls)]
+    return [by_name[name] for name in callers_before_callees(calls)]

@@ -22,7 +22,7 @@ from ovmstrio.serving.instances import Instance
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.model_versions import choose_versions
 from ovmstrio.serving.records import ApplyResult, Failure, VersionState, VersionStatus, error_code_of
-from ovmstrio.telemetry.process_metrics import GrowthWatch
+from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.truncation import text_of
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.service import GrpcDeclaration, GrpcServices, Servable, Service
     from ovmstrio.serving.kind import Kind, LoadContext
-    from ovmstrio.serving.load_order import Marks
+    from ovmstrio.serving.load_order import ChangeDetector
     from ovmstrio.serving.model_versions import Listing
     from ovmstrio.serving.records import ServiceRecord, VersionRecord
 
-__all__ = ["Reconciler", "VersionLoader", "declaration_of", "describe", "problems_of"]
+__all__ = ["Reconciler", "VersionLoader", "describe_error", "grpc_declaration", "load_problems"]
 
 
 def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iterable[ServiceRecord]) -> None:
@@ -46,7 +46,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
     Raises:
         ConfigError: a gRPC service name is taken.
     """
-    declared = declaration_of(kind, service)
+    declared = grpc_declaration(kind, service)
     if declared is None:
         return
     from ovmstrio.encoding.messages import OWN_SERVICES  # noqa: PLC0415 - needed by few services
@@ -54,7 +54,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
     owners = dict.fromkeys(OWN_SERVICES, "the server itself")
     for record in records:
         found = record.serving.get("") if record.name != name and record.spec is not None else None
-        other = None if found is None else declaration_of(record.kind, found.servable)
+        other = None if found is None else grpc_declaration(record.kind, found.servable)
         if other is not None:
             owners |= dict.fromkeys(other.names, other.source)
     problems = [
@@ -70,7 +70,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
         raise ConfigError(problems)
 
 
-def declaration_of(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
+def grpc_declaration(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
     """Return the gRPC services that a service brings; None for none."""
     return cast("GrpcServices", service).declaration if Takes.GRPC in kind.takes else None
 
@@ -78,16 +78,16 @@ def declaration_of(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
 log = structlog.get_logger(__name__)
 
 
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the reason of a failed load as one text."""
     return error.message if isinstance(error, ServerError) else f"{type(error).__name__}: {text_of(error)}"
 
 
-def problems_of(
+def load_problems(
     kind: Kind[Any], spec: ServableSpec, error: Exception, directory: Path | None = None
 ) -> tuple[Problem, ...]:
     """Return the problems of a failed load or listing, with their places in the configuration."""
-    problems = error.problems if isinstance(error, ConfigError) else (Problem(describe(error)),)
+    problems = error.problems if isinstance(error, ConfigError) else (Problem(describe_error(error)),)
     return tuple(kind.place(spec, problem, directory) for problem in problems)
 
 
@@ -100,11 +100,11 @@ class VersionLoader:
         concurrent_loads: number of concurrent loads.
     """
 
-    def __init__(self, context: Callable[[], LoadContext | None], marks: Marks, concurrent_loads: int) -> None:
+    def __init__(self, context: Callable[[], LoadContext | None], marks: ChangeDetector, concurrent_loads: int) -> None:
         self._context = context
         self._marks = marks
         self._limiter = trio.CapacityLimiter(concurrent_loads)
-        self._memory_growth = GrowthWatch()
+        self._memory_growth = MemoryGrowthMeter()
 
     async def load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Instance | None:
         """Load a version and let it serve; return the replaced instance, which must be retired.
@@ -124,10 +124,10 @@ class VersionLoader:
                 servable = cast("Servable", await self._load(service, spec, version, directory, remarks))
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
-                problems = problems_of(service.kind, spec, error, directory)
+                problems = load_problems(service.kind, spec, error, directory)
                 _log_failure(record, spec, error, problems)
                 failure = _next_failure(record, spec, files, problems)
-                service.load_fails(record, describe(error), failure, perf_counter() - started)
+                service.load_fails(record, describe_error(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
             log.info(
@@ -195,7 +195,10 @@ class Reconciler:
     """
 
     def __init__(
-        self, loader: VersionLoader, marks: Marks, retire: Callable[[Instance, Callable[[], None] | None], None]
+        self,
+        loader: VersionLoader,
+        marks: ChangeDetector,
+        retire: Callable[[Instance, Callable[[], None] | None], None],
     ) -> None:
         self._loader = loader
         self._marks = marks
@@ -233,7 +236,7 @@ class Reconciler:
             service.kind.check_change(spec, served)
             listing = await self._marks.list(service, spec)
         except ConfigError as error:
-            service.problem, service.problems = error.message, problems_of(service.kind, spec, error)
+            service.problem, service.problems = error.message, load_problems(service.kind, spec, error)
         else:
             for warning in listing.warnings if listing.warnings != service.warnings else ():
                 log.warning("model repository", model=service.name, base_path=str(spec.base_path), problem=warning)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import structlog
 import trio
 
-from ovmstrio.config.model_entries import read_overrides
+from ovmstrio.config.model_entries import parse_overrides
 from ovmstrio.config.specs import ModelSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, NotFound, Problem
 from ovmstrio.serving.fingerprints import tree_mark
@@ -46,7 +46,7 @@ _MAX_NAME_BYTES: Final = 255
 _FOLDER_PREFIX: Final = "ovmstrio-loaded-"
 
 
-LoadByName = list[Any]
+RequestedLoad = list[Any]
 """A name, its settings as JSON or None, and its files by ``file:<version>/<name>``; plain data."""
 
 
@@ -87,7 +87,7 @@ class ModelControl:
         self._created_folders: set[Path] = set()
         self._marks: dict[str, str] = {}
         self._configs: dict[str, str | None] = {}
-        self._adopted_loads: list[LoadByName] = []
+        self._adopted_loads: list[RequestedLoad] = []
         self._keeps_before = keeps_before
         self._previous: _PreviousState | None = None
         self._discarded: list[Path] = []
@@ -200,17 +200,17 @@ class ModelControl:
                 for folder in new:
                     await self._remove(folder)
 
-    async def loads(self) -> list[LoadByName]:
+    async def loads(self) -> list[RequestedLoad]:
         """Return all requested loads with their files, for :meth:`adopt` in another process."""
         async with self._lock:
             return [await self._load_of(name) for name in self._requested]
 
-    async def _load_of(self, name: str) -> LoadByName:
+    async def _load_of(self, name: str) -> RequestedLoad:
         folder = self._folders.get(name)
         files = {} if folder is None else await trio.to_thread.run_sync(_files_of, folder)
         return [name, self._configs.get(name), files]
 
-    def adopt(self, loads: Sequence[LoadByName]) -> None:
+    def adopt(self, loads: Sequence[RequestedLoad]) -> None:
         """Set the loads to make at the first configuration, replacing ``first``."""
         self._first = [name for name, config, _ in loads if config is None]
         self._adopted_loads = [load for load in loads if load[1] is not None]
@@ -239,9 +239,9 @@ class ModelControl:
         fields: dict[str, Any] = {}
         ignored: list[str] = []
         if config is not None and len(config) <= _ON_LOOP_CHARACTERS:
-            fields, ignored = read_overrides(config)
+            fields, ignored = parse_overrides(config)
         elif config is not None:
-            fields, ignored = await trio.to_thread.run_sync(read_overrides, config)
+            fields, ignored = await trio.to_thread.run_sync(parse_overrides, config)
         if ignored:
             log.info("settings ignored", name=name, settings=ignored)
         if files:

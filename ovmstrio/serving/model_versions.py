@@ -30,7 +30,7 @@ __all__ = [
     "choose_versions",
     "find_model_file",
     "list_versions",
-    "scan",
+    "scan_versions",
 ]
 
 log = structlog.get_logger(__name__)
@@ -62,14 +62,14 @@ class Listing:
 
 
 def list_versions(base_path: Path) -> dict[int, Path]:
-    """Return the directories of all versions below ``base_path``, ascending; warnings are logged.  See :func:`scan`."""
-    listing = scan(base_path)
+    """Return the directories of all versions below ``base_path``, ascending; warnings are logged.  See :func:`scan_versions`."""
+    listing = scan_versions(base_path)
     for warning in listing.warnings:
         log.warning("model repository", base_path=str(base_path), problem=warning)
     return listing.versions
 
 
-def scan(base_path: Path) -> Listing:
+def scan_versions(base_path: Path) -> Listing:
     """List the versions below ``base_path``; a base path that is a model file is version 1 with itself as directory.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.errors import PayloadTooLarge
-from ovmstrio.core.events import Step
+from ovmstrio.core.events import StreamProgress
 from ovmstrio.core.request import StreamProblem
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.request import InferRequest, StreamReply
     from ovmstrio.core.service import InferStream
-    from ovmstrio.serving.requested_outputs import StreamedOutputs
+    from ovmstrio.serving.requested_outputs import StreamOutputs
 
 __all__ = ["OpenStream"]
 
@@ -45,10 +45,10 @@ class OpenStream:
         self,
         stream: InferStream,
         event: CallEvent,
-        move: Callable[[CallEvent, Step], None],
+        move: Callable[[CallEvent, StreamProgress], None],
         *,
         most_bytes: float,
-        outputs: StreamedOutputs,
+        outputs: StreamOutputs,
         prepare: Callable[[InferRequest], None],
     ) -> None:
         self._stream = stream
@@ -119,13 +119,13 @@ class OpenStream:
         """Count sent requests without a problem as accepted, all present replies having been received."""
         while self._accepted < self._sent - self._problems:
             self._accepted += 1
-            self._move(self._event, Step.ACCEPTED)
+            self._move(self._event, StreamProgress.ACCEPTED)
 
     def _count(self, reply: StreamReply) -> None:
         if isinstance(reply, StreamProblem):
             self._problems += 1
-            self._move(self._event, Step.REJECTED)
+            self._move(self._event, StreamProgress.REJECTED)
         elif (size := reply.nbytes) > self._most_bytes:
             raise PayloadTooLarge.of_outputs(size, self._most_bytes)
         else:
-            self._move(self._event, Step.ANSWERED)
+            self._move(self._event, StreamProgress.ANSWERED)

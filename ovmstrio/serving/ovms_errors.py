@@ -15,24 +15,24 @@ from ovmstrio.encoding.inflate import (
     in_inflating_thread,
 )
 from ovmstrio.serving.interfaces import KSERVE_REST
-from ovmstrio.transport.http.responses import error_answer, size_refusal
+from ovmstrio.transport.http.responses import body_too_large_error, error_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ovmstrio.core.events import Door
+    from ovmstrio.core.events import ApiInterface
     from ovmstrio.core.http import HttpAnswer, HttpRequest
-    from ovmstrio.core.limits import CallPlace
+    from ovmstrio.core.limits import AdmissionTicket
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.records import VersionStatus
 
 __all__ = [
     "INVALID_URL",
     "UNSUPPORTED_METHOD",
-    "OvmsRefusals",
-    "admits",
-    "body_of_call",
-    "inflated_body",
+    "OvmsRouteErrors",
+    "decompressed_body",
+    "decompressed_call_body",
+    "make_admission",
     "status_document",
 ]
 
@@ -42,27 +42,27 @@ _ON_LOOP_BYTES: Final = 2048
 _WINDOW_BITS: Final = {"gzip": GZIP_BITS, "x-gzip": GZIP_BITS, "deflate": DEFLATE_BITS}
 
 
-def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[CallPlace | None]]:
+def make_admission(plane: DataPlane, door: ApiInterface) -> Callable[..., Awaitable[AdmissionTicket | None]]:
     """Return the admission function for routes with a model and a version in their path."""
 
-    async def admit(_method: str, model: str, version: str = "") -> CallPlace | None:
+    async def admit(_method: str, model: str, version: str = "") -> AdmissionTicket | None:
         return await plane.admit(model, version, door) if plane.has_limits() else None
 
     return admit
 
 
-async def body_of_call(
-    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: Door = KSERVE_REST
+async def decompressed_call_body(
+    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: ApiInterface = KSERVE_REST
 ) -> bytes:
-    """Return the decompressed body of a call; count the call if that fails.  Raises as :func:`inflated_body`."""
+    """Return the decompressed body of a call; count the call if that fails.  Raises as :func:`decompressed_body`."""
     try:
-        return await inflated_body(request, limit)
+        return await decompressed_body(request, limit)
     except ServerError as error:
         plane.count_unparsed(model, version, error, door, len(request.body))
         raise
 
 
-async def inflated_body(request: HttpRequest, limit: int) -> bytes:
+async def decompressed_body(request: HttpRequest, limit: int) -> bytes:
     """Undo a body's ``Content-Encoding``, in a thread if the body is large; no checkpoint without an encoding.
 
     Raises:
@@ -90,7 +90,7 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         inflated = inflation.finish()
     except InflationTooLargeError:
-        raise size_refusal(f"more than {limit}", limit) from None
+        raise body_too_large_error(f"more than {limit}", limit) from None
     except InflationError as error:
         raise InvalidRequest(f"the body is not {encoding}: {error}") from None
     if inflation.has_more:
@@ -115,13 +115,13 @@ INVALID_URL: Final = "Invalid request URL"
 UNSUPPORTED_METHOD: Final = "Unsupported method"
 
 
-class OvmsRefusals:
+class OvmsRouteErrors:
     """Responses to requests without a route, with OVMS's texts."""
 
     def no_path(self, method: str, path: str) -> HttpAnswer:
         """Return the response to an unknown path."""
-        return error_answer(InvalidRequest(f"{INVALID_URL} - {method} {path}"))
+        return error_response(InvalidRequest(f"{INVALID_URL} - {method} {path}"))
 
     def no_method(self, method: str, path: str) -> HttpAnswer:
         """Return the response to an unsupported method."""
-        return error_answer(MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} {path}"))
+        return error_response(MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} {path}"))

@@ -18,33 +18,33 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
-from ovmstrio.core.resource_registry import current_census
+from ovmstrio.core.resource_registry import current_resource_registry
 from ovmstrio.core.service import LayeredServable
 from ovmstrio.isolation.thread_pool import WorkerThreads
-from ovmstrio.isolation.worker_process import WorkerEnded
-from ovmstrio.telemetry.process_metrics import processor_seconds
+from ovmstrio.isolation.worker_process import WorkerExited
+from ovmstrio.telemetry.process_metrics import process_cpu_seconds
 from ovmstrio.telemetry.stack_sampling import StackSampler
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from ovmstrio.core.resource_registry import CountedProcess
+    from ovmstrio.core.resource_registry import ProcessResource
     from ovmstrio.core.service import LayerTimes, SampledThreads
     from ovmstrio.serving.data_plane import DataPlane
 
 __all__ = [
-    "MOST_RATE",
-    "MOST_SECONDS",
-    "CalledVersion",
-    "ProcessSamples",
+    "MAX_RATE",
+    "MAX_SECONDS",
     "ProfiledModel",
     "ProfiledProcess",
     "Profiler",
     "ServerProfile",
+    "VersionCalls",
+    "WorkerSamples",
 ]
 
 
-class ProcessSamples:
+class WorkerSamples:
     """Stack samples of all worker processes.
 
     Attributes:
@@ -64,14 +64,14 @@ class ProcessSamples:
     async def take(self, seconds: float, rate: float) -> None:
         """Sample all worker processes for ``seconds``, at ``rate`` samples per second."""
         async with trio.open_nursery() as nursery:
-            for service, process in current_census().processes():
+            for service, process in current_resource_registry().processes():
                 if process.pid is not None:
                     nursery.start_soon(self._sample, service, process, process.pid, seconds, rate)
 
-    async def _sample(self, service: str, process: CountedProcess, pid: int, seconds: float, rate: float) -> None:
+    async def _sample(self, service: str, process: ProcessResource, pid: int, seconds: float, rate: float) -> None:
         try:
             sampled = await process.sample(seconds, rate)
-        except WorkerEnded:
+        except WorkerExited:
             self.problems[pid] = "ended during the profile"
         except (OSError, ValueError) as error:
             self.problems[pid] = str(error)
@@ -83,11 +83,11 @@ class ProcessSamples:
 
 
 if TYPE_CHECKING:
-    ProfileOthers = Callable[[], Awaitable[Iterable["CalledVersion"]]]
+    ProfileOthers = Callable[[], Awaitable[Iterable["VersionCalls"]]]
 
 
-MOST_SECONDS: Final = 60.0
-MOST_RATE: Final = 1000.0
+MAX_SECONDS: Final = 60.0
+MAX_RATE: Final = 1000.0
 _MAX_MODELS: Final = 8
 _LAYER_SECONDS: Final = 1.0
 """Duration of layer timing per model, without compilation."""
@@ -108,7 +108,7 @@ class ProfiledModel:
 
 
 @dataclass(frozen=True, slots=True)
-class CalledVersion:
+class VersionCalls:
     """A version called during the profile: number of finished calls and their total duration."""
 
     name: str
@@ -141,7 +141,7 @@ class ServerProfile:
     threads: list[SampledThreads]
     models: list[ProfiledModel] = field(default_factory=list)
     processes: list[ProfiledProcess] = field(default_factory=list)
-    called: list[CalledVersion] = field(default_factory=list)
+    called: list[VersionCalls] = field(default_factory=list)
 
 
 class Profiler:
@@ -157,8 +157,8 @@ class Profiler:
         """Sample for ``seconds``, then time the layers of models.
 
         Args:
-            seconds: duration, up to ``MOST_SECONDS``.
-            rate: samples per second, from 1 to ``MOST_RATE``.
+            seconds: duration, up to ``MAX_SECONDS``.
+            rate: samples per second, from 1 to ``MAX_RATE``.
             models: models whose layers are timed; None for the called ones with the largest total duration.
             others: profiles the other worker processes meanwhile and returns what was called there.
 
@@ -167,8 +167,8 @@ class Profiler:
             NotFound: a model is unknown.
             Overloaded: another profile is running.
         """
-        _check("seconds", seconds, 0.01, MOST_SECONDS)
-        _check("rate", rate, 1, MOST_RATE)
+        _check("seconds", seconds, 0.01, MAX_SECONDS)
+        _check("rate", rate, 1, MAX_RATE)
         if models is not None and len(models) > _MAX_MODELS:
             raise InvalidRequest(f"models: expected at most {_MAX_MODELS}, got {len(models)}")
         for name in models or ():
@@ -178,8 +178,8 @@ class Profiler:
         self._is_busy = True
         try:
             before, processes = self._version_totals(), _process_cpu_seconds()
-            elsewhere: list[CalledVersion] = []
-            inside = ProcessSamples()
+            elsewhere: list[VersionCalls] = []
+            inside = WorkerSamples()
             async with trio.open_nursery() as nursery:
                 if others is not None:
                     nursery.start_soon(_extend, elsewhere, others)
@@ -204,12 +204,12 @@ class Profiler:
             for key, each in self._plane.call_statistics.versions.items()
         }
 
-    def _called_since(self, before: dict[tuple[str, str], tuple[int, float]]) -> list[CalledVersion]:
+    def _called_since(self, before: dict[tuple[str, str], tuple[int, float]]) -> list[VersionCalls]:
         found = []
         for (name, version), (count, seconds) in self._version_totals().items():
             calls, took = before.get((name, version), (0, 0.0))
             if count > calls:
-                found.append(CalledVersion(name, version, count - calls, seconds - took))
+                found.append(VersionCalls(name, version, count - calls, seconds - took))
         return found
 
     def _requested_model(self, name: str, called: Sequence[ProfiledModel]) -> ProfiledModel:
@@ -229,11 +229,11 @@ class Profiler:
         return ProfiledModel(name, version, calls, problem=problem)
 
 
-async def _extend(elsewhere: list[CalledVersion], others: ProfileOthers) -> None:
+async def _extend(elsewhere: list[VersionCalls], others: ProfileOthers) -> None:
     elsewhere += await others()
 
 
-def _models_of(called: Iterable[CalledVersion]) -> list[ProfiledModel]:
+def _models_of(called: Iterable[VersionCalls]) -> list[ProfiledModel]:
     """Sum calls over all workers, longest total duration first."""
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for each in called:
@@ -255,8 +255,10 @@ async def _sample_threads(seconds: float, rate: float) -> ServerProfile:
 
 
 def _process_cpu_seconds() -> dict[tuple[str, int], float]:
-    pids = [(owner, process.pid) for owner, process in current_census().processes() if process.pid is not None]
-    return {(owner, pid): took for owner, pid in pids if (took := processor_seconds(pid)) is not None}
+    pids = [
+        (owner, process.pid) for owner, process in current_resource_registry().processes() if process.pid is not None
+    ]
+    return {(owner, pid): took for owner, pid in pids if (took := process_cpu_seconds(pid)) is not None}
 
 
 def _cpu_since(before: dict[tuple[str, int], float]) -> list[ProfiledProcess]:

@@ -19,11 +19,11 @@ import trio
 
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
 from ovmstrio.core.limits import NO_LIMIT, Limit
-from ovmstrio.core.service import readiness_reconsidered
+from ovmstrio.core.service import on_readiness_changed
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.instances import Instance, Lease, RetiredInstances
 from ovmstrio.serving.kind import LoadContext
-from ovmstrio.serving.load_order import Marks, callers_before, find_calls, in_order
+from ovmstrio.serving.load_order import ChangeDetector, retirement_order, run_in_load_order, update_dependencies
 from ovmstrio.serving.loading import Reconciler, VersionLoader
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
 from ovmstrio.util.cores import CORES
@@ -35,17 +35,25 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.limits import ConcurrencyLimit
-    from ovmstrio.core.service import Inside, LeaseServable, Servable
+    from ovmstrio.core.service import Introspection, Servable, ServableLookup
     from ovmstrio.serving.kind import Kind, Takes
 
-__all__ = ["Job", "JobQueue", "Registry", "parse_version", "readiness_at_start", "readiness_of", "why_not"]
+__all__ = [
+    "ChangeQueue",
+    "Registry",
+    "RegistryChange",
+    "current_readiness",
+    "parse_version",
+    "startup_readiness",
+    "unavailable_reason",
+]
 
 # ----------------------------------------------------------------------
 # Change queue
 # ----------------------------------------------------------------------
 
 
-class Job:
+class RegistryChange:
     """One queued change of the registry; ``begun`` is true once it runs and others may no longer join it."""
 
     def __init__(self, work: Callable[[], Awaitable[ApplyResult]]) -> None:
@@ -76,17 +84,17 @@ class Job:
         return self._result
 
 
-class JobQueue:
+class ChangeQueue:
     """Runs changes one after the other, in the order of their requests."""
 
     def __init__(self) -> None:
-        self._sender, self._receiver = trio.open_memory_channel[Job](math.inf)
-        self._open: set[Job] = set()
+        self._sender, self._receiver = trio.open_memory_channel[RegistryChange](math.inf)
+        self._open: set[RegistryChange] = set()
         self._closed = False
 
-    def put(self, work: Callable[[], Awaitable[ApplyResult]]) -> Job:
+    def put(self, work: Callable[[], Awaitable[ApplyResult]]) -> RegistryChange:
         """Queue a change; a closed queue abandons it at once."""
-        job = Job(work)
+        job = RegistryChange(work)
         if self._closed:
             job.abandon()
         else:
@@ -111,7 +119,7 @@ class JobQueue:
 # ----------------------------------------------------------------------
 
 
-def readiness_at_start(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness:
+def startup_readiness(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness:
     """Return the progress of the first configuration pass; the server is not ready before it ends."""
     waiting = sorted(record.name for record in services if not record.settled)
     if not waiting:
@@ -122,7 +130,7 @@ def readiness_at_start(services: Collection[ServiceRecord], kinds: Iterable[str]
     )
 
 
-def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
+def current_readiness(services: Collection[ServiceRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
     """Return whether every configured service is available.
 
     A service added to a running server does not count during its first load, so that the server stays in rotation.
@@ -132,7 +140,7 @@ def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_
         return Readiness(ready=False, reason="no model is configured")
     failed = [record for record in configured if record.settled and not record.serving]
     if failed and not when_failed:
-        reasons = (f'{record.kind.name} "{record.name}": {why_not(record)}' for record in failed)
+        reasons = (f'{record.kind.name} "{record.name}": {unavailable_reason(record)}' for record in failed)
         return Readiness(ready=False, reason="; ".join(reasons))
     obstacles = [text for record in configured for text in _unready_reasons(record)]
     return Readiness(ready=not obstacles, reason="; ".join(obstacles))
@@ -148,7 +156,7 @@ def _kind_names(services: Collection[ServiceRecord], kinds: Iterable[str]) -> st
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def why_not(record: ServiceRecord) -> str:
+def unavailable_reason(record: ServiceRecord) -> str:
     """Return why no version of a service is available."""
     reasons = [
         f"version {each.version}: {each.reason}" for each in record.versions.values() if each.failure is not None
@@ -184,7 +192,7 @@ class Registry:
     def __init__(
         self,
         kinds: Mapping[str, Kind[Any]],
-        lend: Callable[[LeaseServable, trio.Nursery], LoadContext] = LoadContext,
+        lend: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
         *,
         poll_seconds: float = 1.0,
         concurrent_loads: int = LOADS_AT_ONCE,
@@ -203,11 +211,11 @@ class Registry:
         self.has_limits = False
         self._services: dict[str, ServiceRecord] = {}
         self._retired = RetiredInstances()
-        marks = Marks(self._services)
+        marks = ChangeDetector(self._services)
         loader = VersionLoader(lambda: self._context, marks, concurrent_loads)
         self._reconciler = Reconciler(loader, marks, self._retire)
-        self._jobs = JobQueue()
-        self._queued_rescan: Job | None = None
+        self._jobs = ChangeQueue()
+        self._queued_rescan: RegistryChange | None = None
         self._nursery: trio.Nursery | None = None
         self._stopped = False
         self._loaded = trio.Event()
@@ -224,7 +232,7 @@ class Registry:
         Cancellation cancels loads, waits a bounded time for calls in flight, closes all services, and cancels their
         background tasks last.
         """
-        with readiness_reconsidered(self._announce_readiness):
+        with on_readiness_changed(self._announce_readiness):
             async with trio.open_nursery() as outer:
                 services = await outer.start(_run_services)
                 self._context = self._make_context(self.lease, services)
@@ -395,7 +403,7 @@ class Registry:
                 counted[name] = number
         return counted
 
-    def look_inside(self, name: str, version: str = "") -> Inside:
+    def look_inside(self, name: str, version: str = "") -> Introspection:
         """Return the inspection of a version, or of the default one; raises as :meth:`peek`."""
         instance = self._find(name, parse_version(version))
         kind = self.kinds[instance.spec.kind]
@@ -412,7 +420,7 @@ class Registry:
 
     def why_not(self, name: str) -> str:
         """Return why a configured name is unavailable; meaningless for an available one."""
-        return why_not(self._record_of(name))
+        return unavailable_reason(self._record_of(name))
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Return the state of every version ever seen, by name."""
@@ -424,8 +432,8 @@ class Registry:
         if self._stopped:
             return Readiness(ready=False, reason="the server is shutting down")
         if not self._loaded.is_set():
-            return readiness_at_start(self._services.values(), self.kinds)
-        return readiness_of(self._services.values(), **self._readiness_options)
+            return startup_readiness(self._services.values(), self.kinds)
+        return current_readiness(self._services.values(), **self._readiness_options)
 
     def subscribe(self, callback: Callable[[VersionStatus], None]) -> None:
         """Call back at every change of a version's state; the callback must neither block nor raise."""
@@ -485,11 +493,11 @@ class Registry:
 
     async def _reconcile_all(self, *, forced: bool) -> ApplyResult:
         """Bring everything in line: callees before callers, unconfigured services last."""
-        await find_calls(self._services)
+        await update_dependencies(self._services)
         configured = [record for record in self._services.values() if record.spec is not None]
         results = await self._reconcile(configured, forced=forced)
         left_out = [record for record in self._services.values() if record.spec is None]
-        had_versions = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
+        had_versions = {record.name: self._reconciler.retire_all(record) for record in retirement_order(left_out)}
         for record in left_out:
             record.settled = True
             record.touch()
@@ -506,7 +514,7 @@ class Registry:
         async def reconcile(record: ServiceRecord) -> None:
             results.append(await self._reconciler.reconcile(record, forced=forced))
 
-        await in_order(records, reconcile)
+        await run_in_load_order(records, reconcile)
         return results
 
     async def _watch(self) -> None:
@@ -527,7 +535,7 @@ class Registry:
 
     async def _shut_down(self) -> None:
         self._stopped = True
-        for record in callers_before(self._services.values()):
+        for record in retirement_order(self._services.values()):
             self._reconciler.retire_all(record)
             record.touch()
         self._announce_readiness()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput, ServableMetadata
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["StreamedOutputs", "asks_plainly", "check_classes", "check_outputs", "keep_classes", "keep_outputs"]
+__all__ = ["StreamOutputs", "check_classes", "check_outputs", "classify_outputs", "has_plain_outputs", "select_outputs"]
 
 _COUNT: Final = "classification"
 
@@ -37,7 +37,7 @@ def check_classes(wanted: Sequence[RequestedOutput]) -> None:
             )
 
 
-def keep_classes(response: InferResponse, wanted: Sequence[RequestedOutput], labels: Sequence[str]) -> None:
+def classify_outputs(response: InferResponse, wanted: Sequence[RequestedOutput], labels: Sequence[str]) -> None:
     """Replace outputs by their top classes as ``value:index[:label]`` texts, row by row.
 
     Raises:
@@ -73,7 +73,7 @@ _ENCODING_PARAMETERS: Final = frozenset({"binary_data", "binary_data_size"})
 """REST encoding parameters, which do not change the result."""
 
 
-def asks_plainly(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
+def has_plain_outputs(request: InferRequest, known: Sequence[TensorSpec]) -> bool:
     """Return True if no tensor has parameters and all requested outputs are known, so that no checks are needed."""
     for given in request.inputs:
         if given.parameters and not _ENCODING_PARAMETERS.issuperset(given.parameters):
@@ -102,7 +102,7 @@ def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]
         _check_names(wanted, [*(spec.name for spec in known), SEQUENCE_ID])
 
 
-def keep_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> None:
+def select_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> None:
     """Reduce a response to the requested outputs, in that order; a sequence id is always kept.
 
     Raises:
@@ -129,7 +129,7 @@ def _check_names(wanted: Sequence[RequestedOutput], known: Iterable[str]) -> Non
         )
 
 
-class StreamedOutputs:
+class StreamOutputs:
     """The outputs that the first request of a stream selects for all replies.
 
     Raises:
@@ -164,5 +164,5 @@ class StreamedOutputs:
         if not self._wanted:
             return True
         reply.outputs = [tensor for tensor in reply.outputs if tensor.name in self._names]
-        keep_classes(reply, self._wanted, self._labels)
+        classify_outputs(reply, self._wanted, self._labels)
         return bool(reply.outputs)

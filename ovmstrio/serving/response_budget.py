@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from ovmstrio.transport.send_budget import current_share
+from ovmstrio.transport.send_budget import current_connection_budget
 
 if TYPE_CHECKING:
     from ovmstrio.core.service import Service
-    from ovmstrio.transport.send_budget import PendingShare
+    from ovmstrio.transport.send_budget import ConnectionBudget
 
-__all__ = ["AnswerRoom", "Room"]
+__all__ = ["ResponseBudget", "ResponseReservation"]
 
 _UNKNOWN_SECONDS: Final = 1.0
 """Longest wait for budget when the size is unknown: such calls may be waiting for each other."""
@@ -21,7 +21,7 @@ _DECAY: Final = 6
 """A smaller response lowers the estimate by ``estimate >> 6``."""
 
 
-class AnswerRoom:
+class ResponseBudget:
     """Estimates response sizes from previous responses.
 
     Attributes:
@@ -33,12 +33,12 @@ class AnswerRoom:
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
 
-    def take(self, share: PendingShare, key: str) -> int:
+    def take(self, share: ConnectionBudget, key: str) -> int:
         """Reserve the expected response size without waiting; return 0 if that is impossible or the size is unknown."""
         size = self.sizes.get(key, 0)
         return size if size and share.take(size) else 0
 
-    async def wait(self, share: PendingShare, key: str, service: Service | None = None) -> int:
+    async def wait(self, share: ConnectionBudget, key: str, service: Service | None = None) -> int:
         """Reserve the expected response size in a client's share, waiting for budget; return the reserved bytes.
 
         The size of a first response comes from fixed output shapes of ``service``, otherwise it is
@@ -57,19 +57,19 @@ class AnswerRoom:
         share.add(size)
         return size
 
-    async def enter(self, key: str, *, is_stream: bool) -> Room | None:
+    async def enter(self, key: str, *, is_stream: bool) -> ResponseReservation | None:
         """Reserve the response of a call without tensors; None if there is nothing to release.
 
         Nothing is reserved for a stream, which may be idle for long; it only waits for free budget.
         """
-        share = current_share.get()
+        share = current_connection_budget.get()
         if share is None:
             return None
         if is_stream:
             await share.wait(0)
             return None
         size = self.take(share, key) or await self.wait(share, key)
-        return Room(self, share, key, size)
+        return ResponseReservation(self, share, key, size)
 
     def learn(self, key: str, size: int) -> None:
         """Update the estimate with a response size."""
@@ -77,11 +77,11 @@ class AnswerRoom:
         self.sizes[key] = max(size, known - (known >> _DECAY))
 
 
-class Room(NamedTuple):
+class ResponseReservation(NamedTuple):
     """The reserved budget of one call's response."""
 
-    room: AnswerRoom
-    share: PendingShare
+    room: ResponseBudget
+    share: ConnectionBudget
     key: str
     size: int
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.limits import NO_LIMIT, Limit
-from ovmstrio.core.worker_peers import NOTHING_ELSEWHERE
+from ovmstrio.core.worker_peers import NO_PEER_COUNTERS
 from ovmstrio.serving.admission import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.core.worker_peers import Account, Ledger
-    from ovmstrio.serving.admission import Turnstile, Waiter
+    from ovmstrio.core.worker_peers import CounterRow, Counters
+    from ovmstrio.serving.admission import QueuedCall, ServiceQueue
 
 __all__ = ["SharedAdmission"]
 
@@ -31,11 +31,11 @@ class SharedAdmission(Admission):
     """Admission of one of several worker processes; ``ledger`` is the shared counter table."""
 
     def __init__(
-        self, ledger: Ledger, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT
+        self, ledger: Counters, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT
     ) -> None:
         super().__init__(server, limit_of)
         self._counters = ledger
-        self._rows: dict[str, Account] = {}
+        self._rows: dict[str, CounterRow] = {}
         self._has_offered = trio.Event()
 
     async def follow_others(self) -> None:
@@ -55,7 +55,7 @@ class SharedAdmission(Admission):
             self._admit_waiting()
 
     @contextmanager
-    def _synchronized(self, *gates: Turnstile) -> Iterator[None]:
+    def _synchronized(self, *gates: ServiceQueue) -> Iterator[None]:
         """Hold the table's lock, read the other workers' counts on entry, and write this worker's on exit."""
         accounts = [(gate, self._row_of(gate)) for gate in gates]
         if all(account is None for _, account in accounts):
@@ -63,7 +63,7 @@ class SharedAdmission(Admission):
             return
         with self._counters.locked():
             for gate, account in accounts:
-                gate.elsewhere = NOTHING_ELSEWHERE if account is None else account.elsewhere()
+                gate.elsewhere = NO_PEER_COUNTERS if account is None else account.elsewhere()
             try:
                 yield
             finally:
@@ -72,34 +72,34 @@ class SharedAdmission(Admission):
                         queued = self._queued if gate is self._server else gate.queued
                         account.write(gate.under_way, queued, self._waiting_since(gate))
 
-    def _row_of(self, gate: Turnstile) -> Account | None:
+    def _row_of(self, gate: ServiceQueue) -> CounterRow | None:
         key = f"service {gate.name}" if gate.name else "server"
         known = self._rows.get(key)
         if known is None and gate.limit.max_concurrency:
             known = self._rows[key] = self._counters.account(key)
         return known
 
-    def _waiting_since(self, gate: Turnstile) -> float:
+    def _waiting_since(self, gate: ServiceQueue) -> float:
         """Return the time since which the first local call waits for a place of a service, or of the server."""
         queues = [each.direct for each in self._busy.values()] if gate is self._server else [gate.direct, gate.nested]
         return min((next(iter(queue)).since for queue in queues if queue), default=math.inf)
 
-    def _grant_or_queue(self, gate: Turnstile, *, is_nested: bool) -> Waiter | None:
+    def _grant_or_queue(self, gate: ServiceQueue, *, is_nested: bool) -> QueuedCall | None:
         with self._synchronized(gate, self._server):
             return super()._grant_or_queue(gate, is_nested=is_nested)
 
-    def _withdraw(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
+    def _withdraw(self, gate: ServiceQueue, waiter: QueuedCall, *, is_nested: bool) -> None:
         with self._synchronized(gate, self._server):
             self._remove(gate, waiter, is_nested=is_nested)
         self._offer(gate)
 
-    def leave(self, gate: Turnstile, *, is_nested: bool, seconds: float | None = None) -> None:
+    def leave(self, gate: ServiceQueue, *, is_nested: bool, seconds: float | None = None) -> None:
         """Release a place held for ``seconds``, and admit the next waiter of any worker."""
         with self._synchronized(gate, self._server):
             self._release(gate, is_nested=is_nested, seconds=seconds)
         self._offer(gate)
 
-    def _offer(self, gate: Turnstile) -> None:
+    def _offer(self, gate: ServiceQueue) -> None:
         """Offer free places to the longest waiting calls, here or in other workers."""
         theirs = (gate.elsewhere, self._server.elsewhere)
         rows = tuple({row for each in theirs for row in each.rows})

@@ -24,15 +24,15 @@ import trio
 
 from ovmstrio.core.errors import (
     AlreadyExists,
+    ErrorList,
     FailedPrecondition,
-    Gathered,
     InvalidRequest,
     NotFound,
     NotSupported,
     Overloaded,
     PermissionDenied,
 )
-from ovmstrio.core.tensor import MemoryPlace, RawTensor
+from ovmstrio.core.tensor import RawTensor, SharedMemoryLocation
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.util.truncation import cut, shown
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ClientRegion",
     "ClientRegions",
-    "OutputPlaces",
-    "names_regions",
-    "output_places",
-    "place_tensors",
-    "view_inputs",
+    "OutputDestinations",
+    "map_inputs",
+    "map_tensors",
+    "output_destinations",
+    "uses_regions",
     "write_outputs",
 ]
 
@@ -251,11 +251,11 @@ class _Place(NamedTuple):
     byte_size: int
 
 
-OutputPlaces = dict[str, _Place]
+OutputDestinations = dict[str, _Place]
 """Destinations of outputs in regions, by output name."""
 
 
-def names_regions(request: InferRequest) -> bool:
+def uses_regions(request: InferRequest) -> bool:
     """Return True if any tensor of a request is in a region."""
     for given in request.inputs:
         if _REGION in given.parameters:
@@ -263,18 +263,18 @@ def names_regions(request: InferRequest) -> bool:
     return bool(request.outputs) and any(_REGION in wanted.parameters for wanted in request.outputs)
 
 
-def place_tensors(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
+def map_tensors(request: InferRequest, regions: ClientRegions) -> OutputDestinations:
     """Map the request's inputs that are in regions, and return the destinations of its outputs.
 
-    Raises as :func:`view_inputs` and :func:`output_places`.
+    Raises as :func:`map_inputs` and :func:`output_destinations`.
     """
-    if not names_regions(request):
+    if not uses_regions(request):
         return {}
-    view_inputs(request, regions)
-    return output_places(request, regions)
+    map_inputs(request, regions)
+    return output_destinations(request, regions)
 
 
-def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
+def map_inputs(request: InferRequest, regions: ClientRegions) -> None:
     """Replace the raw contents of inputs in regions by zero-copy views.
 
     Raises:
@@ -287,7 +287,7 @@ def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
     if not placed:
         return
     raws = [*request.raw_inputs] or [None] * len(request.inputs)
-    errors = Gathered()
+    errors = ErrorList()
     for number in placed:
         given = request.inputs[number]
         has_bytes = number < len(raws) and raws[number] is not None
@@ -302,9 +302,9 @@ def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
     request.raw_inputs = raws
 
 
-def output_places(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
-    """Return the destinations of outputs in regions, checked before inference; raises as :func:`view_inputs`."""
-    places: OutputPlaces = {}
+def output_destinations(request: InferRequest, regions: ClientRegions) -> OutputDestinations:
+    """Return the destinations of outputs in regions, checked before inference; raises as :func:`map_inputs`."""
+    places: OutputDestinations = {}
     for wanted in request.outputs:
         if _REGION in wanted.parameters:
             place = _place_of(f"output {wanted.name}", wanted.parameters, regions)
@@ -313,7 +313,7 @@ def output_places(request: InferRequest, regions: ClientRegions) -> OutputPlaces
     return places
 
 
-async def write_outputs(response: InferResponse, places: OutputPlaces) -> None:
+async def write_outputs(response: InferResponse, places: OutputDestinations) -> None:
     """Write outputs to their destinations and replace them in the response by references; large ones in a thread.
 
     Raises:
@@ -337,7 +337,7 @@ async def write_outputs(response: InferResponse, places: OutputPlaces) -> None:
             place.region.write(place.offset, (data,))
         else:
             await trio.to_thread.run_sync(place.region.write, place.offset, (data,))
-        where = MemoryPlace(place.region.name, place.offset, size)
+        where = SharedMemoryLocation(place.region.name, place.offset, size)
         response.outputs[number] = RawTensor(tensor.name, tensor.datatype_name, tensor.shape, b"", where)
 
 

@@ -18,7 +18,7 @@ from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import GRPC_STATUSES, ModelFailure, ServerError, http_status_of
 from ovmstrio.core.events import OK, CallObserver
 from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink
-from ovmstrio.telemetry.spans import span_of
+from ovmstrio.telemetry.spans import event_span
 from ovmstrio.util.truncation import CONTROLS, text_of
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.events import CallEvent, WireRequest
 
-__all__ = ["AccessLog", "AccessLogForm", "RequestLog", "open_access_log"]
+__all__ = ["AccessLog", "AccessLogFormat", "RequestLog", "open_access_log"]
 
 # Access log
 
-AccessLogForm = Literal["off", "json", "combined"]
+AccessLogFormat = Literal["off", "json", "combined"]
 
 _LONGEST: Final = 1024
 _CLIENT_CLOSED: Final = 499
@@ -49,7 +49,7 @@ class AccessLog:
         outlet: receives the lines; standard output by default.
     """
 
-    def __init__(self, form: AccessLogForm, outlet: LogOutlet | None = None) -> None:
+    def __init__(self, form: AccessLogFormat, outlet: LogOutlet | None = None) -> None:
         self._outlet = LogOutlet(StandardSink("stdout")) if outlet is None else outlet
         self._outlet.setFormatter(logging.Formatter("%(message)s"))
         self._write = _json_line if form == "json" else _combined_line
@@ -72,7 +72,7 @@ class AccessLog:
 
 
 @contextmanager
-def open_access_log(form: AccessLogForm) -> Iterator[tuple[AccessLog, ...]]:
+def open_access_log(form: AccessLogFormat) -> Iterator[tuple[AccessLog, ...]]:
     """Open the access log within the block; yields nothing if it is off."""
     if form == "off":
         yield ()
@@ -103,7 +103,7 @@ def _json_line(request: WireRequest) -> str:
             "kind": event.kind,
             "request_id": event.request_id,
             "code": event.code,
-            "trace_id": "" if (span := span_of(event)) is None else span.trace_id,
+            "trace_id": "" if (span := event_span(event)) is None else span.trace_id,
         }
     try:
         line = orjson.dumps(document).decode()

@@ -10,19 +10,19 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.events import OK, QUESTIONS
-from ovmstrio.core.latency_histogram import TIME_BOUNDS, no_times
+from ovmstrio.core.events import OK, QUERY_METHODS
+from ovmstrio.core.latency_histogram import HISTOGRAM_BOUNDS, empty_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ovmstrio.core.events import CallEvent
 
-__all__ = ["CallStatistics", "Total", "VersionStatistics"]
+__all__ = ["CallStatistics", "CallTotal", "VersionStatistics"]
 
 
 @dataclass(slots=True)
-class Total:
+class CallTotal:
     """Number of calls and their total time."""
 
     count: int = 0
@@ -34,15 +34,15 @@ class VersionStatistics:
     """Calls of one version.
 
     ``queue``, ``compute`` and ``rest`` (parsing and encoding) split the time of successful calls.  ``times`` is a
-    histogram of all calls with the bounds :data:`TIME_BOUNDS`.  ``last_call`` is in seconds since the epoch.
+    histogram of all calls with the bounds :data:`HISTOGRAM_BOUNDS`.  ``last_call`` is in seconds since the epoch.
     """
 
-    success: Total = field(default_factory=Total)
-    fail: Total = field(default_factory=Total)
-    queue: Total = field(default_factory=Total)
-    compute: Total = field(default_factory=Total)
-    rest: Total = field(default_factory=Total)
-    times: list[int] = field(default_factory=no_times)
+    success: CallTotal = field(default_factory=CallTotal)
+    fail: CallTotal = field(default_factory=CallTotal)
+    queue: CallTotal = field(default_factory=CallTotal)
+    compute: CallTotal = field(default_factory=CallTotal)
+    rest: CallTotal = field(default_factory=CallTotal)
+    times: list[int] = field(default_factory=empty_histogram)
     last_call: float = 0.0
 
 
@@ -63,7 +63,7 @@ class CallStatistics:
 
     def call_finished(self, event: CallEvent) -> None:
         """Count a call, but no query; written out, as this runs for every call."""
-        if event.method in QUESTIONS:
+        if event.method in QUERY_METHODS:
             return
         key = (event.name, event.version)
         found = self._versions.get(key)
@@ -74,7 +74,7 @@ class CallStatistics:
         total = found.success if event.code == OK else found.fail
         total.count += 1
         total.seconds += seconds
-        found.times[bisect_left(TIME_BOUNDS, seconds)] += 1
+        found.times[bisect_left(HISTOGRAM_BOUNDS, seconds)] += 1
         if total is found.success:
             found.queue.count = found.compute.count = found.rest.count = total.count
             found.queue.seconds += queued

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.connection import Loopback, Remote
 from ovmstrio.core.errors import GRPC_STATUSES
-from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, CallObserver, current_request
+from ovmstrio.core.events import CANCELLED, OK, QUERY_METHODS, CallObserver, current_request
 from ovmstrio.core.tracing import current_span
-from ovmstrio.telemetry.spans import QuietSpan, RecordedSpan
-from ovmstrio.telemetry.trace_context import read_parent
+from ovmstrio.telemetry.spans import RecordedSpan, UnrecordedSpan
+from ovmstrio.telemetry.trace_context import parse_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, WireRequest
     from ovmstrio.core.tracing import Attributes
     from ovmstrio.telemetry.recent_traces import RecentTraces
-    from ovmstrio.telemetry.spans import SpanSink, TraceSampling, UserContext
+    from ovmstrio.telemetry.spans import SpanSink, TraceSampler, UserContext
     from ovmstrio.telemetry.trace_context import TraceParent
 
-__all__ = ["CallTracing", "WatchedCalls", "describe_call", "describe_end", "is_failing_status", "span_name"]
+__all__ = [
+    "CallTracing",
+    "WatchedCallTracing",
+    "is_failing_status",
+    "set_end_attributes",
+    "set_start_attributes",
+    "span_name",
+]
 
 # Span names and attributes
 
@@ -57,7 +64,7 @@ def span_name(event: CallEvent) -> str:
     return f"{request.method} {_route(event, request)}"
 
 
-def describe_call(event: CallEvent, set_attribute: Callable[[str, str | bool | float], None]) -> None:
+def set_start_attributes(event: CallEvent, set_attribute: Callable[[str, str | bool | float], None]) -> None:
     """Set the attributes known at the start of a call."""
     set_attribute("ovmstrio.service.name", event.name)
     set_attribute("ovmstrio.service.version", event.version)
@@ -75,7 +82,7 @@ def describe_call(event: CallEvent, set_attribute: Callable[[str, str | bool | f
         set_attribute("gen_ai.response.model", event.name)
 
 
-def describe_end(event: CallEvent, set_attribute: Callable[[str, str | bool | float], None]) -> None:
+def set_end_attributes(event: CallEvent, set_attribute: Callable[[str, str | bool | float], None]) -> None:
     """Set the attributes known at the end of a call."""
     set_attribute("ovmstrio.code", event.code)
     if event.caller:
@@ -146,7 +153,7 @@ def _route(event: CallEvent, request: WireRequest) -> str:
 
 _OK_STATUSES: Final = frozenset({0, 200})
 """Successful gRPC and HTTP statuses."""
-_SPANS: Final = (QuietSpan, RecordedSpan)
+_SPANS: Final = (UnrecordedSpan, RecordedSpan)
 
 
 class CallTracing(CallObserver):
@@ -164,7 +171,7 @@ class CallTracing(CallObserver):
 
     def __init__(
         self,
-        sampling: TraceSampling,
+        sampling: TraceSampler,
         sinks: Sequence[SpanSink],
         *,
         is_failure: Callable[[BaseException], bool],
@@ -197,12 +204,12 @@ class CallTracing(CallObserver):
         if user is None and parent is None:
             return
         trace = self._sampling.new_id(is_recorded=False) if parent is None else parent.trace_id
-        self._set_current(event, QuietSpan(trace, parent, user))
+        self._set_current(event, UnrecordedSpan(trace, parent, user))
 
     def _decide(self, request: WireRequest | None) -> tuple[TraceParent | None, bool]:
         if request is not None:
             header = request.header("traceparent") if request.traceparent is None else request.traceparent
-            parent = read_parent(header, request.header("tracestate")) if header else None
+            parent = parse_traceparent(header, request.header("tracestate")) if header else None
             if parent is not None:
                 return parent, self._sampling.records(parent.trace_id, parent)
             # Without request observation, ``is_sampled`` is the decision of another observer.
@@ -218,7 +225,7 @@ class CallTracing(CallObserver):
             span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
         self._set_current(event, span)
 
-    def _set_current(self, event: CallEvent, span: RecordedSpan | QuietSpan) -> None:
+    def _set_current(self, event: CallEvent, span: RecordedSpan | UnrecordedSpan) -> None:
         event.span = span
         current_span.set(span)
         if span.user is not None:
@@ -231,7 +238,7 @@ class CallTracing(CallObserver):
             current_span.set(None)
             if isinstance(span, _SPANS) and span.user is not None:
                 span.user.leave(None)
-        elif event.code == OK or event.method in QUESTIONS:
+        elif event.code == OK or event.method in QUERY_METHODS:
             return
         ends_later = current_request.get() is not None if request is None else not request.is_stream
         if not (ends_later and self._is_told_of_requests):
@@ -246,9 +253,9 @@ class CallTracing(CallObserver):
         """Return the sampling decision; None if the request has a parent."""
         return None if traceparent else random() < self._share  # noqa: S311 - no secret
 
-    def unrecorded_span(self) -> QuietSpan:
+    def unrecorded_span(self) -> UnrecordedSpan:
         """Return the span of an unrecorded call without parent."""
-        return QuietSpan(self._sampling.new_id(is_recorded=False))
+        return UnrecordedSpan(self._sampling.new_id(is_recorded=False))
 
     def request_ended(self, request: WireRequest) -> None:
         """End the span of the request's call."""
@@ -277,7 +284,7 @@ class CallTracing(CallObserver):
                 with span.as_current():
                     yield
             else:
-                with QuietSpan(span.trace).as_current():
+                with UnrecordedSpan(span.trace).as_current():
                     yield
         except BaseException as error:
             if is_sampled or isinstance(error, Exception):
@@ -289,15 +296,15 @@ class CallTracing(CallObserver):
     def _end(self, event: CallEvent, request: WireRequest | None) -> None:
         span = event.span
         has_failed = self._has_failed(event, request)
-        if span is None or isinstance(span, QuietSpan):
-            if not has_failed or event.method in QUESTIONS:
+        if span is None or isinstance(span, UnrecordedSpan):
+            if not has_failed or event.method in QUERY_METHODS:
                 return
             span = span or self.unrecorded_span()
             # Later observers, such as the access log, need the same ids.
             span = event.span = self._recorded(event, span.trace, span.parent, span.number)
         if not isinstance(span, RecordedSpan):
             return
-        describe_end(event, span.set)
+        set_end_attributes(event, span.set)
         if event.code == CANCELLED:
             span.set("ovmstrio.cancelled", True)
         elif has_failed:
@@ -322,7 +329,7 @@ class CallTracing(CallObserver):
             user=self._user,
             seconds_ago=perf_counter() - began,
         )
-        describe_call(event, span.set)
+        set_start_attributes(event, span.set)
         return span
 
     def _has_failed(self, event: CallEvent, request: WireRequest | None) -> bool:
@@ -335,7 +342,7 @@ class CallTracing(CallObserver):
         return event.code != CANCELLED and self._is_failure(error)
 
 
-class WatchedCalls(CallObserver):
+class WatchedCallTracing(CallObserver):
     """Observer that records calls only while recent traces are watched.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ovmstrio.core.errors import MissingScope
-from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.core.errors import ServerError
 
-__all__ = ["bounded_refusals", "tell_refused"]
+__all__ = ["log_denied", "rate_limited_denials"]
 
 log = structlog.get_logger(__name__)
 
@@ -31,16 +31,16 @@ _REFUSED: Final = "change refused"
 _MAX_WINDOWS: Final = 200
 _MAX_CHARACTERS: Final = 200
 
-_rate_limiter: Final[ContextVar[RepeatedFaults | None]] = ContextVar("refused changes", default=None)
+_rate_limiter: Final[ContextVar[LogRateLimiter | None]] = ContextVar("refused changes", default=None)
 
 
 @contextmanager
-def bounded_refusals() -> Iterator[RepeatedFaults]:
+def rate_limited_denials() -> Iterator[LogRateLimiter]:
     """Rate-limit denials of tasks started within the block.
 
     Yields the rate limiter, caller_name ``sum_up`` must run in a task.
     """
-    bounds = RepeatedFaults(log, most=_MAX_WINDOWS)
+    bounds = LogRateLimiter(log, most=_MAX_WINDOWS)
     before = _rate_limiter.set(bounds)
     try:
         yield bounds
@@ -48,7 +48,7 @@ def bounded_refusals() -> Iterator[RepeatedFaults]:
         _rate_limiter.reset(before)
 
 
-def tell_refused(
+def log_denied(
     change: str,
     error: ServerError,
     *,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.metric_families import Family
 
-__all__ = ["Count", "Counts", "Spread", "Spreads"]
+__all__ = ["FastCounter", "FastCounterFamily", "FastHistogram", "FastHistogramFamily"]
 
 
-class Count:
+class FastCounter:
     """A counter."""
 
     __slots__ = ("number",)
@@ -35,7 +35,7 @@ class Count:
         self.number += amount
 
 
-class Spread:
+class FastHistogram:
     """A histogram.
 
     Attributes:
@@ -71,16 +71,16 @@ class Spread:
         return entries
 
 
-class Counts:
+class FastCounterFamily:
     """Collector of a counter family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._children: dict[tuple[str, ...], Count] = {}
+        self._children: dict[tuple[str, ...], FastCounter] = {}
 
-    def labels(self, *values: str) -> Count:
+    def labels(self, *values: str) -> FastCounter:
         """Return the counter with these labels, created at zero."""
-        return self._children.get(values) or self._children.setdefault(values, Count())
+        return self._children.get(values) or self._children.setdefault(values, FastCounter())
 
     def describe(self) -> Iterable[CounterMetricFamily]:
         """Return the family without samples."""
@@ -97,17 +97,17 @@ class Counts:
         return CounterMetricFamily(self._family.name, self._family.help, labels=self._family.labels)
 
 
-class Spreads:
+class FastHistogramFamily:
     """Collector of a histogram family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._children: dict[tuple[str, ...], Spread] = {}
+        self._children: dict[tuple[str, ...], FastHistogram] = {}
         self._names: Final = [*map(floatToGoString, family.buckets), "+Inf"]
 
-    def labels(self, *values: str) -> Spread:
+    def labels(self, *values: str) -> FastHistogram:
         """Return the histogram with these labels, created empty."""
-        return self._children.get(values) or self._children.setdefault(values, Spread(self._family.buckets))
+        return self._children.get(values) or self._children.setdefault(values, FastHistogram(self._family.buckets))
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         """Return the family without samples."""

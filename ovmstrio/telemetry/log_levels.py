@@ -15,13 +15,13 @@ from typing import Final, Protocol
 __all__ = [
     "LEVELS",
     "LOADING_LOGGERS",
+    "LOGGER_ALIASES",
     "LOG_LEVEL",
-    "LOG_TREES",
-    "LevelCell",
     "LogLevel",
-    "loggers_of",
-    "read_log_levels",
-    "written_log_levels",
+    "SharedLogLevel",
+    "format_log_levels",
+    "logger_name",
+    "parse_log_levels",
 ]
 
 # Levels by logger name
@@ -35,7 +35,7 @@ LEVELS: Final = {
 }
 """OVMS's level names; Python has nothing below DEBUG, so TRACE is the same."""
 
-LOG_TREES: Final[Mapping[str, str]] = {
+LOGGER_ALIASES: Final[Mapping[str, str]] = {
     "ovmstrio.grpc": "ovmstrio.transport.grpc",
     "ovmstrio.http": "ovmstrio.transport.http",
     "ovmstrio.requests": "ovmstrio.telemetry.access_log",
@@ -65,7 +65,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
 _FORM: Final = "such as ovmstrio.graphs=debug,ovmstrio.serving=error"
 
 
-def read_log_levels(text: str) -> dict[str, int]:
+def parse_log_levels(text: str) -> dict[str, int]:
     """Parse levels such as ``ovmstrio.graphs=debug,ovmstrio.remote=warning``.
 
     Raises:
@@ -83,7 +83,7 @@ def read_log_levels(text: str) -> dict[str, int]:
             raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {level[:80]!r}")
         if not _is_known(name):
             packages = (folder.parent.name for folder in _PACKAGE.glob("*/__init__.py"))
-            names = sorted({*packages, *(each.removeprefix(_PREFIX) for each in (*LOG_TREES, *_OTHER_NAMES))})
+            names = sorted({*packages, *(each.removeprefix(_PREFIX) for each in (*LOGGER_ALIASES, *_OTHER_NAMES))})
             raise ValueError(f"unknown logger {name[:80]!r}; expected {_PREFIX} and one of {', '.join(names)}")
         levels[name] = number
     return levels
@@ -93,18 +93,18 @@ def _is_known(name: str) -> bool:
     """Return whether a logger of the server exists; other loggers cannot be checked."""
     if not name.startswith(_PREFIX) or name in _OTHER_NAMES:
         return True
-    place = _PACKAGE.joinpath(*loggers_of(name).split(".")[1:])
+    place = _PACKAGE.joinpath(*logger_name(name).split(".")[1:])
     return len(name) <= _MAX_NAME_CHARACTERS and (place.is_dir() or place.with_suffix(".py").is_file())
 
 
-def written_log_levels(levels: Mapping[str, int]) -> str:
-    """Format levels as :func:`read_log_levels` parses them."""
+def format_log_levels(levels: Mapping[str, int]) -> str:
+    """Format levels as :func:`parse_log_levels` parses them."""
     return ",".join(f"{name}={logging.getLevelName(level).lower()}" for name, level in levels.items())
 
 
-def loggers_of(name: str) -> str:
+def logger_name(name: str) -> str:
     """Return the logger of a short name or of a name below it."""
-    for short, logger in (*LOG_TREES.items(), *_EARLIER_NAMES.items()):
+    for short, logger in (*LOGGER_ALIASES.items(), *_EARLIER_NAMES.items()):
         if name == short or name.startswith(f"{short}."):
             return logger + name.removeprefix(short)
     return name
@@ -113,7 +113,7 @@ def loggers_of(name: str) -> str:
 # Process log level
 
 
-class LevelCell(Protocol):
+class SharedLogLevel(Protocol):
     """Log level shared by all workers; 0 until changed."""
 
     @property
@@ -139,7 +139,7 @@ class LogLevel:
         self._parts: dict[str, int] = {}
         self._file_levels: list[int] = []
         self._handlers: list[tuple[logging.Handler, int]] = []
-        self._cell: LevelCell | None = None
+        self._cell: SharedLogLevel | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -174,15 +174,15 @@ class LogLevel:
         """Replace the levels of single loggers in this process.
 
         Args:
-            levels: levels by logger name or short name of :data:`LOG_TREES`; children inherit them.
+            levels: levels by logger name or short name of :data:`LOGGER_ALIASES`; children inherit them.
         """
         for name in self._parts:
-            logging.getLogger(loggers_of(name)).setLevel(logging.NOTSET)
+            logging.getLogger(logger_name(name)).setLevel(logging.NOTSET)
         self._parts = dict(levels)
         self._change(self._own)
 
     @contextmanager
-    def shared(self, cell: LevelCell) -> Iterator[None]:
+    def shared(self, cell: SharedLogLevel) -> Iterator[None]:
         """Share the level with other workers within the block."""
         self._cell = cell
         self.follow()
@@ -225,7 +225,7 @@ class LogLevel:
         for name, floor in self._floors.items():
             logging.getLogger(name).setLevel(max(floor, level))
         for name, own in self._parts.items():
-            logging.getLogger(loggers_of(name)).setLevel(own)
+            logging.getLogger(logger_name(name)).setLevel(own)
         self._apply()
 
     def _apply(self) -> None:

@@ -15,7 +15,7 @@ import trio
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["RepeatedFaults"]
+__all__ = ["LogRateLimiter"]
 
 _WINDOW_SECONDS: Final = 60.0
 _MOST: Final = 1_000
@@ -29,7 +29,7 @@ class _Window:
     repeated: int = 0
 
 
-class RepeatedFaults:
+class LogRateLimiter:
     """Rate limiter by peer and kind of fault.
 
     Args:

@@ -16,7 +16,7 @@ import structlog
 from ovmstrio.core.events import current_event
 from ovmstrio.telemetry.log_levels import LEVELS, LOG_LEVEL
 from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink, open_log_sink
-from ovmstrio.telemetry.spans import span_in_hand
+from ovmstrio.telemetry.spans import current_or_event_span
 from ovmstrio.util.truncation import CONTROLS, escape_controls
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_call_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mutable
     call = current_event.get()
     if call is not None and call.request_id:
         event.setdefault("request_id", call.request_id)
-    span = span_in_hand()
+    span = current_or_event_span()
     if span is not None:
         event.setdefault("trace_id", span.trace_id)
         event.setdefault("span_id", span.span_id)

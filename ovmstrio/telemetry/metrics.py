@@ -20,19 +20,19 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.utils import floatToGoString
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, ServerError
-from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, Step
+from ovmstrio.core.events import CANCELLED, OK, QUERY_METHODS, StreamProgress
 from ovmstrio.core.hooks import BatchHooks, Collectors, GraphHooks, Meters, NodeHooks, ServableHooks
-from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, READ_FAMILIES
-from ovmstrio.telemetry.fast_metrics import Count, Counts, Spreads
+from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, SCRAPED_FAMILIES
+from ovmstrio.telemetry.fast_metrics import FastCounter, FastCounterFamily, FastHistogramFamily
 from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.telemetry.process_metrics import PROCESS_FIGURES, work_figures
+from ovmstrio.telemetry.process_metrics import PROCESS_METRICS, resource_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ovmstrio.core.events import CallEvent, Door
+    from ovmstrio.core.events import ApiInterface, CallEvent
     from ovmstrio.core.metric_families import Family
-    from ovmstrio.core.resource_registry import Census
+    from ovmstrio.core.resource_registry import ResourceRegistry
 
 __all__ = [
     "CONTENT_TYPE",
@@ -42,11 +42,11 @@ __all__ = [
     "GraphMetrics",
     "Metrics",
     "NodeMetrics",
-    "ReadFigures",
-    "ReadSpread",
+    "ScrapedGauges",
+    "ScrapedHistogram",
     "ServableMetrics",
     "ServiceMetrics",
-    "with_vllm_names",
+    "add_vllm_aliases",
 ]
 
 # Graphs
@@ -64,9 +64,9 @@ _INTERFACES: Final = ("gRPC", "REST")
 _FAMILIES: Final = ("ovms_requests_accepted", "ovms_requests_rejected", "ovms_responses", "ovms_graph_error")
 _MICROSECONDS: Final = 1e6
 _FAMILY_OF: Final = {
-    Step.ACCEPTED: "ovms_requests_accepted",
-    Step.REJECTED: "ovms_requests_rejected",
-    Step.ANSWERED: "ovms_responses",
+    StreamProgress.ACCEPTED: "ovms_requests_accepted",
+    StreamProgress.REJECTED: "ovms_requests_rejected",
+    StreamProgress.ANSWERED: "ovms_responses",
 }
 
 
@@ -104,7 +104,7 @@ class GraphMetrics(GraphHooks):
         """Return the hooks of a node."""
         return self._node_of(self._name, node)
 
-    def moved(self, event: CallEvent, step: Step) -> None:
+    def moved(self, event: CallEvent, step: StreamProgress) -> None:
         """Count an accepted or rejected request, or a response; on streams, each one."""
         self._count(_FAMILY_OF[step], event)
 
@@ -115,7 +115,7 @@ class GraphMetrics(GraphHooks):
         if event.method == _STREAM:
             if isinstance(event.error, ServerError):
                 self._count("ovms_graph_error", event)
-        elif event.method not in QUESTIONS:
+        elif event.method not in QUERY_METHODS:
             self._count_call(event)
 
     def _count_call(self, event: CallEvent) -> None:
@@ -132,7 +132,7 @@ class GraphMetrics(GraphHooks):
     def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, ...]:
         labels = (self._name, "", api, method, interface)
         requests = self._child("ovmstrio_requests", *labels, code)
-        if method not in QUESTIONS:
+        if method not in QUERY_METHODS:
             return (requests,)
         return requests, self._child("ovms_requests_success" if code == OK else "ovms_requests_fail", *labels)
 
@@ -140,7 +140,7 @@ class GraphMetrics(GraphHooks):
 # Metrics read at scrape time
 
 
-class ReadFigures:
+class ScrapedGauges:
     """Collector of one counter or gauge family; ``read`` returns values by labels and is called from any thread."""
 
     def __init__(self, family: Family, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
@@ -163,7 +163,7 @@ class ReadFigures:
         return made(self._family.name, self._family.help, labels=self._family.labels)
 
 
-class ReadSpread:
+class ScrapedHistogram:
     """Collector of one histogram without labels.
 
     Args:
@@ -211,7 +211,7 @@ _REASONS: Final[Mapping[str, str]] = {"tool_calls": "stop", "cancelled": "abort"
 """Finish reasons with another name in vLLM."""
 
 
-def with_vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
+def add_vllm_aliases(families: Iterable[Metric]) -> Iterator[Metric]:
     """Yield families, each followed by its vLLM alias if there is one."""
     for family in families:
         yield family
@@ -272,7 +272,7 @@ class ServiceMetrics:
             for found in (family for collector in collectors for family in collector.collect()):
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 family.samples += [each._replace(labels=labels | each.labels) for each in found.samples]
-        return with_vllm_names(families.values()) if self._has_vllm_names else families.values()
+        return add_vllm_aliases(families.values()) if self._has_vllm_names else families.values()
 
     def restricted(self, families: Sequence[str]) -> RestrictedServiceMetrics:
         """Return a collector of the named families only."""
@@ -322,7 +322,7 @@ CallsT = TypeVar("CallsT", bound="CallMetrics")
 class _CallEnd(NamedTuple):
     """Metrics for calls with the same end; ``times`` is empty for queries, which are not timed."""
 
-    counters: tuple[Count, ...]
+    counters: tuple[FastCounter, ...]
     times: tuple[Any, ...]
 
 
@@ -345,9 +345,9 @@ class Metrics(Meters):
         chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
         chosen |= set(OWN_FAMILIES if own is None else own)
         rows = [row for row in (*FAMILIES.values(), *OWN_FAMILIES.values()) if row.name in chosen]
-        self._read = {row.name: row for row in rows if row.name in READ_FAMILIES}
+        self._read = {row.name: row for row in rows if row.name in SCRAPED_FAMILIES}
         self._families: dict[str, Any] = {
-            row.name: _make_family(row, self.registry) for row in rows if row.name not in READ_FAMILIES
+            row.name: _make_family(row, self.registry) for row in rows if row.name not in SCRAPED_FAMILIES
         }
         self._kind_times = cache(partial(self.child, "ovmstrio_request_time_us"))
         self._servables: dict[tuple[str, str], CallMetrics] = {}
@@ -357,14 +357,14 @@ class Metrics(Meters):
         self.child("ovmstrio_dropped_log_lines")
         self._services = ServiceMetrics(has_vllm_names=vllm_names)
         self.registry.register(self._services)
-        self._register_readers(PROCESS_FIGURES)
+        self._register_readers(PROCESS_METRICS)
 
-    def watch(self, census: Census, turns: Callable[[], tuple[Sequence[int], float]]) -> None:
-        """Expose resources of the registry and the event-loop iteration times (see ``ReadSpread``)."""
-        self._register_readers(work_figures(census))
+    def watch(self, census: ResourceRegistry, turns: Callable[[], tuple[Sequence[int], float]]) -> None:
+        """Expose resources of the registry and the event-loop iteration times (see ``ScrapedHistogram``)."""
+        self._register_readers(resource_metrics(census))
         family = self._read.get(LOOP_DELAY)
         if family is not None:
-            self.registry.register(ReadSpread(family, turns))
+            self.registry.register(ScrapedHistogram(family, turns))
 
     def show(self, family: str, read: Callable[[], dict[tuple[str, ...], float]]) -> None:
         """Expose values that ``read`` returns by labels; called from any thread."""
@@ -372,7 +372,7 @@ class Metrics(Meters):
 
     def _register_readers(self, readers: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
         for name in readers.keys() & self._read.keys():
-            self.registry.register(ReadFigures(self._read[name], readers[name]))
+            self.registry.register(ScrapedGauges(self._read[name], readers[name]))
 
     def limited(self, name: str, queued: Callable[[], int]) -> None:
         """Create the queue metrics of a service with a concurrency limit."""
@@ -426,11 +426,11 @@ class Metrics(Meters):
 
     def call_started(self, event: CallEvent) -> None:
         """Count a started call."""
-        if event.kind != _GRAPH and event.method not in QUESTIONS:
+        if event.kind != _GRAPH and event.method not in QUERY_METHODS:
             found = self._servables.get((event.name, event.version)) or self._make_calls(event)
             found.in_flight += 1
 
-    def call_moved(self, event: CallEvent, step: Step) -> None:
+    def call_moved(self, event: CallEvent, step: StreamProgress) -> None:
         """Count stream progress of a graph."""
         if event.kind == _GRAPH:
             self.graph(event.name).moved(event, step)
@@ -438,7 +438,7 @@ class Metrics(Meters):
     def call_finished(self, event: CallEvent) -> None:
         """Count a finished call by outcome."""
         if event.kind == _GRAPH:
-            if event.method not in QUESTIONS:
+            if event.method not in QUERY_METHODS:
                 self.of_kind(event).observe(event.seconds * _MICROSECONDS, event.trace_id)
             self.graph(event.name).ended(event)
         else:
@@ -535,7 +535,7 @@ class CallMetrics(BatchMetrics):
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
-        self._ends: dict[tuple[str, Door, str, str], _CallEnd] = {}
+        self._ends: dict[tuple[str, ApiInterface, str, str], _CallEnd] = {}
         self.in_flight = 0
 
     def ended(self, event: CallEvent) -> None:
@@ -555,8 +555,8 @@ class CallMetrics(BatchMetrics):
     def _bind_end(self, event: CallEvent) -> _CallEnd:
         interface = event.door.interface
         counted = self._outcome(event.method, event.door.api, interface, event.code)
-        counters = tuple(each for each in counted if isinstance(each, Count))
-        if event.method in QUESTIONS:
+        counters = tuple(each for each in counted if isinstance(each, FastCounter))
+        if event.method in QUERY_METHODS:
             return _CallEnd(counters, ())
         own = self._metrics.child("ovms_request_time_us", *self._labels, interface)
         return _CallEnd(counters, (self._metrics.of_kind(event), own))
@@ -666,9 +666,9 @@ class _NoMetric:
 _NO_METRIC: Final = _NoMetric()
 
 
-def _make_family(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads:
+def _make_family(row: Family, registry: CollectorRegistry) -> Gauge | FastCounterFamily | FastHistogramFamily:
     if row.kind == "gauge":
         return Gauge(row.name, row.help, row.labels, registry=registry)
-    made = (Counts if row.kind == "counter" else Spreads)(row)
+    made = (FastCounterFamily if row.kind == "counter" else FastHistogramFamily)(row)
     registry.register(made)
     return made

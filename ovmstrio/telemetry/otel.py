@@ -22,8 +22,8 @@ from opentelemetry.trace import (
     TraceState,
 )
 
-from ovmstrio.telemetry.recent_traces import KeptSpan
-from ovmstrio.telemetry.spans import LONGEST_TEXT, MOST_EVENTS, RecordedSpan, SpanLink
+from ovmstrio.telemetry.recent_traces import FinishedSpan
+from ovmstrio.telemetry.spans import MAX_ATTRIBUTE_CHARACTERS, MAX_SPAN_EVENTS, RecordedSpan, SpanLink
 from ovmstrio.telemetry.trace_context import exporter_names, otlp_protocol
 from ovmstrio.util.truncation import cut, text_of
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.tracing import Span
     from ovmstrio.telemetry.recent_traces import RecentTraces
 
-__all__ = ["Export", "UserSpans", "context_of", "kept_span", "plain", "readable_span"]
+__all__ = ["SpanExport", "UserSpans", "plain_attribute", "span_context", "to_finished_span", "to_readable_span"]
 
 # Span conversion
 
@@ -46,7 +46,7 @@ _KINDS: Final = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "clie
 _SCOPE: Final = InstrumentationScope("ovmstrio")
 
 
-def context_of(
+def span_context(
     trace: int, span: int, state: str = "", *, is_remote: bool = False, is_sampled: bool = True
 ) -> SpanContext:
     """Return the OpenTelemetry context of span ids."""
@@ -54,18 +54,18 @@ def context_of(
     return SpanContext(trace, span, is_remote, _SAMPLED if is_sampled else _UNSAMPLED, kept)
 
 
-def readable_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
+def to_readable_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
     """Convert a finished span for exporters."""
     trace, state = span.trace, span.state
-    parent = context_of(trace, span.parent, state, is_remote=span.has_remote_parent) if span.parent else None
+    parent = span_context(trace, span.parent, state, is_remote=span.has_remote_parent) if span.parent else None
     return ReadableSpan(
         name=span.name,
-        context=context_of(trace, span.number, state),
+        context=span_context(trace, span.number, state),
         parent=parent,
         resource=resource,
         attributes=span.attributes,
         events=[Event(event.name, dict(event.attributes), event.at) for event in span.events],
-        links=[Link(context_of(link.trace_id, link.span_id)) for link in span.links],
+        links=[Link(span_context(link.trace_id, link.span_id)) for link in span.links],
         kind=_KINDS[span.kind],
         status=Status(StatusCode.ERROR, span.failure) if span.failure else Status(StatusCode.UNSET),
         start_time=span.began,
@@ -74,33 +74,33 @@ def readable_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
     )
 
 
-def kept_span(span: ReadableSpan) -> tuple[int, KeptSpan] | None:
+def to_finished_span(span: ReadableSpan) -> tuple[int, FinishedSpan] | None:
     """Convert a span of user code to its trace id and kept span; None without ids."""
     context = span.context
     if context is None:
         return None
     status = span.status
     kind = span.kind.name.lower()
-    return context.trace_id, KeptSpan(
+    return context.trace_id, FinishedSpan(
         f"{context.span_id:016x}",
         "" if span.parent is None else f"{span.parent.span_id:016x}",
         span.name,
         kind if kind == "client" else "internal",
         span.start_time or 0,
         span.end_time or 0,
-        {name: plain(value) for name, value in (span.attributes or {}).items()},
-        [(event.name, event.timestamp or 0, {k: plain(v) for k, v in (event.attributes or {}).items()})
+        {name: plain_attribute(value) for name, value in (span.attributes or {}).items()},
+        [(event.name, event.timestamp or 0, {k: plain_attribute(v) for k, v in (event.attributes or {}).items()})
          for event in span.events],
         [(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
-        cut(status.description or "error", LONGEST_TEXT) if status.status_code is StatusCode.ERROR else "",
+        cut(status.description or "error", MAX_ATTRIBUTE_CHARACTERS) if status.status_code is StatusCode.ERROR else "",
     )  # fmt: skip
 
 
-def plain(value: object) -> str | bool | int | float:
+def plain_attribute(value: object) -> str | bool | int | float:
     """Return an attribute of user code as a number or truncated text."""
     if isinstance(value, bool | int | float):
         return value
-    return cut(value if isinstance(value, str) else str(value), LONGEST_TEXT)
+    return cut(value if isinstance(value, str) else str(value), MAX_ATTRIBUTE_CHARACTERS)
 
 
 # Export
@@ -112,7 +112,7 @@ _SERVICE: Final = "ovms"
 _PROTOCOLS: Final = ("http/protobuf", "grpc")
 
 
-class Export:
+class SpanExport:
     """Span sink that exports with OpenTelemetry's batch processors; its threads run until :meth:`close`.
 
     Spans of user code are exported too, unless the program has set its own tracer provider.
@@ -128,7 +128,7 @@ class Export:
 
     def span_ended(self, span: RecordedSpan) -> None:
         """Export a span."""
-        ended = readable_span(span, self._resource)
+        ended = to_readable_span(span, self._resource)
         for batches in self._batches:
             batches.on_end(ended)
 
@@ -161,7 +161,7 @@ class _RecentTracesProcessor(SpanProcessor):
         self._recent = recent
 
     def on_end(self, span: ReadableSpan) -> None:
-        found = kept_span(span)
+        found = to_finished_span(span)
         if found is not None:
             self._recent.keep(*found)
 
@@ -207,7 +207,7 @@ class UserSpans:
         if isinstance(span, RecordedSpan):
             view: trace.Span = _UserSpan(span)
         else:
-            ids = context_of(int(span.trace_id, 16), int(span.span_id, 16), is_sampled=False)
+            ids = span_context(int(span.trace_id, 16), int(span.span_id, 16), is_sampled=False)
             view = NonRecordingSpan(ids)
         contexts.attach(trace.set_span_in_context(view, before))
         return before
@@ -227,23 +227,23 @@ class _UserSpan(trace.Span):
         """Do nothing: the server ends the span."""
 
     def get_span_context(self) -> trace.SpanContext:
-        return context_of(self._span.trace, self._span.number, self._span.state)
+        return span_context(self._span.trace, self._span.number, self._span.state)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         for name, value in attributes.items():
             self.set_attribute(name, value)
 
     def set_attribute(self, key: str, value: Any) -> None:
-        self._span.set(key, plain(value))
+        self._span.set(key, plain_attribute(value))
 
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
         """Add an event at the current time; ``timestamp`` is ignored."""
         del timestamp
-        self._span.event(name, {key: plain(value) for key, value in (attributes or {}).items()})
+        self._span.event(name, {key: plain_attribute(value) for key, value in (attributes or {}).items()})
 
     def add_link(self, context: trace.SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
         del attributes
-        if len(self._span.links) < MOST_EVENTS:
+        if len(self._span.links) < MAX_SPAN_EVENTS:
             self._span.links.append(SpanLink(context.trace_id, context.span_id))
 
     def update_name(self, name: str) -> None:
@@ -256,7 +256,7 @@ class _UserSpan(trace.Span):
         """Set the error status; other statuses are left to the server."""
         code, text = (status.status_code, status.description) if isinstance(status, Status) else (status, description)
         if code is StatusCode.ERROR:
-            self._span.failure = cut(text or "error", LONGEST_TEXT)
+            self._span.failure = cut(text or "error", MAX_ATTRIBUTE_CHARACTERS)
 
     def record_exception(
         self,

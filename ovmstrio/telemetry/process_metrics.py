@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ovmstrio.core.resource_registry import Census
+    from ovmstrio.core.resource_registry import ResourceRegistry
 
-__all__ = ["PROCESS_FIGURES", "GrowthWatch", "processor_seconds", "resident_bytes", "work_figures"]
+__all__ = ["PROCESS_METRICS", "MemoryGrowthMeter", "process_cpu_seconds", "resident_bytes", "resource_metrics"]
 
 # Memory
 
@@ -29,7 +29,7 @@ def resident_bytes() -> int:
         return 0
 
 
-class GrowthWatch:
+class MemoryGrowthMeter:
     """Measures memory growth of operations; invalid if measured operations overlap.
 
     Args:
@@ -64,14 +64,14 @@ _USER_TICKS: Final = 11
 """Position of ``utime`` after the process name in ``/proc/PID/stat``, followed by ``stime``."""
 _Values = dict[tuple[str, ...], float]
 
-PROCESS_FIGURES: Final[Mapping[str, Callable[[], _Values]]] = {
+PROCESS_METRICS: Final[Mapping[str, Callable[[], _Values]]] = {
     "process_resident_memory_bytes": lambda: {(): resident_bytes()},
     "process_cpu_seconds": lambda: {(): process_time()},
 }
 """Readers of ``process_*`` families with Prometheus's standard names."""
 
 
-def work_figures(census: Census) -> Mapping[str, Callable[[], _Values]]:
+def resource_metrics(census: ResourceRegistry) -> Mapping[str, Callable[[], _Values]]:
     """Return readers of resource metrics by family."""
     return {
         "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in census.pools()),
@@ -86,7 +86,7 @@ def work_figures(census: Census) -> Mapping[str, Callable[[], _Values]]:
     }
 
 
-def processor_seconds(pid: int) -> float | None:
+def process_cpu_seconds(pid: int) -> float | None:
     """Return the CPU time of a process; None if it has exited or the time is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

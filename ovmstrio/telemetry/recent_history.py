@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.events import CANCELLED, CallObserver, kept_body_bytes
+from ovmstrio.core.events import CANCELLED, CallObserver, recorded_body_bytes
 from ovmstrio.telemetry.log_writer import bounded_record
 from ovmstrio.util.redaction import blanked
 from ovmstrio.util.truncation import cut, text_of
@@ -21,7 +21,7 @@ from ovmstrio.util.truncation import cut, text_of
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, RequestObserver, WireRequest
 
-__all__ = ["FailedCall", "FailedCalls", "LogTail", "RecentPast", "TailLine"]
+__all__ = ["FailedCall", "FailedCalls", "LogLine", "RecentHistory", "RecentLog"]
 
 # Failed calls
 
@@ -67,7 +67,7 @@ class FailedCall:
 class FailedCalls(CallObserver):
     """Observer that keeps the last 100 failed calls, without client disconnects.
 
-    Request bodies are kept up to :data:`ovmstrio.core.events.kept_body_bytes`, if requests are observed.
+    Request bodies are kept up to :data:`ovmstrio.core.events.recorded_body_bytes`, if requests are observed.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def _kept_body(request: WireRequest | None) -> tuple[str, int]:
     if request.header("content-encoding").strip().lower() not in {"", "identity"}:
         # Decompress, as secrets cannot be redacted in compressed data.
         try:
-            kept = zlib.decompressobj(_ZLIB_OR_GZIP).decompress(kept, max(kept_body_bytes.get(), len(kept)))
+            kept = zlib.decompressobj(_ZLIB_OR_GZIP).decompress(kept, max(recorded_body_bytes.get(), len(kept)))
         except zlib.error:
             return "(compressed body, decompression failed)", size
     return blanked(kept, request.headers)[: len(kept)], size
@@ -142,7 +142,7 @@ _MAX_FACTS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class TailLine:
+class LogLine:
     """One log line.
 
     Attributes:
@@ -159,12 +159,12 @@ class TailLine:
     facts: dict[str, str]
 
 
-class LogTail(logging.Handler):
+class RecentLog(logging.Handler):
     """Logging handler that keeps the last 500 lines; thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: deque[TailLine] = deque(maxlen=_MAX_LOG_RECORDS)
+        self._kept: deque[LogLine] = deque(maxlen=_MAX_LOG_RECORDS)
         self._numbers = itertools.count(1)
 
     @contextmanager
@@ -177,7 +177,7 @@ class LogTail(logging.Handler):
         finally:
             root.removeHandler(self)
 
-    def since(self, number: int) -> list[TailLine]:
+    def since(self, number: int) -> list[LogLine]:
         """Return kept lines after a sequence number, oldest first."""
         return [each for each in tuple(self._kept) if each.number > number]
 
@@ -192,7 +192,7 @@ class LogTail(logging.Handler):
             event, facts = _parts(bounded_record(record))
         except Exception as error:  # noqa: BLE001 - any log arguments must give a line
             event, facts = f"log record not formatted: {type(error).__name__}", {}
-        line = TailLine(next(self._numbers), record.created, record.levelno, record.name, event, facts)
+        line = LogLine(next(self._numbers), record.created, record.levelno, record.name, event, facts)
         self._kept.append(line)
 
 
@@ -222,7 +222,7 @@ _NOT_FACTS: Final = frozenset({"event", "level", "logger", "timestamp", "exc_inf
 
 
 @dataclass(frozen=True, slots=True)
-class RecentPast:
+class RecentHistory:
     """Ring buffers of one server.
 
     Attributes:
@@ -231,7 +231,7 @@ class RecentPast:
 
     body_bytes: int = 0
     failures: FailedCalls = field(default_factory=FailedCalls)
-    log: LogTail = field(default_factory=LogTail)
+    log: RecentLog = field(default_factory=RecentLog)
 
     @property
     def requests(self) -> tuple[RequestObserver, ...]:
@@ -241,9 +241,9 @@ class RecentPast:
     @contextmanager
     def remembering(self) -> Iterator[None]:
         """Keep log lines and request bodies within the block."""
-        token = kept_body_bytes.set(self.body_bytes)
+        token = recorded_body_bytes.set(self.body_bytes)
         try:
             with self.log.listening():
                 yield
         finally:
-            kept_body_bytes.reset(token)
+            recorded_body_bytes.reset(token)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ovmstrio.telemetry.spans import RecordedSpan
 
 
-__all__ = ["KeptSpan", "KeptTrace", "RecentTraces"]
+__all__ = ["FinishedSpan", "FinishedTrace", "RecentTraces"]
 
 _MOST_TRACES: Final = 200
 _MOST_SPANS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSpan:
+class FinishedSpan:
     """A finished span.
 
     Attributes:
@@ -65,7 +65,7 @@ class KeptSpan:
 
 
 @dataclass(slots=True)
-class KeptTrace:
+class FinishedTrace:
     """Finished spans of one trace.
 
     Attributes:
@@ -76,9 +76,9 @@ class KeptTrace:
     """
 
     trace_id: str
-    spans: list[KeptSpan] = field(default_factory=list)
+    spans: list[FinishedSpan] = field(default_factory=list)
     dropped: int = 0
-    root: KeptSpan | None = None
+    root: FinishedSpan | None = None
 
     @property
     def began(self) -> int:
@@ -121,7 +121,7 @@ class RecentTraces:
     def __init__(self, most: int = _MOST_TRACES, most_spans: int = _MOST_SPANS) -> None:
         self._most = most
         self._most_spans = most_spans
-        self._traces: OrderedDict[int, KeptTrace] = OrderedDict()
+        self._traces: OrderedDict[int, FinishedTrace] = OrderedDict()
         self._lock = threading.Lock()
         self._viewers = 0
         self._watched_until = 0.0
@@ -152,12 +152,12 @@ class RecentTraces:
         """Keep a span; thread-safe."""
         self.keep(span.trace, _kept_span(span))
 
-    def keep(self, trace: int, span: KeptSpan) -> None:
+    def keep(self, trace: int, span: FinishedSpan) -> None:
         """Keep a span of a trace; thread-safe."""
         with self._lock:
             kept = self._traces.get(trace)
             if kept is None:
-                kept = self._traces[trace] = KeptTrace(f"{trace:032x}")
+                kept = self._traces[trace] = FinishedTrace(f"{trace:032x}")
                 if len(self._traces) > self._most:
                     self._traces.popitem(last=False)
             is_call = span.kind == "server"
@@ -171,13 +171,13 @@ class RecentTraces:
                 return
             kept.spans.append(span)
 
-    def traces(self, most: int = _MOST_TRACES) -> list[KeptTrace]:
+    def traces(self, most: int = _MOST_TRACES) -> list[FinishedTrace]:
         """Return recent traces with a finished call, newest first."""
         with self._lock:
             found = [_copied(trace) for trace in reversed(self._traces.values()) if trace.root is not None]
         return found[:most]
 
-    def trace(self, trace_id: str) -> KeptTrace | None:
+    def trace(self, trace_id: str) -> FinishedTrace | None:
         """Return a trace by hexadecimal id; None if unknown."""
         try:
             number = int(trace_id, 16)
@@ -188,12 +188,12 @@ class RecentTraces:
             return None if found is None else _copied(found)
 
 
-def _copied(trace: KeptTrace) -> KeptTrace:
-    return KeptTrace(trace.trace_id, list(trace.spans), trace.dropped, trace.root)
+def _copied(trace: FinishedTrace) -> FinishedTrace:
+    return FinishedTrace(trace.trace_id, list(trace.spans), trace.dropped, trace.root)
 
 
-def _kept_span(span: RecordedSpan) -> KeptSpan:
-    return KeptSpan(
+def _kept_span(span: RecordedSpan) -> FinishedSpan:
+    return FinishedSpan(
         span.span_id,
         f"{span.parent:016x}" if span.parent else "",
         span.name,

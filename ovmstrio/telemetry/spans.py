@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.core.events import CallEvent, current_event
 from ovmstrio.core.tracing import NO_ATTRIBUTES, Span, current_span
-from ovmstrio.telemetry.trace_context import TraceParent, written_parent
+from ovmstrio.telemetry.trace_context import TraceParent, format_traceparent
 from ovmstrio.util.truncation import cut, text_of
 
 if TYPE_CHECKING:
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALWAYS",
-    "LONGEST_TEXT",
-    "MOST_EVENTS",
+    "MAX_ATTRIBUTE_CHARACTERS",
+    "MAX_SPAN_EVENTS",
     "SAMPLERS",
-    "QuietSpan",
     "RecordedSpan",
     "SpanEvent",
     "SpanLink",
     "SpanSink",
-    "TraceSampling",
+    "TraceSampler",
+    "UnrecordedSpan",
     "UserContext",
+    "current_or_event_span",
+    "event_span",
     "new_span_id",
-    "sampling_of",
-    "span_in_hand",
-    "span_of",
-    "unrecorded_spans",
-    "warn_of_propagators",
+    "sampler_from_environ",
+    "unrecorded_span_factory",
+    "warn_unsupported_propagators",
 ]
 
 # W3C Trace Context
@@ -47,9 +47,9 @@ __all__ = [
 
 # Spans
 
-MOST_EVENTS: Final = 128
+MAX_SPAN_EVENTS: Final = 128
 """Event limit per span; the default of ``OTEL_SPAN_EVENT_COUNT_LIMIT``."""
-LONGEST_TEXT: Final = 1024
+MAX_ATTRIBUTE_CHARACTERS: Final = 1024
 """Maximum characters of attribute texts."""
 _SPAN_BITS: Final = 64
 _NANOSECONDS: Final = 1e9
@@ -98,7 +98,7 @@ class _CurrentSpan:
 
     __slots__ = ("_before", "_ends", "_span", "_user_before")
 
-    def __init__(self, span: RecordedSpan | QuietSpan, *, ends: bool) -> None:
+    def __init__(self, span: RecordedSpan | UnrecordedSpan, *, ends: bool) -> None:
         self._span = span
         self._ends = ends
 
@@ -228,16 +228,16 @@ class RecordedSpan:
     def set(self, name: str, value: str | bool | float) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
         if not self.ended:
-            self.attributes[name] = cut(value, LONGEST_TEXT) if isinstance(value, str) else value
+            self.attributes[name] = cut(value, MAX_ATTRIBUTE_CHARACTERS) if isinstance(value, str) else value
 
     def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
-        if len(self.events) < MOST_EVENTS:
+        if len(self.events) < MAX_SPAN_EVENTS:
             self.events.append(SpanEvent(name, time_ns(), attributes))
 
     def link(self, other: Span) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
-        if len(self.links) < MOST_EVENTS and other.is_recorded:
+        if len(self.links) < MAX_SPAN_EVENTS and other.is_recorded:
             self.links.append(SpanLink(int(other.trace_id, 16), int(other.span_id, 16)))
 
     def fail(self, error: BaseException) -> None:
@@ -245,7 +245,7 @@ class RecordedSpan:
         if isinstance(error, trio.Cancelled):
             self.attributes["ovmstrio.cancelled"] = True
             return
-        text = cut(text_of(error), LONGEST_TEXT)
+        text = cut(text_of(error), MAX_ATTRIBUTE_CHARACTERS)
         name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         self.failure = text or name
         self.attributes["error.type"] = name
@@ -270,7 +270,7 @@ class RecordedSpan:
         return _headers(self.trace, self.number, self.state, is_sampled=True)
 
 
-class QuietSpan:
+class UnrecordedSpan:
     """Span of an unrecorded call, also used for all its children."""
 
     __slots__ = ("_number", "parent", "trace", "user")
@@ -340,7 +340,7 @@ class QuietSpan:
 
 
 def _headers(trace: int, number: int, state: str, *, is_sampled: bool) -> Sequence[tuple[str, str]]:
-    parent = ("traceparent", written_parent(trace, number, is_sampled=is_sampled))
+    parent = ("traceparent", format_traceparent(trace, number, is_sampled=is_sampled))
     return (parent, ("tracestate", state)) if state else (parent,)
 
 
@@ -356,7 +356,7 @@ _RATIO_BITS: Final = 64
 _MAX_RATIO_BITS: Final = 2**_RATIO_BITS - 1
 
 
-class TraceSampling:
+class TraceSampler:
     """Sampler of calls.
 
     Args:
@@ -395,7 +395,7 @@ class TraceSampling:
         return (getrandbits(_RATIO_BITS) or 1) << _RATIO_BITS | low
 
 
-ALWAYS: Final = TraceSampling("always_on")
+ALWAYS: Final = TraceSampler("always_on")
 
 
 # OpenTelemetry environment variables
@@ -406,23 +406,23 @@ _DEFAULT_PROPAGATORS: Final = ("tracecontext", "baggage")
 """Default of ``OTEL_PROPAGATORS``; user code gets the baggage header like any other header."""
 
 
-def sampling_of(environ: Mapping[str, str]) -> TraceSampling:
+def sampler_from_environ(environ: Mapping[str, str]) -> TraceSampler:
     """Return the sampler of the environment; log a warning and use the default for invalid values."""
     name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
     given = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
     if name not in SAMPLERS:
         log.warning("unknown OTEL_TRACES_SAMPLER, sampling all calls", found=name, expected=SAMPLERS)
-        return TraceSampling()
+        return TraceSampler()
     if "ratio" not in name:
-        return TraceSampling(name)
+        return TraceSampler(name)
     try:
-        return TraceSampling(name, float(given or 1))
+        return TraceSampler(name, float(given or 1))
     except ValueError:
         log.warning("invalid OTEL_TRACES_SAMPLER_ARG, sampling all calls", found=given)
-        return TraceSampling(name)
+        return TraceSampler(name)
 
 
-def warn_of_propagators(environ: Mapping[str, str]) -> None:
+def warn_unsupported_propagators(environ: Mapping[str, str]) -> None:
     """Log a warning if unsupported propagators are configured."""
     names = [name.strip().lower() for name in environ.get("OTEL_PROPAGATORS", "").split(",")]
     unknown = [name for name in names if name and name not in _DEFAULT_PROPAGATORS]
@@ -432,23 +432,25 @@ def warn_of_propagators(environ: Mapping[str, str]) -> None:
 
 # Lazy spans of unrecorded calls
 
-unrecorded_spans: Final[ContextVar[Callable[[], Span] | None]] = ContextVar("unrecorded_spans", default=None)
+unrecorded_span_factory: Final[ContextVar[Callable[[], Span] | None]] = ContextVar(
+    "unrecorded_span_factory", default=None
+)
 """Creates the span of an unrecorded call; None without tracing."""
 
 
-def span_of(event: CallEvent) -> Span | None:
+def event_span(event: CallEvent) -> Span | None:
     """Return the span of a call, created if missing; None without tracing."""
     if event.span is None:
-        make = unrecorded_spans.get()
+        make = unrecorded_span_factory.get()
         if make is not None:
             event.span = make()
     return event.span
 
 
-def span_in_hand() -> Span | None:
+def current_or_event_span() -> Span | None:
     """Return the current span for its ids; None outside of calls and without tracing."""
     span = current_span.get()
     if span is not None:
         return span
     event = current_event.get()
-    return None if event is None else span_of(event)
+    return None if event is None else event_span(event)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["counted_only", "restricted", "sum_metrics"]
+__all__ = ["select_families", "sum_metrics", "without_gauges"]
 
 _LABELS: Final = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
 _SAMPLE: Final = re.compile(rf"(?P<key>(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})?) (?P<value>[^ ]+)(?P<rest>.*)")
@@ -39,7 +39,7 @@ def sum_metrics(texts: Sequence[bytes]) -> bytes:
     return merged.render().encode()
 
 
-def counted_only(text: bytes) -> bytes:
+def without_gauges(text: bytes) -> bytes:
     """Return the counters, histograms and summaries of a text without its gauges."""
     merged = _MergedMetrics()
     merged.add(text.decode())
@@ -47,7 +47,7 @@ def counted_only(text: bytes) -> bytes:
     return merged.render().encode()
 
 
-def restricted(text: bytes, families: Sequence[str]) -> bytes:
+def select_families(text: bytes, families: Sequence[str]) -> bytes:
     """Return the named families of a text, with or without the suffix ``_total``."""
     merged = _MergedMetrics()
     merged.add(text.decode())

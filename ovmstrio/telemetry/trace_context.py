@@ -6,7 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["TraceParent", "asks_for_traces", "exporter_names", "otlp_protocol", "read_parent", "written_parent"]
+__all__ = [
+    "TraceParent",
+    "exporter_names",
+    "format_traceparent",
+    "is_export_configured",
+    "otlp_protocol",
+    "parse_traceparent",
+]
 
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -39,7 +46,7 @@ class TraceParent(NamedTuple):
     state: str = ""
 
 
-def read_parent(header: str, state: str = "") -> TraceParent | None:
+def parse_traceparent(header: str, state: str = "") -> TraceParent | None:
     """Parse ``traceparent`` and ``tracestate``; None if invalid."""
     match = _PARENT.fullmatch(header.strip())
     if match is None:
@@ -53,7 +60,7 @@ def read_parent(header: str, state: str = "") -> TraceParent | None:
     return TraceParent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), kept)
 
 
-def written_parent(trace_id: int, span_id: int, *, is_sampled: bool) -> str:
+def format_traceparent(trace_id: int, span_id: int, *, is_sampled: bool) -> str:
     """Format a ``traceparent`` header."""
     return f"00-{trace_id:032x}-{span_id:016x}-{int(is_sampled):02x}"
 
@@ -73,7 +80,7 @@ _NONE: Final = "none"
 _OTLP: Final = "otlp"
 
 
-def asks_for_traces(environ: Mapping[str, str]) -> bool:
+def is_export_configured(environ: Mapping[str, str]) -> bool:
     """Return whether trace export is configured, by exporter name or OTLP endpoint."""
     return _is_enabled(environ) and bool(exporter_names(environ))
 

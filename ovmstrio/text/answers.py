@@ -10,16 +10,16 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded
 from ovmstrio.core.generation import Finish, TokenLogprob
-from ovmstrio.inference.engine.messages import FINISHES
+from ovmstrio.inference.engine.messages import FINISH_REASONS
 
 if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
 
-__all__ = ["Made", "TextAnswer"]
+__all__ = ["OutputBuffer", "OutputChunk"]
 
 
 @dataclass(slots=True)
-class Made:
+class OutputChunk:
     """Unread output of text ``index``; ``parts`` are texts with their numbers of tokens."""
 
     index: int
@@ -34,7 +34,7 @@ class Made:
         return "".join(text for text, _ in self.parts)
 
 
-class TextAnswer:
+class OutputBuffer:
     """The texts of one request, filled by the engine's message reader and read by one task.
 
     Args:
@@ -59,7 +59,7 @@ class TextAnswer:
         self.last_came: dict[int, float] = {}
         self._open_texts = texts
         self._deadline = deadline
-        self._unread: dict[int, Made] = {}
+        self._unread: dict[int, OutputChunk] = {}
         self._error: ServerError | None = None
         self._changed: trio.Event | None = None
 
@@ -67,14 +67,14 @@ class TextAnswer:
         """Append a row of a step's output; never blocks."""
         made = self._unread.get(index)
         if made is None:
-            made = self._unread[index] = Made(index)
+            made = self._unread[index] = OutputChunk(index)
         made.parts.append((text, tokens))
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
             made.logprobs += [TokenLogprob(*each) for each in logprobs]
         if finish is not None:
-            made.finish = self.finish = FINISHES[finish]
+            made.finish = self.finish = FINISH_REASONS[finish]
             self._open_texts -= 1
             self.is_over = not self._open_texts
         self._wake()
@@ -90,7 +90,7 @@ class TextAnswer:
         if self._changed is not None:
             self._changed.set()
 
-    async def take(self) -> Made | None:
+    async def take(self) -> OutputChunk | None:
         """Return the unread output of one text, waiting for it; None after the end of all texts.
 
         Raises:

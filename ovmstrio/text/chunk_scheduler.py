@@ -13,11 +13,11 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Overloaded, Problem, ServerError
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.inference.engine.messages import PART, REFUSED, decode_failure
-from ovmstrio.isolation.worker_process import WorkerEnded
-from ovmstrio.serving.hosted_service import ResidentService
+from ovmstrio.inference.engine.messages import PART, REJECTED, decode_failure
+from ovmstrio.isolation.worker_process import WorkerExited
+from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.text.engine_process import EngineProcess, sleep_when_idle
-from ovmstrio.text.engine_sharing import PARTS, Engine, engine_of, numbers_of
+from ovmstrio.text.engine_sharing import CHUNK_VERBS, Engine, create_engine, request_ids
 from ovmstrio.util.placement import run_load
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import Task
-    from ovmstrio.core.worker_peers import EngineSharing
+    from ovmstrio.core.worker_peers import EngineDirectory
     from ovmstrio.text.engine_link import AskedEngine
 
-__all__ = ["TurnModel", "TurnQueue", "TurnTaker", "check_folder", "open_model"]
+__all__ = ["ChunkScheduler", "ChunkedModel", "ChunkedRequest", "check_model_files", "open_chunked_model"]
 
 # ----------------------------------------------------------------------
 # Requests and their queue
@@ -45,7 +45,7 @@ _MAX_RUNNING: Final = 4
 """Number of requests that run concurrently."""
 
 
-class TurnTaker(Generic[_PartT]):
+class ChunkedRequest(Generic[_PartT]):
     """A running request; an asynchronous iterator of its chunks.
 
     Args:
@@ -119,10 +119,10 @@ class TurnTaker(Generic[_PartT]):
         return part
 
 
-_TakerT = TypeVar("_TakerT", bound=TurnTaker[Any])
+_TakerT = TypeVar("_TakerT", bound=ChunkedRequest[Any])
 
 
-class TurnQueue(Generic[_TakerT]):
+class ChunkScheduler(Generic[_TakerT]):
     """All requests of one model; survives restarts of its process.
 
     Args:
@@ -220,7 +220,7 @@ class TurnQueue(Generic[_TakerT]):
             await _close_request(process, number)
 
 
-async def _request_chunks(process: AskedEngine, taker: TurnTaker[Any], scope: trio.CancelScope) -> None:
+async def _request_chunks(process: AskedEngine, taker: ChunkedRequest[Any], scope: trio.CancelScope) -> None:
     """Request one chunk after the other until ``scope`` is cancelled."""
     with scope:
         try:
@@ -232,16 +232,16 @@ async def _request_chunks(process: AskedEngine, taker: TurnTaker[Any], scope: tr
 
 
 async def _close_request(process: AskedEngine, number: int) -> None:
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS), suppress(WorkerEnded):
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS), suppress(WorkerExited):
         await process.tell(["close", number])
 
 
 async def _call(process: AskedEngine, value: list[Any]) -> Any:
     try:
         kind, *answer = await process.call(value)
-    except WorkerEnded as ended:
+    except WorkerExited as ended:
         raise ModelFailure(f"the engine process {ended.why}") from ended
-    if kind == REFUSED:
+    if kind == REJECTED:
         raise decode_failure(answer[0])
     return answer[0] if kind == PART else None
 
@@ -252,11 +252,11 @@ async def _call(process: AskedEngine, value: list[Any]) -> Any:
 
 _PLATFORM: Final = "openvino_genai"
 
-_QueueT = TypeVar("_QueueT", bound=TurnQueue[Any])
-_ModelT = TypeVar("_ModelT", bound="TurnModel[Any]")
+_QueueT = TypeVar("_QueueT", bound=ChunkScheduler[Any])
+_ModelT = TypeVar("_ModelT", bound="ChunkedModel[Any]")
 
 
-class TurnModel(ResidentService, Generic[_QueueT]):
+class ChunkedModel(HostedService, Generic[_QueueT]):
     """Base of speech services."""
 
     task: ClassVar[Task]
@@ -294,7 +294,7 @@ class TurnModel(ResidentService, Generic[_QueueT]):
         return self.queue.open
 
 
-async def check_folder(spec: TextModelSpec, missing: Callable[[Path], str], expected: str) -> None:
+async def check_model_files(spec: TextModelSpec, missing: Callable[[Path], str], expected: str) -> None:
     """Check that a model has its files, before a process is started.
 
     ``missing`` returns the missing files of a folder as text; ``expected`` is for the error.
@@ -316,14 +316,14 @@ def _absent(folder: Path, missing: Callable[[Path], str]) -> str:
 
 
 @asynccontextmanager
-async def open_model(
+async def open_chunked_model(
     spec: TextModelSpec,
     program: str,
     options: Mapping[str, Any],
     make_queue: Callable[[trio.Nursery, Iterator[int]], _QueueT],
     make_model: Callable[[TextModelSpec, Engine, _QueueT], _ModelT],
     *,
-    engines: EngineSharing | None = None,
+    engines: EngineDirectory | None = None,
 ) -> AsyncIterator[_ModelT]:
     """Load a model for the duration of the block.
 
@@ -340,8 +340,10 @@ async def open_model(
     """
     base = {"folder": str(spec.path.absolute()), "device": spec.device, "properties": dict(spec.plugin_config)}
     async with trio.open_nursery() as nursery:
-        queue = make_queue(nursery, numbers_of(engines))
-        process = engine_of(engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, asking=PARTS)
+        queue = make_queue(nursery, request_ids(engines))
+        process = create_engine(
+            engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, asking=CHUNK_VERBS
+        )
         await nursery.start(process.run)
         if spec.idle_unload_seconds and isinstance(process, EngineProcess):
             nursery.start_soon(sleep_when_idle, process, queue, spec)

@@ -21,21 +21,21 @@ from ovmstrio.core.generation import Embeddings, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import try_model
-from ovmstrio.inference.crash_probe.probe import trial_of
+from ovmstrio.inference.crash_probe import probe_model
+from ovmstrio.inference.crash_probe.probe import probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.text_networks import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
 from ovmstrio.text.embedding_rows import (
-    Ids,
+    AsyncTokenizer,
     Row,
+    RowBuilder,
     RowEncoder,
-    RowTexts,
     TextFolder,
-    TextTokens,
-    parts_of,
+    TokenArray,
+    add_special_tokens_to,
     read_text_folder,
-    surround,
-    types_of,
+    split_by_size,
+    token_types,
 )
 from ovmstrio.util.placement import run_load
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
@@ -46,26 +46,26 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import Padding, TokenIds, TokenRow
     from ovmstrio.core.hooks import ServableHooks
-    from ovmstrio.inference.tokenizers import Template
+    from ovmstrio.inference.tokenizers import SpecialTokenTemplate
     from ovmstrio.serving.kind import LoadContext
 
 __all__ = [
-    "MOST_DOCUMENTS",
+    "MAX_DOCUMENTS",
     "EmbeddingModel",
     "RerankModel",
-    "TextEncoder",
+    "TextEncoderService",
     "load_embedding_model",
     "load_rerank_model",
 ]
 
-MOST_DOCUMENTS: Final = 500
+MAX_DOCUMENTS: Final = 500
 """Maximum texts per request, as in OVMS."""
 
 
-class TextEncoder:
+class TextEncoderService:
     """Base of embedding and rerank services."""
 
-    def __init__(self, name: str, task: Task, texts: RowTexts, rows: RowEncoder) -> None:
+    def __init__(self, name: str, task: Task, texts: RowBuilder, rows: RowEncoder) -> None:
         self.tasks: frozenset[Task] = frozenset({task})
         self.metadata = ServableMetadata(name, "OpenVINO", (), ())
         self._texts = texts
@@ -89,10 +89,10 @@ class TextEncoder:
         await self._rows.aclose()
 
 
-class EmbeddingModel(TextEncoder):
+class EmbeddingModel(TextEncoderService):
     """An :class:`ovmstrio.core.generation.Embedder`."""
 
-    def __init__(self, name: str, texts: RowTexts, rows: RowEncoder) -> None:
+    def __init__(self, name: str, texts: RowBuilder, rows: RowEncoder) -> None:
         super().__init__(name, Task.EMBEDDINGS, texts, rows)
 
     async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
@@ -103,8 +103,8 @@ class EmbeddingModel(TextEncoder):
             Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
         """
-        if not 1 <= len(inputs) <= MOST_DOCUMENTS:
-            raise InvalidField(f"input must have 1 to {MOST_DOCUMENTS} texts", field="input", got=str(len(inputs)))
+        if not 1 <= len(inputs) <= MAX_DOCUMENTS:
+            raise InvalidField(f"input must have 1 to {MAX_DOCUMENTS} texts", field="input", got=str(len(inputs)))
         rows = await self._texts.rows_of(inputs)
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
 
@@ -113,7 +113,7 @@ _ON_LOOP_TOKENS: Final = 2**15
 """Number of tokens that are converted to rows within a millisecond or two."""
 
 
-class RerankModel(TextEncoder):
+class RerankModel(TextEncoderService):
     """An :class:`ovmstrio.core.generation.Reranker`: the model reads each document chunk together with the query.
 
     Args:
@@ -122,7 +122,9 @@ class RerankModel(TextEncoder):
         most_chunks: maximum chunks of a request's documents together.
     """
 
-    def __init__(self, name: str, texts: RowTexts, rows: RowEncoder, template: Template, most_chunks: int) -> None:
+    def __init__(
+        self, name: str, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate, most_chunks: int
+    ) -> None:
         super().__init__(name, Task.RERANK, texts, rows)
         self._template = template
         self._most_chunks = most_chunks
@@ -135,14 +137,14 @@ class RerankModel(TextEncoder):
             Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
         """
-        if not 1 <= len(documents) <= MOST_DOCUMENTS:
-            raise InvalidField(f"documents must be 1 to {MOST_DOCUMENTS}", field="documents", got=str(len(documents)))
+        if not 1 <= len(documents) <= MAX_DOCUMENTS:
+            raise InvalidField(f"documents must be 1 to {MAX_DOCUMENTS}", field="documents", got=str(len(documents)))
         self._check_characters(query, documents)
         query_ids = await self._query(query)
         room = self._document_room(query_ids)
         rows: list[Row] = []
         counts: list[int] = []
-        for part in parts_of(documents):
+        for part in split_by_size(documents):
             read = await self._read([documents[number] for number in part], room, self._most_chunks - len(rows))
             make = partial(self._rows_of, query_ids, read, room)
             is_large = sum(map(len, read)) > _ON_LOOP_TOKENS
@@ -167,7 +169,7 @@ class RerankModel(TextEncoder):
         if sum(map(len, documents)) > max_characters(longest * self._most_chunks):
             raise self._too_many_chunks(longest)
 
-    async def _query(self, query: str) -> Ids:
+    async def _query(self, query: str) -> TokenArray:
         longest = self._texts.max_length
         encode = self._texts.tokens.encode_within
         (ids,) = await (
@@ -175,7 +177,7 @@ class RerankModel(TextEncoder):
         )
         return ids
 
-    async def _read(self, documents: Sequence[str], room: int | None, chunks: int) -> list[Ids]:
+    async def _read(self, documents: Sequence[str], room: int | None, chunks: int) -> list[TokenArray]:
         """Tokenize documents, only as far as needed to detect more than ``chunks`` chunks."""
         if room is None:
             read = await self._texts.tokens.encode(documents)
@@ -192,13 +194,13 @@ class RerankModel(TextEncoder):
             field="documents",
         )
 
-    def _rows_of(self, query: Ids, documents: Sequence[Ids], room: int | None) -> list[list[Row]]:
+    def _rows_of(self, query: TokenArray, documents: Sequence[TokenArray], room: int | None) -> list[list[Row]]:
         return [[self._row(query, part) for part in _chunks(each, room)] for each in documents]
 
-    def _row(self, query: Ids, document: Ids) -> Row:
-        return Row(surround(self._template, query, document), types_of(self._template, query, document))
+    def _row(self, query: TokenArray, document: TokenArray) -> Row:
+        return Row(add_special_tokens_to(self._template, query, document), token_types(self._template, query, document))
 
-    def _document_room(self, query: Ids) -> int | None:
+    def _document_room(self, query: TokenArray) -> int | None:
         """Return how many document tokens fit into a row with the query."""
         longest = self._texts.max_length
         if longest is None:
@@ -218,11 +220,11 @@ class RerankModel(TextEncoder):
         )
 
 
-def _count(document: Ids, room: int | None) -> int:
+def _count(document: TokenArray, room: int | None) -> int:
     return 1 if room is None else max(1, -(-len(document) // room))
 
 
-def _chunks(document: Ids, room: int | None) -> Iterator[Ids]:
+def _chunks(document: TokenArray, room: int | None) -> Iterator[TokenArray]:
     """Split a document into chunks; an empty one has one empty chunk."""
     step = room or max(1, len(document))
     for start in range(0, max(1, len(document)), step):
@@ -289,15 +291,15 @@ async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compile
         cache_dir=spec.cache_dir,
     )
     source = ModelFile(folder.model, model)
-    await try_model(trial_of(source, spec.path))
+    await probe_model(probe_model_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
     return _LoadedParts(folder, await run_load(partial(compile_rows, source)), tokenizer)
 
 
-def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowTexts:
+def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowBuilder:
     tokenizer = parts.tokenizer
-    tokens = TextTokens(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
-    return RowTexts(tokens, parts.folder, truncate=spec.truncate)
+    tokens = AsyncTokenizer(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
+    return RowBuilder(tokens, parts.folder, truncate=spec.truncate)
 
 
 async def _serve_rows(

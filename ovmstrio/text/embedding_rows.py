@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ovmstrio.core.errors import ConfigError, ContextExceeded, Gathered, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import ConfigError, ContextLengthExceeded, ErrorList, InvalidField, Overloaded, Problem
 from ovmstrio.core.generation import Padding, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.tokenizers import SpecialTokens, Template
+from ovmstrio.inference.tokenizers import SpecialTokens, SpecialTokenTemplate
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.regular_files import read_regular_text
 from ovmstrio.util.truncation import (
@@ -37,30 +37,30 @@ from ovmstrio.util.truncation import (
 )
 
 __all__ = [
-    "Ids",
+    "AsyncTokenizer",
     "Row",
+    "RowBuilder",
     "RowEncoder",
-    "RowTexts",
     "TextFolder",
-    "TextTokens",
-    "cut",
-    "parts_of",
+    "TokenArray",
+    "add_special_tokens_to",
     "read_text_folder",
-    "surround",
-    "types_of",
+    "split_by_size",
+    "token_types",
+    "truncate_tokens",
 ]
 
 # ----------------------------------------------------------------------
 # Tokenizer
 # ----------------------------------------------------------------------
 
-Ids = npt.NDArray[np.int64]
+TokenArray = npt.NDArray[np.int64]
 """Token ids of one text."""
 
 _NO_TOKENS: Final = np.empty(0, np.int64)
 
 
-class TextTokens:
+class AsyncTokenizer:
     """Tokenizer of a model; runs on OpenVINO's threads, not on the event loop.
 
     Args:
@@ -74,14 +74,14 @@ class TextTokens:
         self.pad_id = pad_id
         self._network = network
 
-    async def encode(self, texts: Sequence[str]) -> list[Ids]:
+    async def encode(self, texts: Sequence[str]) -> list[TokenArray]:
         """Return the tokens of each text, without special tokens.
 
         Raises:
             ModelFailure: OpenVINO failed.
         """
-        result: list[Ids] = [_NO_TOKENS] * len(texts)
-        for part in parts_of(texts):
+        result: list[TokenArray] = [_NO_TOKENS] * len(texts)
+        for part in split_by_size(texts):
             # The tokenizer takes no empty texts.
             numbers = [number for number in part if texts[number]]
             encoded = await self._encode_batch([texts[number] for number in numbers]) if numbers else []
@@ -89,7 +89,7 @@ class TextTokens:
                 result[number] = tokens
         return result
 
-    async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[Ids]:
+    async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[TokenArray]:
         """Return the tokens of each text, or of a prefix if the text clearly has more than ``most`` tokens.
 
         The first ``most`` tokens of the result are those of the text, and the result has at most ``most`` tokens only
@@ -99,7 +99,7 @@ class TextTokens:
         Raises:
             ModelFailure: OpenVINO failed.
         """
-        made: list[Ids] = [_NO_TOKENS] * len(texts)
+        made: list[TokenArray] = [_NO_TOKENS] * len(texts)
         lengths = [prefix_lengths(len(text), most) for text in texts]
         left = list(range(len(texts)))
         while left:
@@ -117,7 +117,7 @@ class TextTokens:
             ]
         return made
 
-    async def _encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+    async def _encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         is_large = sum(map(len, texts)) > AT_ONCE
         join = partial(_concatenate, texts)
         inputs = await trio.to_thread.run_sync(join) if is_large else join()
@@ -128,7 +128,7 @@ class TextTokens:
         wide = tokens[0].astype(np.int64)
         return [wide[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
-    def padded(self, rows: Sequence[Ids], length: int, side: Padding) -> list[Ids]:
+    def padded(self, rows: Sequence[TokenArray], length: int, side: Padding) -> list[TokenArray]:
         """Pad rows shorter than ``length``."""
         made = []
         for row in rows:
@@ -147,7 +147,7 @@ def _concatenate(texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArr
     return begins, ends, np.frombuffer(b"".join(written), np.uint8)
 
 
-def parts_of(texts: Sequence[str]) -> Iterator[list[int]]:
+def split_by_size(texts: Sequence[str]) -> Iterator[list[int]]:
     """Divide texts among tokenizer calls, by position."""
     part: list[int] = []
     size = 0
@@ -161,7 +161,7 @@ def parts_of(texts: Sequence[str]) -> Iterator[list[int]]:
         yield part
 
 
-def surround(template: Template, *texts: Ids) -> Ids:
+def add_special_tokens_to(template: SpecialTokenTemplate, *texts: TokenArray) -> TokenArray:
     """Return the tokens of texts with a template's special tokens."""
     parts: list[Any] = [template.marks[0]]
     for text, suffix in zip(texts, template.marks[1:], strict=True):
@@ -169,15 +169,15 @@ def surround(template: Template, *texts: Ids) -> Ids:
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
-def types_of(template: Template, *texts: Ids) -> Ids:
-    """Return the token types for :func:`surround`."""
-    parts: list[Ids] = [np.array(template.mark_types[0], np.int64)]
+def token_types(template: SpecialTokenTemplate, *texts: TokenArray) -> TokenArray:
+    """Return the token types for :func:`add_special_tokens_to`."""
+    parts: list[TokenArray] = [np.array(template.mark_types[0], np.int64)]
     for text, kind, suffix in zip(texts, template.types, template.mark_types[1:], strict=True):
         parts += [np.full(len(text), kind, np.int64), np.array(suffix, np.int64)]
     return np.concatenate(parts)
 
 
-def cut(tokens: Ids, room: int, *, left: bool) -> Ids:
+def truncate_tokens(tokens: TokenArray, room: int, *, left: bool) -> TokenArray:
     """Truncate tokens to ``room``, at the left or right end."""
     if len(tokens) <= room:
         return tokens
@@ -196,8 +196,8 @@ _MIN_WIDTH: Final = 16
 class Row(NamedTuple):
     """Token ids of one model input, and their types (None: all 0)."""
 
-    ids: Ids
-    types: Ids | None = None
+    ids: TokenArray
+    types: TokenArray | None = None
 
 
 class RowEncoder:
@@ -350,7 +350,7 @@ def _reorder(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.f
 # ----------------------------------------------------------------------
 
 
-class RowTexts:
+class RowBuilder:
     """Converts request inputs to rows.
 
     Args:
@@ -359,7 +359,7 @@ class RowTexts:
         truncate: truncate long inputs instead of refusing them.
     """
 
-    def __init__(self, tokens: TextTokens, folder: TextFolder, *, truncate: bool) -> None:
+    def __init__(self, tokens: AsyncTokenizer, folder: TextFolder, *, truncate: bool) -> None:
         self.tokens = tokens
         self.max_length = folder.max_length
         self._vocabulary_size = folder.vocabulary_size
@@ -377,7 +377,7 @@ class RowTexts:
         self._check_characters(inputs)
         written = iter(await self._encoded(texts))
         rows: list[Row] = []
-        errors = Gathered()
+        errors = ErrorList()
         for number, each in enumerate(inputs):
             field = "input" if len(inputs) == 1 else f"input[{number}]"
             ids = self._with_special_tokens(next(written)) if isinstance(each, str) else self._truncate_ids(each)
@@ -387,7 +387,7 @@ class RowTexts:
         errors.tell()
         return rows
 
-    async def _encoded(self, texts: Sequence[str]) -> list[Ids]:
+    async def _encoded(self, texts: Sequence[str]) -> list[TokenArray]:
         """Tokenize texts, long ones only as far as needed."""
         if self.max_length is None:
             return await self.tokens.encode(texts)
@@ -404,36 +404,36 @@ class RowTexts:
                 message = f"input: expected at most {MAX_TOKENIZED_CHARACTERS} bytes in one request"
                 raise InvalidField(message, field="input", got=str(size))
         elif not self._truncate:
-            most, errors = max_characters(self.max_length), Gathered()
+            most, errors = max_characters(self.max_length), ErrorList()
             for number, each in enumerate(inputs):
                 if len(each) > (most if isinstance(each, str) else self.max_length):
                     errors.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
             errors.tell()
 
-    def _too_long(self, each: str | TokenIds, field: str) -> ContextExceeded:
+    def _too_long(self, each: str | TokenIds, field: str) -> ContextLengthExceeded:
         what, length = "", len(each)
         if isinstance(each, str) and self.max_length is not None:
             what, length = "of at least ", length * self.max_length // max_characters(self.max_length)
-        return ContextExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
+        return ContextLengthExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
 
-    def _with_special_tokens(self, text: Ids) -> Ids:
+    def _with_special_tokens(self, text: TokenArray) -> TokenArray:
         single = self.tokens.special_tokens.single
         if self._truncate and self.max_length is not None:
-            text = cut(text, max(0, self.max_length - single.added), left=self._cuts_left)
-        return surround(single, text)
+            text = truncate_tokens(text, max(0, self.max_length - single.added), left=self._cuts_left)
+        return add_special_tokens_to(single, text)
 
-    def _truncate_ids(self, ids: TokenIds) -> Ids:
+    def _truncate_ids(self, ids: TokenIds) -> TokenArray:
         given = np.array(ids, np.int64)
         if self._truncate and self.max_length is not None:
-            given = cut(given, self.max_length, left=self._cuts_left)
+            given = truncate_tokens(given, self.max_length, left=self._cuts_left)
         return given
 
-    def _check(self, ids: Ids, field: str) -> None:
+    def _check(self, ids: TokenArray, field: str) -> None:
         if self.max_length is not None and len(ids) > self.max_length:
             # Only the beginning of a much longer text was tokenized.
             at_least = "of at least " if has_enough_tokens(len(ids), self.max_length) else ""
             message = f"Input length {at_least}{len(ids)} longer than allowed {self.max_length}"
-            raise ContextExceeded(message, field=field)
+            raise ContextLengthExceeded(message, field=field)
         if not len(ids):
             raise InvalidField(f"{field} has no tokens; send a text that is not empty", field=field)
         known = self._vocabulary_size
@@ -452,7 +452,7 @@ class RowTexts:
         add_special_tokens: bool = True,
         max_length: int | None = None,
         padding: Padding | None = None,
-    ) -> list[Ids]:
+    ) -> list[TokenArray]:
         """See :class:`ovmstrio.core.generation.Tokenizer`.
 
         Raises:
@@ -464,14 +464,14 @@ class RowTexts:
         if max_length is not None and max_length < added:
             message = f"max_length must be {added} or more, for the tokens around a text"
             raise InvalidField(message, field="max_length", got=str(max_length))
-        made: list[Ids] = []
+        made: list[TokenArray] = []
         if max_length is None:
             encoded = await self.tokens.encode(texts)
         else:
             encoded = await self.tokens.encode_within(texts, max_length, cuts_left=self._cuts_left)
         for text in encoded:
-            kept = text if max_length is None else cut(text, max_length - added, left=self._cuts_left)
-            made.append(surround(single, kept) if add_special_tokens else kept)
+            kept = text if max_length is None else truncate_tokens(text, max_length - added, left=self._cuts_left)
+            made.append(add_special_tokens_to(single, kept) if add_special_tokens else kept)
         if padding is None:
             return made
         length = max(map(len, made), default=0) if max_length is None else max_length

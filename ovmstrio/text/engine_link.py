@@ -13,8 +13,8 @@ import trio
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.engine.messages import ACCEPTED, TOKENS, decode_failure, encode_request, encode_texts
-from ovmstrio.isolation.worker_process import WorkerEnded
-from ovmstrio.text.answers import TextAnswer
+from ovmstrio.isolation.worker_process import WorkerExited
+from ovmstrio.text.answers import OutputBuffer
 from ovmstrio.text.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.util.truncation import AT_ONCE
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.isolation.worker_process import WorkerProcess
     from ovmstrio.text.engine_sharing import RemoteEngine
 
-__all__ = ["EngineLink", "GenerationSpan", "OpenAnswer"]
+__all__ = ["AcceptedRequest", "EngineClient", "GenerationSpan"]
 
 
 class GenerationSpan:
@@ -86,19 +86,19 @@ _SEND_TIMEOUT_SECONDS: Final = 5.0
 """Longest wait for the engine to read a message."""
 
 
-class OpenAnswer:
+class AcceptedRequest:
     """An accepted request with the figures of its prompt; see :data:`ACCEPTED`."""
 
     __slots__ = ("answer", "cached_tokens", "prompt_end", "prompt_tokens")
 
-    def __init__(self, answer: TextAnswer, prompt_tokens: int, prompt_end: str, cached_tokens: int) -> None:
+    def __init__(self, answer: OutputBuffer, prompt_tokens: int, prompt_end: str, cached_tokens: int) -> None:
         self.answer = answer
         self.prompt_tokens = prompt_tokens
         self.prompt_end = prompt_end
         self.cached_tokens = cached_tokens
 
 
-class EngineLink:
+class EngineClient:
     """All requests of one engine; survives restarts of its process.
 
     Args:
@@ -112,7 +112,7 @@ class EngineLink:
     def __init__(self, metrics: TextMetrics, numbers: Iterator[int]) -> None:
         self._metrics = metrics
         self._numbers = numbers
-        self._answers: dict[int, TextAnswer] = {}
+        self._answers: dict[int, OutputBuffer] = {}
         self._spans: dict[int, GenerationSpan] = {}
         self._idle_event = trio.Event()
         self.last_asked = -math.inf
@@ -155,7 +155,7 @@ class EngineLink:
         """State of the batch, for introspection."""
         return self._metrics.facts()
 
-    def _count(self, answer: TextAnswer, index: int, tokens: int, now: float) -> None:
+    def _count(self, answer: OutputBuffer, index: int, tokens: int, now: float) -> None:
         self._metrics.generation_tokens.inc(tokens)
         last = answer.last_came.get(index)
         if last is not None:
@@ -182,14 +182,14 @@ class EngineLink:
             answer.fail(ModelFailure(why))
 
     @asynccontextmanager
-    async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[OpenAnswer]:
+    async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[AcceptedRequest]:
         """Submit a request; the block begins once the engine has accepted it, and leaving it early cancels the request.
 
         Raises:
             InvalidRequest, Overloaded, DeadlineExceeded, ModelFailure: as :meth:`TextGenerator.generate`.
         """
         number = next(self._numbers)
-        answer = self._answers[number] = TextAnswer(number, asked.n, asked.deadline)
+        answer = self._answers[number] = OutputBuffer(number, asked.n, asked.deadline)
         span = self._begin_span(number)
         try:
             with trio.CancelScope(deadline=asked.deadline) as scope:
@@ -199,7 +199,7 @@ class EngineLink:
             if answered[0] != ACCEPTED:
                 answer.is_over = True
                 raise decode_failure(answered[1])
-            opened = OpenAnswer(answer, *answered[1:])
+            opened = AcceptedRequest(answer, *answered[1:])
             self._metrics.prompt_tokens.inc(opened.prompt_tokens)
             self._metrics.cached_tokens.inc(opened.cached_tokens)
             self._metrics.queue.observe(trio.current_time() - answer.began)
@@ -220,7 +220,10 @@ class EngineLink:
                 await self._cancel(process, number)
 
     async def _cancel(self, process: AskedEngine, number: int) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS), suppress(WorkerEnded):
+        with (
+            trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS),
+            suppress(WorkerExited),
+        ):
             await process.tell(["cancel", number])
 
     async def tokenize(self, process: AskedEngine, texts: Sequence[str], **options: Any) -> list[TokenRow]:
@@ -250,7 +253,7 @@ class EngineLink:
         try:
             encoded = encode() if size <= AT_ONCE else await trio.to_thread.run_sync(encode)
             return await process.call([kind, number, encoded, *more])
-        except WorkerEnded as ended:
+        except WorkerExited as ended:
             raise ModelFailure(f"the engine process {ended.why}") from ended
         except RecursionError:
             raise InvalidRequest("the request is nested too deeply") from None

@@ -17,8 +17,8 @@ import trio
 
 from ovmstrio.core.errors import ModelFailure, NotReady
 from ovmstrio.inference.engine.messages import LOADED
-from ovmstrio.isolation.packets import NO_MESSAGE
-from ovmstrio.isolation.worker_process import KeptProcess, WorkerProcess
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
 
-__all__ = ["PROGRAM", "EngineProcess", "KnowsRequests", "sleep_when_idle"]
+__all__ = ["PROGRAM", "EngineProcess", "RequestActivity", "sleep_when_idle"]
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class EngineProcess:
         self._on_exit = lost
         self._program = program
         self._is_ready = False
-        self._kept: KeptProcess | None = None
+        self._kept: RestartedProcess | None = None
         self._is_closed = False
         self._wakeup = trio.Event()
         self._stopping = trio.Event()
@@ -115,7 +115,7 @@ class EngineProcess:
         """Location, for introspection."""
         return self.pid or "asleep"
 
-    def watched(self, requests: KnowsRequests) -> KnowsRequests:
+    def watched(self, requests: RequestActivity) -> RequestActivity:
         """Return a view of all requests, given those of this worker."""
         return requests
 
@@ -126,7 +126,7 @@ class EngineProcess:
             ModelFailure: the model cannot be loaded the first time.
         """
         self._stopping = trio.Event()
-        self._kept = kept = KeptProcess(
+        self._kept = kept = RestartedProcess(
             0,
             self._create_process,
             self._options,
@@ -173,7 +173,7 @@ class EngineProcess:
             kind, facts = answer
             if kind == LOADED:
                 self.facts = dict(facts)
-        except NO_MESSAGE as wrong:
+        except MALFORMED_MESSAGE_ERRORS as wrong:
             process.condemn(wrong)
             return False
         if kind != LOADED:
@@ -188,7 +188,7 @@ class EngineProcess:
         self.obstacle = f"the engine process cannot be started: {error.strerror or error}"
         self._change_lot.unpark_all()
 
-    def _process_ended(self, kept: KeptProcess, process: WorkerProcess) -> None:
+    def _process_ended(self, kept: RestartedProcess, process: WorkerProcess) -> None:
         del kept
         was_ready, self._is_ready = self._is_ready, False
         if self._stopping.is_set():
@@ -231,7 +231,7 @@ class EngineProcess:
         self._change_lot.unpark_all()
 
 
-class KnowsRequests(Protocol):
+class RequestActivity(Protocol):
     """View of the requests of a model.
 
     Attributes:
@@ -250,7 +250,7 @@ class KnowsRequests(Protocol):
         ...
 
 
-async def sleep_when_idle(process: EngineProcess, asked: KnowsRequests, spec: TextModelSpec) -> None:
+async def sleep_when_idle(process: EngineProcess, asked: RequestActivity, spec: TextModelSpec) -> None:
     """End the process of a model after ``spec.idle_unload_seconds`` without requests."""
     requests = process.watched(asked)
     while True:
@@ -261,7 +261,7 @@ async def sleep_when_idle(process: EngineProcess, asked: KnowsRequests, spec: Te
         await process.sleep()
 
 
-async def _wait_idle(requests: KnowsRequests, seconds: float) -> None:
+async def _wait_idle(requests: RequestActivity, seconds: float) -> None:
     while requests.open or trio.current_time() < requests.last_asked + seconds:
         await requests.idle()
         await trio.sleep_until(requests.last_asked + seconds)

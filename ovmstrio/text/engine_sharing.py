@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from ovmstrio.core.errors import ModelFailure, NotReady, ServerError
-from ovmstrio.core.worker_peers import PartedAnswer
-from ovmstrio.inference.engine.messages import REFUSED
-from ovmstrio.isolation.worker_process import WorkerEnded
+from ovmstrio.core.worker_peers import StreamedResult
+from ovmstrio.inference.engine.messages import REJECTED
+from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.text.engine_process import PROGRAM, EngineProcess
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
-    from ovmstrio.core.worker_peers import EngineSharing
-    from ovmstrio.text.engine_process import KnowsRequests
+    from ovmstrio.core.worker_peers import EngineDirectory
+    from ovmstrio.text.engine_process import RequestActivity
 
 __all__ = [
     "ANSWERED",
-    "ENDED",
-    "FRAMES",
+    "CHUNK_VERBS",
+    "EXITED",
+    "GENERATION_VERBS",
     "LEAVING",
     "LOST",
-    "PARTS",
+    "MESSAGES",
     "READY",
-    "TEXTS",
-    "Asking",
     "Engine",
+    "EngineServer",
+    "EngineVerbs",
     "RemoteEngine",
-    "ShownEngine",
-    "engine_of",
-    "numbers_of",
+    "create_engine",
+    "request_ids",
 ]
 
 # ----------------------------------------------------------------------
@@ -51,12 +51,12 @@ __all__ = [
 # ----------------------------------------------------------------------
 
 
-def numbers_of(engines: EngineSharing | None) -> Iterator[int]:
+def request_ids(engines: EngineDirectory | None) -> Iterator[int]:
     """Return request ids that no other worker uses."""
     return itertools.count(1) if engines is None else itertools.count(engines.rows + engines.row, engines.rows)
 
 
-class Asking(NamedTuple):
+class EngineVerbs(NamedTuple):
     """The RPC verbs of an engine program, and the routing of its messages.
 
     Attributes:
@@ -96,10 +96,10 @@ def _split_part(own: int, frame: Any, rows: int) -> dict[int, Any]:
     return {frame[0] % rows: frame}
 
 
-TEXTS = Asking("add", "cancel", _split_step, _ended_by_step)
+GENERATION_VERBS = EngineVerbs("add", "cancel", _split_step, _ended_by_step)
 """Programs that generate step by step."""
 
-PARTS = Asking("open", "close", _split_part, lambda _: ())
+CHUNK_VERBS = EngineVerbs("open", "close", _split_part, lambda _: ())
 """Programs that return parts, each of which is requested."""
 
 
@@ -108,12 +108,12 @@ PARTS = Asking("open", "close", _split_part, lambda _: ())
 # ----------------------------------------------------------------------
 
 READY: Final = "ready"
-FRAMES: Final = "frames"
+MESSAGES: Final = "frames"
 LOST: Final = "lost"
 """Part kinds: facts of the model, messages of the engine, and the reason why its process has ended."""
 
 ANSWERED: Final = 0
-ENDED: Final = 1
+EXITED: Final = 1
 LEAVING: Final = 2
 """Outcomes of a call: a result; the engine process has ended, with the reason; another worker takes over."""
 
@@ -122,7 +122,7 @@ _CANCEL_SECONDS: Final = 5.0
 _LEAVE_SECONDS: Final = 60.0
 
 
-class ShownEngine(EngineProcess):
+class EngineServer(EngineProcess):
     """An engine process that also serves requests of other workers.
 
     Args:
@@ -137,9 +137,9 @@ class ShownEngine(EngineProcess):
 
     def __init__(
         self,
-        engines: EngineSharing,
+        engines: EngineDirectory,
         key: str,
-        asking: Asking,
+        asking: EngineVerbs,
         *,
         options: Any,
         name: str,
@@ -230,10 +230,10 @@ class ShownEngine(EngineProcess):
                 await process.tell(value)
                 return [ANSWERED, None]
             return [ANSWERED, await process.call(value)]
-        except WorkerEnded as ended:
-            return [ENDED, ended.why]
+        except WorkerExited as ended:
+            return [EXITED, ended.why]
 
-    async def listen(self, row: int) -> PartedAnswer:
+    async def listen(self, row: int) -> StreamedResult:
         """Return the stream of engine messages for another worker, once the model is loaded.
 
         Raises:
@@ -283,7 +283,7 @@ class ShownEngine(EngineProcess):
         while self.open:
             await self._idle_lot.park()
 
-    def watched(self, requests: KnowsRequests) -> KnowsRequests:
+    def watched(self, requests: RequestActivity) -> RequestActivity:
         """Return a view of all requests, including other workers'."""
         return _AllRequests(requests, self)
 
@@ -339,7 +339,7 @@ class ShownEngine(EngineProcess):
 class _AllRequests:
     """Requests of this and of other workers."""
 
-    def __init__(self, own: KnowsRequests, others: ShownEngine) -> None:
+    def __init__(self, own: RequestActivity, others: EngineServer) -> None:
         self._own = own
         self._others = others
 
@@ -361,10 +361,10 @@ class _AllRequests:
             await self._others.idle()
 
 
-class _MessageStream(PartedAnswer):
+class _MessageStream(StreamedResult):
     """Message stream to one other worker."""
 
-    def __init__(self, engine: ShownEngine, row: int) -> None:
+    def __init__(self, engine: EngineServer, row: int) -> None:
         self._engine = engine
         self._row = row
         self._parts: deque[list[Any]] = deque()
@@ -379,14 +379,14 @@ class _MessageStream(PartedAnswer):
         """Append an engine message to the previous unsent ones; drop a worker that does not read."""
         if self._is_over:
             return
-        if self._parts and self._parts[-1][0] == FRAMES:
+        if self._parts and self._parts[-1][0] == MESSAGES:
             frames = self._parts[-1][1]
             frames.append(frame)
             if len(frames) > _MAX_QUEUED_MESSAGES:
                 self.put(LOST, "the worker does not read the engine's messages")
                 self.end()
         else:
-            self.put(FRAMES, [frame])
+            self.put(MESSAGES, [frame])
 
     def end(self) -> None:
         self._is_over = True
@@ -405,7 +405,7 @@ class _MessageStream(PartedAnswer):
 
 def _is_refusal(answer: Any) -> bool:
     outcome, payload = answer
-    return outcome != ANSWERED or bool(payload and payload[0] == REFUSED)
+    return outcome != ANSWERED or bool(payload and payload[0] == REJECTED)
 
 
 # ----------------------------------------------------------------------
@@ -433,7 +433,7 @@ class RemoteEngine:
 
     def __init__(
         self,
-        engines: EngineSharing,
+        engines: EngineDirectory,
         owner: int,
         key: str,
         heard: Callable[[Any], None],
@@ -494,7 +494,7 @@ class RemoteEngine:
             ValueError, LookupError, TypeError: the part is malformed.
         """
         kind, payload = part
-        if kind == FRAMES:
+        if kind == MESSAGES:
             for frame in payload:
                 self._on_message_callback(frame)
         elif kind == LOST:
@@ -535,8 +535,8 @@ class RemoteEngine:
         while True:
             times = self._generation
             outcome, payload = await self._engines.call(self._owner, self._key, value)
-            if outcome == ENDED:
-                raise WorkerEnded(payload, was_called=True)
+            if outcome == EXITED:
+                raise WorkerExited(payload, was_called=True)
             if outcome != LEAVING:
                 return payload
             with trio.move_on_after(_WAIT_SECONDS) as waiting:
@@ -554,7 +554,7 @@ class RemoteEngine:
         try:
             await self.call(value)
         except ServerError as error:
-            raise WorkerEnded(error.message, was_called=False) from error
+            raise WorkerExited(error.message, was_called=False) from error
 
 
 # ----------------------------------------------------------------------
@@ -564,8 +564,8 @@ class RemoteEngine:
 Engine = EngineProcess | RemoteEngine
 
 
-def engine_of(
-    engines: EngineSharing | None,
+def create_engine(
+    engines: EngineDirectory | None,
     spec: TextModelSpec,
     options: Any,
     heard: Callable[[Any], None],
@@ -573,7 +573,7 @@ def engine_of(
     *,
     failed: Callable[[str], None] | None = None,
     program: str = PROGRAM,
-    asking: Asking = TEXTS,
+    asking: EngineVerbs = GENERATION_VERBS,
 ) -> Engine:
     """Create the engine of a model: local, exported, or remote; it must be run.
 
@@ -586,4 +586,4 @@ def engine_of(
     owner = engines.owner(spec.name)
     if owner is not None:
         return RemoteEngine(engines, owner, key, heard, failed or lost)
-    return ShownEngine(engines, key, asking, options=options, name=spec.name, heard=heard, lost=lost, program=program)
+    return EngineServer(engines, key, asking, options=options, name=spec.name, heard=heard, lost=lost, program=program)

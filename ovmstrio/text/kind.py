@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
-from ovmstrio.core.service import NOTHING_INSIDE, Inside
+from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.serving.fingerprints import tree_mark
 from ovmstrio.serving.kind import Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
@@ -58,9 +58,9 @@ class TextModelKind(Kind[TextModelSpec]):
         reason: str = getattr(service, "obstacle", "")
         return reason
 
-    def look_inside(self, spec: TextModelSpec, service: Service) -> Inside:
+    def look_inside(self, spec: TextModelSpec, service: Service) -> Introspection:
         """Return the state of a language model's batch and cache."""
         from ovmstrio.text.text_model import TextModel  # noqa: PLC0415 - only needed if such a model is loaded
 
         del spec
-        return Inside(facts=service.facts) if isinstance(service, TextModel) else NOTHING_INSIDE
+        return Introspection(facts=service.facts) if isinstance(service, TextModel) else NO_INTROSPECTION

@@ -19,12 +19,12 @@ from ovmstrio.config.specs import PROMPT_LOOKUP
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.inference.engine.gguf import GgufError, read_header
 from ovmstrio.inference.engine.messages import CONTEXT_FILE, LOADED
-from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
-from ovmstrio.serving.hosted_service import host
-from ovmstrio.text.engine_link import EngineLink
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.serving.hosted_service import host_service
+from ovmstrio.text.engine_link import EngineClient
 from ovmstrio.text.engine_process import EngineProcess, sleep_when_idle
-from ovmstrio.text.engine_sharing import engine_of, numbers_of
-from ovmstrio.text.model_swap import Handover, RunningModels, bytes_of_weights
+from ovmstrio.text.engine_sharing import create_engine, request_ids
+from ovmstrio.text.model_swap import ModelSwap, ServingModels, weight_bytes
 from ovmstrio.text.text_metrics import TextMetrics
 from ovmstrio.text.text_model import TextModel
 from ovmstrio.util.placement import run_load
@@ -163,7 +163,7 @@ async def _convert(source: Path, folder: Path, name: str) -> str:
         process = WorkerProcess(_CONVERSION, ends_group=True, names={"model": name})
         try:
             kind, payload = await process.start(nursery, [str(source), str(folder)])
-        except WorkerEnded as ended:
+        except WorkerExited as ended:
             return f"the conversion process {ended.why}"
         nursery.cancel_scope.cancel()
     return "" if kind == LOADED else str(payload)
@@ -195,24 +195,24 @@ async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextMode
         ConfigError: there is no such model.
         ModelFailure: it cannot be loaded.
     """
-    running: RunningModels[TextModel] = context.shared(RunningModels)
-    return await host(context.tasks, _open(spec, context, running), kind=spec.kind, name=spec.name)
+    running: ServingModels[TextModel] = context.shared(ServingModels)
+    return await host_service(context.tasks, _open(spec, context, running), kind=spec.kind, name=spec.name)
 
 
 @asynccontextmanager
 async def _open(
-    spec: TextModelSpec, context: LoadContext, running: RunningModels[TextModel]
+    spec: TextModelSpec, context: LoadContext, running: ServingModels[TextModel]
 ) -> AsyncIterator[TextModel]:
     folder = await model_folder(spec)
     draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
     options = _options(spec, folder, draft)
     metrics = TextMetrics(spec.name)
-    link = EngineLink(metrics, numbers_of(context.engines))
-    process = engine_of(context.engines, spec, options, link.hear, link.lose, failed=link.fail_all)
+    link = EngineClient(metrics, request_ids(context.engines))
+    process = create_engine(context.engines, spec, options, link.hear, link.lose, failed=link.fail_all)
     is_own = isinstance(process, EngineProcess)
     if is_own:
         metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
-    swap: Handover[TextModel] = Handover(process, spec.name)
+    swap: ModelSwap[TextModel] = ModelSwap(process, spec.name)
     old = running.get(spec.name)
     with context.meters.collecting((metrics,), ""):
         async with trio.open_nursery() as nursery:
@@ -241,7 +241,7 @@ async def _must_retire_first(spec: TextModelSpec, options: dict[str, Any], folde
     """Return True if the old model must be unloaded before this one is loaded."""
     if spec.reload != _AUTO:
         return spec.reload == _RETIRE_FIRST
-    weights = await run_load(lambda: bytes_of_weights(folder, draft))
+    weights = await run_load(lambda: weight_bytes(folder, draft))
     # An automatic cache size always fits, because it is a part of the free memory.
     cache = options["pipeline"]["cache_bytes"] if spec.cache_size else 0
     return weights + cache > _free_memory()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.text.engine_sharing import Engine
 
-__all__ = ["Handover", "RunningModels", "bytes_of_weights"]
+__all__ = ["ModelSwap", "ServingModels", "weight_bytes"]
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ _WEIGHTS: Final = "*.bin"
 ModelT = TypeVar("ModelT")
 
 
-class Handover(Generic[ModelT]):
+class ModelSwap(Generic[ModelT]):
     """Users and successor of one model.
 
     Args:
@@ -86,26 +86,26 @@ class Handover(Generic[ModelT]):
             self._swap_over.set()
 
 
-class RunningModels(Generic[ModelT]):
+class ServingModels(Generic[ModelT]):
     """The serving models by name."""
 
     def __init__(self) -> None:
-        self._handovers: dict[str, Handover[ModelT]] = {}
+        self._handovers: dict[str, ModelSwap[ModelT]] = {}
 
-    def get(self, name: str) -> Handover[ModelT] | None:
+    def get(self, name: str) -> ModelSwap[ModelT] | None:
         """Return the handover of a serving model, or None."""
         return self._handovers.get(name)
 
-    def begins(self, name: str, handover: Handover[ModelT]) -> None:
+    def begins(self, name: str, handover: ModelSwap[ModelT]) -> None:
         """Register a serving model."""
         self._handovers[name] = handover
 
-    def ends(self, name: str, handover: Handover[ModelT]) -> None:
+    def ends(self, name: str, handover: ModelSwap[ModelT]) -> None:
         """Unregister a model, unless another one has replaced it."""
         if self._handovers.get(name) is handover:
             del self._handovers[name]
 
 
-def bytes_of_weights(*folders: Path | None) -> int:
+def weight_bytes(*folders: Path | None) -> int:
     """Return the size of the weight files in model folders; blocking."""
     return sum(file.stat().st_size for folder in folders if folder is not None for file in folder.glob(_WEIGHTS))

@@ -10,8 +10,14 @@ from ovmstrio.core.errors import ConfigError, InvalidField, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.speech import SpeechPart
 from ovmstrio.inference.engine.messages import VOICE_FILES
-from ovmstrio.serving.hosted_service import host
-from ovmstrio.text.chunk_scheduler import TurnModel, TurnQueue, TurnTaker, check_folder, open_model
+from ovmstrio.serving.hosted_service import host_service
+from ovmstrio.text.chunk_scheduler import (
+    ChunkedModel,
+    ChunkedRequest,
+    ChunkScheduler,
+    check_model_files,
+    open_chunked_model,
+)
 from ovmstrio.util.placement import run_load
 
 if TYPE_CHECKING:
@@ -45,7 +51,7 @@ _EXPECTED: Final = (
 )
 
 
-class RunningSpeech(TurnTaker[SpeechPart]):
+class RunningSpeech(ChunkedRequest[SpeechPart]):
     """A running synthesis; see :class:`ovmstrio.core.speech.Speech`."""
 
     def __init__(self, number: int, turns: trio.Semaphore) -> None:
@@ -58,8 +64,8 @@ class RunningSpeech(TurnTaker[SpeechPart]):
             self.end()
 
 
-class SpeechModel(TurnModel[TurnQueue[RunningSpeech]]):
-    """One model; a :class:`ovmstrio.core.speech.TextSpeaker`."""
+class SpeechModel(ChunkedModel[ChunkScheduler[RunningSpeech]]):
+    """One model; a :class:`ovmstrio.core.speech.SpeechSynthesizer`."""
 
     task: ClassVar = Task.TEXT_TO_SPEECH
 
@@ -88,18 +94,18 @@ async def load_speech_model(spec: TextModelSpec, context: LoadContext) -> Speech
         ConfigError: there is no such model, or a voice file is missing.
         ModelFailure: it cannot be loaded.
     """
-    await check_folder(spec, _missing, _EXPECTED)
+    await check_model_files(spec, _missing, _EXPECTED)
     problems = await run_load(partial(_unusable_voices, spec.path, spec.voices))
     if problems:
         raise ConfigError([spec.placed(each) for each in problems])
     voices = {name: str(path.absolute()) for name, path in spec.voices.items()}
     queue = partial(_queue, spec.max_queue)
-    opened = open_model(spec, _PROGRAM, {"voices": voices}, queue, SpeechModel, engines=context.engines)
-    return await host(context.tasks, opened, kind=spec.kind, name=spec.name)
+    opened = open_chunked_model(spec, _PROGRAM, {"voices": voices}, queue, SpeechModel, engines=context.engines)
+    return await host_service(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> TurnQueue[RunningSpeech]:
-    return TurnQueue(RunningSpeech, most_waiting, tasks, "texts are being spoken", numbers)
+def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> ChunkScheduler[RunningSpeech]:
+    return ChunkScheduler(RunningSpeech, most_waiting, tasks, "texts are being spoken", numbers)
 
 
 def _missing(folder: Path) -> str:

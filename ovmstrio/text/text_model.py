@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import Conversation, Finish, GenerationLimits, Piece, Task, prompt_too_long
+from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, GenerationLimits, Task, prompt_too_long
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.serving.hosted_service import ResidentService
-from ovmstrio.text.engine_link import EngineLink, OpenAnswer
-from ovmstrio.text.grammars import check_grammar, impose_calls, on_one_line
-from ovmstrio.text.parsing import Delta, Machine, chosen_parsers, make_parser, opens_reasoning
+from ovmstrio.serving.hosted_service import HostedService
+from ovmstrio.text.engine_link import AcceptedRequest, EngineClient
+from ovmstrio.text.grammars import check_grammar, to_compact_json, tool_call_grammar
+from ovmstrio.text.parsing import Delta, StreamingParser, make_parser, opens_reasoning, select_parsers
 from ovmstrio.util.truncation import size_of
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, TokenRow
-    from ovmstrio.text.answers import Made
+    from ovmstrio.text.answers import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
-    from ovmstrio.text.model_swap import Handover
+    from ovmstrio.text.model_swap import ModelSwap
 
-__all__ = ["AnswerReading", "OutputReading", "RunningGeneration", "TextModel", "check_proposing"]
+__all__ = ["OutputParsing", "OutputReader", "RunningGeneration", "TextModel", "check_speculative_options"]
 
 # ----------------------------------------------------------------------
 # Output parsing
@@ -41,7 +41,7 @@ _AUTO: Final = "auto"
 _NONE: Final = "none"
 
 
-class OutputReading:
+class OutputParsing:
     """Selects the output parsers and grammars of a model's requests.
 
     Args:
@@ -53,7 +53,7 @@ class OutputReading:
     """
 
     def __init__(self, spec: TextModelSpec, template: str) -> None:
-        self._tools, self._reasoning = chosen_parsers(
+        self._tools, self._reasoning = select_parsers(
             spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO, template
         )
         self._guided = spec.enable_tool_guided_generation
@@ -67,7 +67,7 @@ class OutputReading:
             return False
         return size_of(conversation.tools, _FAST_CHECK_SIZE) > _FAST_CHECK_SIZE
 
-    def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, AnswerReading]:
+    def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, OutputReader]:
         """Return the request for the engine, and the reader of its output.
 
         Raises:
@@ -75,26 +75,26 @@ class OutputReading:
         """
         if asked.grammar is not None:
             check_grammar(asked.grammar)
-            asked = replace(asked, grammar=on_one_line(asked.grammar))
+            asked = replace(asked, grammar=to_compact_json(asked.grammar))
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
-            return asked, AnswerReading(conversation=None, tools=_NONE, reasoning=_NONE)
+            return asked, OutputReader(conversation=None, tools=_NONE, reasoning=_NONE)
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
         tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
-        imposed = impose_calls(conversation, self._tools, guided=self._guided)
+        imposed = tool_call_grammar(conversation, self._tools, guided=self._guided)
         if imposed is not None and (imposed.forced or asked.grammar is None):
             asked = replace(asked, grammar=imposed.grammar)
             if imposed.forced:
                 tools, reasoning = imposed.tool_parser, _NONE
         if not asked.parses or not asked.skips_special_tokens:
             tools = reasoning = _NONE
-        reading = AnswerReading(conversation, tools, reasoning)
+        reading = OutputReader(conversation, tools, reasoning)
         if reading.keeps_special_tokens:
             asked = replace(asked, skips_special_tokens=False)
         return asked, reading
 
 
-class AnswerReading:
+class OutputReader:
     """Converts the output of one request to pieces.
 
     Args:
@@ -109,10 +109,10 @@ class AnswerReading:
         self._reasoning = reasoning
         self._is_parsed = conversation is not None and (tools, reasoning) != (_NONE, _NONE)
         self._opens_reasoning = False
-        self._parsers: dict[int, Machine] = {}
+        self._parsers: dict[int, StreamingParser] = {}
         self._texts_with_calls: set[int] = set()
-        self._ready: deque[Piece] = deque()
-        self._counts: dict[int, ReasoningCount] = {}
+        self._ready: deque[GenerationChunk] = deque()
+        self._counts: dict[int, ReasoningTokenCounter] = {}
 
     @property
     def keeps_special_tokens(self) -> bool:
@@ -123,15 +123,15 @@ class AnswerReading:
         """Set the end of the prompt, which may open a reasoning block."""
         self._opens_reasoning = self._is_parsed and opens_reasoning(self._reasoning, prompt_end)
 
-    def _parser(self) -> Machine:
+    def _parser(self) -> StreamingParser:
         tools = () if self._conversation is None else self._conversation.tools
         return make_parser(self._tools, self._reasoning, tools=tools, opened=self._opens_reasoning)
 
-    def next(self) -> Piece | None:
+    def next(self) -> GenerationChunk | None:
         """Return the next parsed piece, or None."""
         return self._ready.popleft() if self._ready else None
 
-    def feed(self, made: Made) -> None:
+    def feed(self, made: OutputChunk) -> None:
         """Parse engine output into one or several pieces; the last one carries the finish reason."""
         deltas, reasoning_tokens = self._parse(made)
         if self._conversation is not None and self._conversation.calls_once:
@@ -139,7 +139,7 @@ class AnswerReading:
         last = len(deltas) - 1
         for position, delta in enumerate(deltas):
             self._ready.append(
-                Piece(
+                GenerationChunk(
                     index=made.index,
                     text=delta.text,
                     reasoning=delta.reasoning,
@@ -151,14 +151,14 @@ class AnswerReading:
                 )
             )
 
-    def _parse(self, made: Made) -> tuple[list[Delta], int]:
+    def _parse(self, made: OutputChunk) -> tuple[list[Delta], int]:
         """Return the parsed deltas, at least one, and the number of reasoning tokens."""
         if not self._is_parsed:
             return [Delta(text=made.text)], 0
         parser = self._parsers.get(made.index)
         if parser is None:
             parser = self._parsers[made.index] = self._parser()
-            self._counts[made.index] = ReasoningCount()
+            self._counts[made.index] = ReasoningTokenCounter()
         # Reasoning tokens are counted per step, so joined steps are parsed one by one.
         parts = [(made.text, made.tokens)] if self._reasoning == _NONE else made.parts
         deltas: list[Delta] = []
@@ -173,13 +173,13 @@ class AnswerReading:
             self._texts_with_calls.add(made.index)
         return deltas or [Delta()], reasoning_tokens
 
-    def _finish(self, made: Made) -> Finish | None:
+    def _finish(self, made: OutputChunk) -> Finish | None:
         if made.finish is Finish.STOP and made.index in self._texts_with_calls:
             return Finish.TOOL_CALLS
         return made.finish
 
 
-class ReasoningCount:
+class ReasoningTokenCounter:
     """Counts reasoning tokens; tokens without text, such as markers, count with the text before them."""
 
     __slots__ = ("_is_reasoning", "_undecided")
@@ -213,7 +213,7 @@ _REQUIREMENTS: Final[Mapping[str, str]] = {
 }
 
 
-def check_proposing(spec: TextModelSpec, asked: GenerationRequest) -> None:
+def check_speculative_options(spec: TextModelSpec, asked: GenerationRequest) -> None:
     """Check a request's parameters against the model's speculative decoding (draft model or prompt lookup).
 
     Raises:
@@ -253,7 +253,7 @@ PLATFORM = "openvino_genai"
 class RunningGeneration:
     """A running request; see :class:`ovmstrio.core.generation.Generation`."""
 
-    def __init__(self, opened: OpenAnswer, reading: AnswerReading) -> None:
+    def __init__(self, opened: AcceptedRequest, reading: OutputReader) -> None:
         self._answer = opened.answer
         self._reading = reading
         reading.begin(opened.prompt_end)
@@ -264,7 +264,7 @@ class RunningGeneration:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> GenerationChunk:
         while (piece := self._reading.next()) is None:
             made = await self._answer.take()
             if made is None:
@@ -273,7 +273,7 @@ class RunningGeneration:
         return piece
 
 
-class TextModel(ResidentService):
+class TextModel(HostedService):
     """One language model; a :class:`TextGenerator` and a :class:`Tokenizer`.
 
     Args:
@@ -283,7 +283,9 @@ class TextModel(ResidentService):
         handover: the model's replacement during a reload.
     """
 
-    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineLink, handover: Handover[TextModel]) -> None:
+    def __init__(
+        self, spec: TextModelSpec, process: Engine, link: EngineClient, handover: ModelSwap[TextModel]
+    ) -> None:
         super().__init__()
         self._swap = handover
         self._spec = spec
@@ -296,7 +298,7 @@ class TextModel(ResidentService):
             vocabulary_size=process.facts["vocabulary_size"],
             longest_token=process.facts["longest_token"],
         )
-        self._reading = OutputReading(spec, process.facts["chat_template"])
+        self._reading = OutputParsing(spec, process.facts["chat_template"])
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
 
     @property
@@ -356,7 +358,7 @@ class TextModel(ResidentService):
         if asked.prompt_characters > limits.max_characters:
             raise prompt_too_long(limits, "prompt", asked.prompt_characters)
         texts = max(asked.n, sampling.best_of)
-        check_proposing(self._spec, asked)
+        check_speculative_options(self._spec, asked)
         if texts > limits.best_of_limit:
             field = "n" if asked.n > sampling.best_of else "best_of"
             raise InvalidField(f"{field} is at most {limits.best_of_limit} here", field=field, got=str(texts))

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Task
-from ovmstrio.core.speech import SpokenSpan, TranscriptPart
-from ovmstrio.serving.hosted_service import host
-from ovmstrio.text.chunk_scheduler import TurnModel, TurnQueue, TurnTaker, check_folder, open_model
+from ovmstrio.core.speech import TimedText, TranscriptPart
+from ovmstrio.serving.hosted_service import host_service
+from ovmstrio.text.chunk_scheduler import (
+    ChunkedModel,
+    ChunkedRequest,
+    ChunkScheduler,
+    check_model_files,
+    open_chunked_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -22,10 +28,16 @@ if TYPE_CHECKING:
     from ovmstrio.core.speech import TranscriptionRequest
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["RunningTranscript", "TranscriptionModel", "Transcripts", "load_transcription_model", "opening_of"]
+__all__ = [
+    "RunningTranscript",
+    "TranscriptionModel",
+    "TranscriptionScheduler",
+    "load_transcription_model",
+    "open_arguments",
+]
 
 
-class RunningTranscript(TurnTaker[TranscriptPart]):
+class RunningTranscript(ChunkedRequest[TranscriptPart]):
     """A running transcription; see :class:`ovmstrio.core.speech.Transcript`."""
 
     def __init__(self, number: int, turns: trio.Semaphore) -> None:
@@ -51,11 +63,11 @@ class RunningTranscript(TurnTaker[TranscriptPart]):
             self.end()
 
 
-def _spans(rows: Iterable[tuple[float, float, str]], start: float) -> Iterable[SpokenSpan]:
-    return (SpokenSpan(round(start + begin, 3), round(start + end, 3), text) for begin, end, text in rows)
+def _spans(rows: Iterable[tuple[float, float, str]], start: float) -> Iterable[TimedText]:
+    return (TimedText(round(start + begin, 3), round(start + end, 3), text) for begin, end, text in rows)
 
 
-class Transcripts(TurnQueue[RunningTranscript]):
+class TranscriptionScheduler(ChunkScheduler[RunningTranscript]):
     """All transcriptions of one model."""
 
     def hear(self, frame: Any) -> None:
@@ -70,7 +82,7 @@ class Transcripts(TurnQueue[RunningTranscript]):
             running.hear(text)
 
 
-def opening_of(asked: TranscriptionRequest) -> tuple[bytes, dict[str, Any]]:
+def open_arguments(asked: TranscriptionRequest) -> tuple[bytes, dict[str, Any]]:
     """Return the arguments of a request's ``open`` call."""
     return asked.audio, {
         "translates": asked.translates,
@@ -92,7 +104,7 @@ _FILES: Final = (
 )
 
 
-class TranscriptionModel(TurnModel[Transcripts]):
+class TranscriptionModel(ChunkedModel[TranscriptionScheduler]):
     """One model; a :class:`ovmstrio.core.speech.Transcriber`."""
 
     task: ClassVar = Task.SPEECH_TO_TEXT
@@ -103,7 +115,7 @@ class TranscriptionModel(TurnModel[Transcripts]):
         if asked.wants_words and not self.spec.enable_word_timestamps:
             message = "word timestamps are disabled for this model; set its option enable_word_timestamps"
             raise InvalidField(message, field="timestamp_granularities", got="word")
-        async with self.queue.ask(self.process, *opening_of(asked)) as running:
+        async with self.queue.ask(self.process, *open_arguments(asked)) as running:
             yield running
 
 
@@ -114,8 +126,8 @@ async def load_transcription_model(spec: TextModelSpec, context: LoadContext) ->
         ConfigError: there is no such model.
         ModelFailure: it cannot be loaded.
     """
-    await check_folder(spec, _missing, f"a folder with {', '.join(_FILES)}")
-    opened = open_model(
+    await check_model_files(spec, _missing, f"a folder with {', '.join(_FILES)}")
+    opened = open_chunked_model(
         spec,
         _PROGRAM,
         {"tells_words": spec.enable_word_timestamps},
@@ -123,11 +135,11 @@ async def load_transcription_model(spec: TextModelSpec, context: LoadContext) ->
         TranscriptionModel,
         engines=context.engines,
     )
-    return await host(context.tasks, opened, kind=spec.kind, name=spec.name)
+    return await host_service(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> Transcripts:
-    return Transcripts(RunningTranscript, most_waiting, tasks, "recordings are being written down", numbers)
+def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> TranscriptionScheduler:
+    return TranscriptionScheduler(RunningTranscript, most_waiting, tasks, "recordings are being written down", numbers)
 
 
 def _missing(folder: Path) -> str:

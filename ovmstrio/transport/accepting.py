@@ -23,15 +23,24 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import structlog
 import trio
 
-from ovmstrio.transport.direct_stream import close_now
-from ovmstrio.transport.listeners import address_of, is_inherited, socket_of
+from ovmstrio.transport.direct_stream import close_forcefully
+from ovmstrio.transport.listeners import bound_address, is_inherited, listener_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["NO_ROOM", "PAUSE_SECONDS", "QUIET_SECONDS", "Accepting", "Pace", "Spread", "bound_wakeups", "in_batches"]
+__all__ = [
+    "LOG_INTERVAL_SECONDS",
+    "OUT_OF_RESOURCES_ERRNOS",
+    "PAUSE_SECONDS",
+    "AcceptLoop",
+    "DeadlineSpread",
+    "TurnLimiter",
+    "bound_wakeups",
+    "in_batches",
+]
 
 # -- Bounded wakeups per turn of the event loop ------------------------------------------------------------------------
 
@@ -70,14 +79,14 @@ def bound_wakeups() -> None:
 
 log = structlog.get_logger(__name__)
 
-SETTLE_SECONDS: Final = 0.1
+HANDSHAKE_SETTLE_SECONDS: Final = 0.1
 """Time for running handshakes to complete."""
 PAUSE_SECONDS: Final = 0.1
 """Pause after accept() failed for lack of resources."""
-QUIET_SECONDS: Final = 1.0
+LOG_INTERVAL_SECONDS: Final = 1.0
 """Minimum interval of log lines about these pauses."""
 
-NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+OUT_OF_RESOURCES_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """accept() errors for lack of resources."""
 _SO_ATTACH_FILTER: Final = 26
 _DROP_SYN_FILTER: Final = b"".join(
@@ -92,7 +101,7 @@ _DROP_SYN_FILTER: Final = b"".join(
 )
 
 
-class Accepting:
+class AcceptLoop:
     """Accept loop over several listeners, for single use; ``ended`` is set when all are closed."""
 
     def __init__(self) -> None:
@@ -138,7 +147,7 @@ class Accepting:
             accepted = -1
             while accepted < loop.accepted:
                 accepted = loop.accepted
-                with trio.move_on_after(SETTLE_SECONDS) as settling, suppress(OSError):
+                with trio.move_on_after(HANDSHAKE_SETTLE_SECONDS) as settling, suppress(OSError):
                     await loop.accept_all(settling)
 
 
@@ -162,9 +171,9 @@ class _AcceptLoop:
             try:
                 stream = await self._listener.accept()
             except OSError as error:
-                if error.errno not in NO_ROOM:
+                if error.errno not in OUT_OF_RESOURCES_ERRNOS:
                     raise
-                scope.deadline = max(scope.deadline, trio.current_time() + PAUSE_SECONDS + SETTLE_SECONDS)
+                scope.deadline = max(scope.deadline, trio.current_time() + PAUSE_SECONDS + HANDSHAKE_SETTLE_SECONDS)
                 await self._pause(error)
             else:
                 self.accepted += 1
@@ -174,16 +183,16 @@ class _AcceptLoop:
         try:
             await self._handler(stream)
         finally:
-            await close_now(stream)
+            await close_forcefully(stream)
 
     async def _pause(self, error: OSError) -> None:
         self._pauses += 1
         now = trio.current_time()
         if now >= self._next_log_at:
-            self._next_log_at = now + QUIET_SECONDS
+            self._next_log_at = now + LOG_INTERVAL_SECONDS
             log.warning(
                 "accept paused",
-                address=address_of(self._listener),
+                address=bound_address(self._listener),
                 reason=f"{os.strerror(error.errno or 0)} ({errno.errorcode[error.errno or 0]})",
                 pauses=self._pauses,
             )
@@ -192,7 +201,7 @@ class _AcceptLoop:
 
 def _drop_new_syns(listener: Listener) -> None:
     """Drop new SYNs, where the system supports that; queued connections stay."""
-    sock = socket_of(listener)
+    sock = listener_socket(listener)
     if sock is None:
         return
     with suppress(OSError):
@@ -223,7 +232,7 @@ async def in_batches(items: Iterable[T]) -> AsyncIterator[T]:
             await trio.lowlevel.checkpoint()
 
 
-class Pace:
+class TurnLimiter:
     """Limiter that few tasks pass per turn of the event loop, in FIFO order."""
 
     __slots__ = ("_limiter",)
@@ -239,7 +248,7 @@ class Pace:
             await trio.lowlevel.checkpoint()
 
 
-class Spread:
+class DeadlineSpread:
     """Offsets that spread equal deadlines over time."""
 
     __slots__ = ("_count",)

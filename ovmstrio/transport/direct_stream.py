@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINGER_SECONDS",
-    "MOST_BUFFERS",
+    "MAX_WRITEV_BUFFERS",
     "DirectStream",
-    "carry_on",
-    "close_gently",
-    "close_now",
-    "direct",
+    "close_forcefully",
+    "close_gracefully",
+    "get_peer_address",
     "has_unread",
     "has_unread_bytes",
     "linger",
-    "peer_address_of",
-    "told_of_waiting",
-    "transport_of",
+    "resume",
+    "run_eagerly",
+    "to_direct_stream",
+    "underlying_stream",
 ]
 
 # -- Stream ------------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 READ_BYTES: Final = 64 * 1024
-MOST_BUFFERS: Final = 512
+MAX_WRITEV_BUFFERS: Final = 512
 """Buffers per ``writev`` call; Linux allows 1,024."""
 _MAX_SKIPPED_READS: Final = 31
 """Maximum number of speculative reads to skip after failed ones, so that slow clients cost few vain system calls."""
@@ -164,7 +164,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
             at = 0
             while at < len(views):
                 try:
-                    sent = os.writev(self._fileno(), views[at : at + MOST_BUFFERS])
+                    sent = os.writev(self._fileno(), views[at : at + MAX_WRITEV_BUFFERS])
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self.socket)
                     continue
@@ -196,22 +196,22 @@ class DirectStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
 
-def direct(stream: trio.abc.Stream) -> trio.abc.Stream:
+def to_direct_stream(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return a :class:`DirectStream` for a socket stream; other streams unchanged."""
-    return DirectStream(stream, peer_address_of(stream)) if isinstance(stream, trio.SocketStream) else stream
+    return DirectStream(stream, get_peer_address(stream)) if isinstance(stream, trio.SocketStream) else stream
 
 
-def transport_of(stream: trio.abc.Stream) -> trio.abc.Stream:
+def underlying_stream(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return the stream below TLS, or the stream itself."""
     return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
 
 
-def peer_address_of(stream: trio.abc.Stream) -> ClientAddress:
+def get_peer_address(stream: trio.abc.Stream) -> ClientAddress:
     """Return the address of the other end: as reported by ``accept``, else ``getpeername``.
 
     ``getpeername`` fails after a reset, so call this once, as soon as there is a stream.
     """
-    transport: Any = transport_of(stream)
+    transport: Any = underlying_stream(stream)
     known: ClientAddress | None = getattr(transport, "peer_address", None)
     if known is not None:
         return known
@@ -228,7 +228,7 @@ def _translate_error(error: OSError) -> Exception:
 
 
 @coroutine
-def told_of_waiting(
+def run_eagerly(
     running: Coroutine[Any, Any, _T], tell: Callable[[], object], context: Context | None = None
 ) -> Generator[Any, Any, _T]:
     """Run a coroutine to its end; call ``tell`` when the coroutine blocks for the first time, if ever.
@@ -250,7 +250,7 @@ def told_of_waiting(
 
 
 @coroutine
-def carry_on(running: Coroutine[Any, Any, _T], trap: Any) -> Generator[Any, Any, _T]:
+def resume(running: Coroutine[Any, Any, _T], trap: Any) -> Generator[Any, Any, _T]:
     """Resume a coroutine that was started with ``send(None)`` and blocked with ``trap``; run it to its end."""
     outcome: _T = yield from _resume(running.send, running.throw, trap)
     return outcome
@@ -293,11 +293,11 @@ def has_unread_bytes(stream: trio.abc.Stream) -> bool:
 
 
 def _descriptor_of(stream: trio.abc.Stream) -> int:
-    sock = getattr(transport_of(stream), "socket", None)
+    sock = getattr(underlying_stream(stream), "socket", None)
     return -1 if sock is None else int(sock.fileno())
 
 
-async def close_now(stream: trio.abc.Stream) -> None:
+async def close_forcefully(stream: trio.abc.Stream) -> None:
     """Close a stream without notifying the peer, also on cancellation.
 
     A plain socket is closed directly: cancel scopes and checkpoints are slower, and thousands may close at once.
@@ -315,7 +315,7 @@ async def linger(stream: trio.abc.Stream) -> None:
 
     Closing a socket with unread bytes resets the connection and discards what the peer has not read yet.
     """
-    transport = transport_of(stream)
+    transport = underlying_stream(stream)
     if isinstance(transport, trio.abc.HalfCloseableStream):
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await transport.send_eof()
@@ -323,10 +323,10 @@ async def linger(stream: trio.abc.Stream) -> None:
                 pass
 
 
-async def close_gently(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
+async def close_gracefully(stream: trio.abc.Stream, seconds: float = LINGER_SECONDS) -> None:
     """Send EOF, discard input until the peer closes or ``seconds`` have passed, then close."""
     try:
         with trio.move_on_after(seconds):
             await linger(stream)
     finally:
-        await close_now(stream)
+        await close_forcefully(stream)

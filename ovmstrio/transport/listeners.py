@@ -17,19 +17,19 @@ import trio
 
 from ovmstrio.core.connection import socket_address
 from ovmstrio.transport.direct_stream import DirectStream
-from ovmstrio.transport.tls import ReloadedTls, TlsListener
+from ovmstrio.transport.tls import ReloadableTls, TlsListener
 from ovmstrio.util.regular_files import check_regular
 
 __all__ = [
-    "AtAddresses",
+    "AddressFrontEnd",
     "InheritedListener",
     "Listener",
     "PlainListener",
-    "address_of",
-    "certificate_of",
+    "bound_address",
+    "client_certificate",
     "is_inherited",
+    "listener_socket",
     "open_listeners",
-    "socket_of",
     "tls_context",
 ]
 
@@ -148,7 +148,7 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, 
 
 @asynccontextmanager
 async def open_listeners(
-    addresses: Sequence[str], tls: ssl.SSLContext | ReloadedTls | None = None
+    addresses: Sequence[str], tls: ssl.SSLContext | ReloadableTls | None = None
 ) -> AsyncIterator[list[Listener]]:
     """Listen on all addresses until the block ends; a host name yields one listener per IP address.
 
@@ -180,8 +180,8 @@ async def open_listeners(
             path.unlink(missing_ok=True)
 
 
-def _with_tls(listener: PlainListener, tls: ssl.SSLContext | ReloadedTls | None) -> Listener:
-    if isinstance(tls, ReloadedTls):
+def _with_tls(listener: PlainListener, tls: ssl.SSLContext | ReloadableTls | None) -> Listener:
+    if isinstance(tls, ReloadableTls):
         return TlsListener(listener, tls)
     return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
 
@@ -235,9 +235,9 @@ async def _remove_stale(path: Path) -> None:
         raise OSError(errno.EADDRINUSE, f"another server listens on {path}")
 
 
-def address_of(listener: Listener) -> str:
+def bound_address(listener: Listener) -> str:
     """Return the bound address of a listener, including the port chosen by the system."""
-    sock = socket_of(listener)
+    sock = listener_socket(listener)
     return "unknown" if sock is None else _format(sock.getsockname())
 
 
@@ -250,13 +250,13 @@ def _without_tls(listener: Listener) -> Listener:
     return listener.transport_listener if isinstance(listener, trio.SSLListener | TlsListener) else listener
 
 
-def socket_of(listener: Listener) -> trio.socket.SocketType | None:
+def listener_socket(listener: Listener) -> trio.socket.SocketType | None:
     """Return the socket of a listener; None if it has none."""
     listener = _without_tls(listener)
     return listener.socket if isinstance(listener, trio.SocketListener | PlainListener) else None
 
 
-def certificate_of(stream: trio.abc.Stream) -> Mapping[str, Any] | None:
+def client_certificate(stream: trio.abc.Stream) -> Mapping[str, Any] | None:
     """Return the client's verified certificate; None without one, or before the handshake."""
     if isinstance(stream, trio.SSLStream):
         with suppress(trio.NeedHandshakeError):
@@ -275,7 +275,7 @@ def _format(name: object) -> str:
 # -- Front ends --------------------------------------------------------------------------------------------------------
 
 
-class AtAddresses(ABC):
+class AddressFrontEnd(ABC):
     """Base of front ends that listen on addresses.
 
     Args:

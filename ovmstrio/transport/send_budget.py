@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import trio
 
-__all__ = ["ByteBudget", "PendingAnswers", "PendingShare", "Watched", "current_share"]
+__all__ = ["ByteBudget", "ConnectionBudget", "SendBudget", "StallChecked", "current_connection_budget"]
 
 # -- Byte budget -------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ _CONTENDED_PATIENCE_SECONDS: Final = 5.0
 """Stall timeout while other clients wait for budget."""
 
 
-class Watched(Protocol):
+class StallChecked(Protocol):
     """Response in transmission."""
 
     def look(self, now: float, patience_seconds: float) -> None:
@@ -98,7 +98,7 @@ class Watched(Protocol):
         ...
 
 
-class PendingAnswers:
+class SendBudget:
     """Send budget of a server.
 
     Args:
@@ -117,7 +117,7 @@ class PendingAnswers:
         self._max_share_bytes = max_share_bytes
         self._stalled_seconds = stalled_seconds or math.inf
         self.budget = ByteBudget(max_bytes)
-        self.watched: set[Watched] = set()
+        self.watched: set[StallChecked] = set()
 
     @property
     def patience_seconds(self) -> float:
@@ -134,17 +134,17 @@ class PendingAnswers:
             for each in tuple(self.watched):
                 each.look(now, patience)
 
-    def share(self) -> PendingShare:
+    def share(self) -> ConnectionBudget:
         """Create the share of a new connection, which must be closed with the connection."""
-        return PendingShare(self, self._max_share_bytes)
+        return ConnectionBudget(self, self._max_share_bytes)
 
 
-class PendingShare:
+class ConnectionBudget:
     """Send budget of one connection."""
 
     __slots__ = ("_connection_budget", "_server_budget", "answers")
 
-    def __init__(self, answers: PendingAnswers, max_bytes: int) -> None:
+    def __init__(self, answers: SendBudget, max_bytes: int) -> None:
         self.answers = answers
         self._server_budget = answers.budget
         self._connection_budget = ByteBudget(max_bytes)
@@ -205,5 +205,7 @@ class PendingShare:
         self.give_back(self._connection_budget.held)
 
 
-current_share: Final[ContextVar[PendingShare | None]] = ContextVar("current_share", default=None)
+current_connection_budget: Final[ContextVar[ConnectionBudget | None]] = ContextVar(
+    "current_connection_budget", default=None
+)
 """Send budget of the connection that the running task serves."""

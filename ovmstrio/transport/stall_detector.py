@@ -14,10 +14,10 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from trio.abc import SendStream
 
-__all__ = ["Standstill", "unsent_bytes"]
+__all__ = ["ProgressTimer", "unsent_bytes"]
 
 
-class Standstill:
+class ProgressTimer:
     """Timer of how long a sampled value has been unchanged."""
 
     __slots__ = ("_since", "_value")

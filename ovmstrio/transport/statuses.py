@@ -14,12 +14,12 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core import errors
 from ovmstrio.core.errors import ServerError
-from ovmstrio.transport.grpc.headers import RetryLater, TrailedError
+from ovmstrio.transport.grpc.headers import ErrorWithTrailers, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["STATUS_OF", "StatusPair", "challenge_of", "map_error", "status_of"]
+__all__ = ["ERROR_STATUSES", "StatusPair", "error_status", "to_grpc_error", "www_authenticate_value"]
 
 
 class StatusPair(NamedTuple):
@@ -29,12 +29,12 @@ class StatusPair(NamedTuple):
     http: int
 
 
-STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
+ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.ServerError: StatusPair(Status.INTERNAL, 500),
     errors.InvalidRequest: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MalformedJson: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.InvalidField: StatusPair(Status.INVALID_ARGUMENT, 400),
-    errors.ContextExceeded: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.ContextLengthExceeded: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MalformedPayload: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
     errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),
@@ -73,28 +73,28 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
 }
 
 
-def status_of(error: errors.ServerError) -> StatusPair:
+def error_status(error: errors.ServerError) -> StatusPair:
     """Return the statuses of an error: those of its class, else of the nearest base class."""
     for cls in type(error).__mro__:
-        row = STATUS_OF.get(cls)
+        row = ERROR_STATUSES.get(cls)
         if row is not None:
             return row
-    return STATUS_OF[errors.ServerError]
+    return ERROR_STATUSES[errors.ServerError]
 
 
-def map_error(error: Exception) -> GRPCError | None:
+def to_grpc_error(error: Exception) -> GRPCError | None:
     """Return the gRPC error of a server error; None for any other."""
     if isinstance(error, errors.Overloaded):
-        return RetryLater(status_of(error).grpc, error.message, max(1.0, error.retry_after_seconds))
+        return RetryableError(error_status(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
-        status = status_of(error).grpc
-        if challenge := challenge_of(error):
-            return TrailedError(status, error.message, ("www-authenticate", challenge))
+        status = error_status(error).grpc
+        if challenge := www_authenticate_value(error):
+            return ErrorWithTrailers(status, error.message, ("www-authenticate", challenge))
         return GRPCError(status, error.message)
     return None
 
 
-def challenge_of(error: ServerError) -> str:
+def www_authenticate_value(error: ServerError) -> str:
     """Return the ``WWW-Authenticate`` value of an authentication failure (RFC 6750); empty for other errors."""
     if isinstance(error, errors.Unauthenticated):
         return 'Bearer realm="ovmstrio"' + (', error="invalid_token"' if error.is_wrong else "")

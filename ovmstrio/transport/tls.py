@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-__all__ = ["ReloadedTls", "TlsListener"]
+__all__ = ["ReloadableTls", "TlsListener"]
 
 
-class ReloadedTls:
+class ReloadableTls:
     """Reloadable TLS settings.
 
     Args:
@@ -36,7 +36,7 @@ class ReloadedTls:
 class TlsListener(trio.abc.Listener[trio.SSLStream[Any]]):
     """TLS listener over another listener, which it closes, with reloadable settings."""
 
-    def __init__(self, transport_listener: trio.abc.Listener[Any], tls: ReloadedTls) -> None:
+    def __init__(self, transport_listener: trio.abc.Listener[Any], tls: ReloadableTls) -> None:
         self.transport_listener = transport_listener
         self._tls = tls
 

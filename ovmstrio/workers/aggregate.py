@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.telemetry.summed_metrics import counted_only, sum_metrics
+from ovmstrio.telemetry.summed_metrics import sum_metrics, without_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["KeptFigures"]
+__all__ = ["RetainedMetrics"]
 
 _MOST_BYTES: Final = 8 * 2**20
 """Size limit of a text; longer ones are not saved."""
@@ -30,7 +30,7 @@ _TEXT: Final = _HEAD + 2 * _SLOT
 _FORMATS: Final = 2
 
 
-class KeptFigures:
+class RetainedMetrics:
     """Saved metrics of all workers in shared memory; untouched pages take no memory."""
 
     def __init__(self, memory: memoryview, rows: int) -> None:
@@ -63,7 +63,7 @@ class KeptFigures:
             text = self._text(row, is_open=is_open)
             if text:
                 past = self._text(self._past, is_open=is_open)
-                summed = sum_metrics([*filter(None, [past]), counted_only(text)])
+                summed = sum_metrics([*filter(None, [past]), without_gauges(text)])
                 self._count_change(is_open=is_open)
                 self.leave(self._past, summed, is_open=is_open)
                 self.leave(row, b"", is_open=is_open)

@@ -9,10 +9,10 @@ import structlog
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
-from ovmstrio.models.sequences.store import kept_counts
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.models.sequences.store import stored_worker_counts
 from ovmstrio.server.memory_limit import memory_limit
-from ovmstrio.server.worker_count import MeasuredCall, WorkerChoice, choose_count, worth_measuring
+from ovmstrio.server.worker_count import MeasuredCall, WorkerChoice, choose_count, models_to_measure
 from ovmstrio.util.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _PROGRAM: Final = "ovmstrio.workers.measuring"
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasurementSettings:
     """Measurement settings.
 
     Attributes:
@@ -43,7 +43,7 @@ class Measuring:
     program: str = _PROGRAM
 
 
-async def choose_workers(plan: Plan, measuring: Measuring = Measuring()) -> Plan:
+async def choose_workers(plan: Plan, measuring: MeasurementSettings = MeasurementSettings()) -> Plan:
     """Return the plan with a number of workers, and log the reason."""
     choice = await trio.to_thread.run_sync(_stored_choice, plan, abandon_on_cancel=True) or await _choose(
         plan, measuring
@@ -55,7 +55,7 @@ async def choose_workers(plan: Plan, measuring: Measuring = Measuring()) -> Plan
 def _stored_choice(plan: Plan) -> WorkerChoice | None:
     """Return the number of workers of stored sequences, as another number would not find them; None without any."""
     folder = plan.settings.sequence_store
-    counts = () if folder is None else kept_counts(folder)
+    counts = () if folder is None else stored_worker_counts(folder)
     return (
         WorkerChoice(counts[0], "--sequence_store has sequences of this number of workers")
         if len(counts) == 1
@@ -63,17 +63,17 @@ def _stored_choice(plan: Plan) -> WorkerChoice | None:
     )
 
 
-async def _choose(plan: Plan, measuring: Measuring) -> WorkerChoice:
+async def _choose(plan: Plan, measuring: MeasurementSettings) -> WorkerChoice:
     spec, cores = plan.spec, usable_cores()
     sizes = await trio.to_thread.run_sync(_model_sizes, spec.of(ModelSpec), abandon_on_cancel=True)
     # Models loaded on request are not loaded for measurements.
-    models = () if plan.settings.model_control == "explicit" else worth_measuring(spec.services, cores)
+    models = () if plan.settings.model_control == "explicit" else models_to_measure(spec.services, cores)
     names = [each.name for each in models if sizes[each.name] <= measuring.max_model_bytes]
     measured = await _measured(plan, names, measuring)
     return choose_count(spec.services, cores, measured, model_bytes=sum(sizes.values()), memory_bytes=memory_limit())
 
 
-async def _measured(plan: Plan, names: Sequence[str], measuring: Measuring) -> dict[str, MeasuredCall]:
+async def _measured(plan: Plan, names: Sequence[str], measuring: MeasurementSettings) -> dict[str, MeasuredCall]:
     """Measure calls in a subprocess; omits models that cannot be measured in time."""
     if not names:
         return {}
@@ -85,7 +85,7 @@ async def _measured(plan: Plan, names: Sequence[str], measuring: Measuring) -> d
             try:
                 request = {"options": options, "names": list(names)}
                 found, problem = await WorkerProcess(measuring.program).start(nursery, request)
-            except (OSError, WorkerEnded) as error:
+            except (OSError, WorkerExited) as error:
                 problem = str(error)
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:

@@ -7,31 +7,31 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from ovmstrio.core.errors import NotReady
-from ovmstrio.core.worker_peers import PartedAnswer
+from ovmstrio.core.worker_peers import StreamedResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from ovmstrio.workers.aggregate import KeptFigures
-    from ovmstrio.workers.rpc import Peers
+    from ovmstrio.workers.aggregate import RetainedMetrics
+    from ovmstrio.workers.rpc import WorkerRpc
 
-__all__ = ["TURN", "OtherWorkers"]
+__all__ = ["CHANGE_LOCK", "PeerFacade"]
 
-TURN: Final = "turn"
+CHANGE_LOCK: Final = "turn"
 """RPC of the first worker, which owns the lock."""
 _LOCK_OWNER: Final = 0
 
 _T = TypeVar("_T")
 
 
-class OtherWorkers:
-    """RPC to the other workers; see :class:`ovmstrio.core.worker_peers.Siblings`.
+class PeerFacade:
+    """RPC to the other workers; see :class:`ovmstrio.core.worker_peers.WorkerPeers`.
 
     Attributes:
         answers: registered RPC handlers by name.
     """
 
-    def __init__(self, peers: Peers, figures: KeptFigures) -> None:
+    def __init__(self, peers: WorkerRpc, figures: RetainedMetrics) -> None:
         self.row = peers.row
         self.others: Sequence[int] = [row for row in range(peers.rows) if row != peers.row]
         self.answers: dict[str, Callable[..., Awaitable[Any]]] = {}
@@ -92,17 +92,17 @@ class OtherWorkers:
                 task_status.started()
 
         try:
-            await self._peers.listen(_LOCK_OWNER, [TURN], begin)
+            await self._peers.listen(_LOCK_OWNER, [CHANGE_LOCK], begin)
         except NotReady:
             begin(None)
         await trio.sleep_forever()
 
-    def give_turn(self) -> PartedAnswer:
+    def give_turn(self) -> StreamedResult:
         """Return a stream that holds the lock for another worker until it is closed."""
         return _LockStream(self._lock)
 
 
-class _LockStream(PartedAnswer):
+class _LockStream(StreamedResult):
     """Lock stream: one part when the lock is acquired; closing releases it."""
 
     def __init__(self, turns: trio.Semaphore) -> None:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import NotReady
-from ovmstrio.models.sequences.requests import owner_of
+from ovmstrio.models.sequences.requests import owner_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.core.worker_peers import ShownToOthers
-    from ovmstrio.workers.rpc import Peers
+    from ovmstrio.core.worker_peers import ExportedEngine
+    from ovmstrio.workers.rpc import WorkerRpc
 
-__all__ = ["ASK_ENGINE", "HEAR_ENGINE", "WorkerEngines"]
+__all__ = ["CALL_ENGINE", "LISTEN_ENGINE", "WorkerEngines"]
 
-ASK_ENGINE: Final = "ask engine"
-HEAR_ENGINE: Final = "hear engine"
+CALL_ENGINE: Final = "ask engine"
+LISTEN_ENGINE: Final = "hear engine"
 """RPC names."""
 _LOAD_WAIT_SECONDS: Final = 60.0
 """Time that a call waits for an engine to be loaded here, before another engine of the model is used."""
@@ -30,22 +30,22 @@ _POLL_SECONDS: Final = 1.0
 class WorkerEngines:
     """Engines of all workers; see ``EngineSharing``."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: WorkerRpc) -> None:
         self.row = peers.row
         self.rows = peers.rows
         self._peers = peers
-        self._exported: dict[str, ShownToOthers] = {}
+        self._exported: dict[str, ExportedEngine] = {}
         self._errors: dict[str, tuple[str, ServerError]] = {}
         self._substitutes: dict[tuple[int, str], str] = {}
         self._changed = trio.lowlevel.ParkingLot()
 
     def owner(self, name: str) -> int | None:
         """Return the worker that owns a model's engine; None if this worker does."""
-        row = owner_of(name, self.rows)
+        row = owner_index(name, self.rows)
         return None if row == self.row else row
 
     @contextmanager
-    def shown(self, key: str, engine: ShownToOthers) -> Iterator[None]:
+    def shown(self, key: str, engine: ExportedEngine) -> Iterator[None]:
         """Export an engine within the block; the last one of a key is used."""
         self._exported[key] = engine
         self._errors.pop(_model_of(key), None)
@@ -70,11 +70,11 @@ class WorkerEngines:
 
     async def call(self, owner: int, key: str, value: Any) -> Any:
         """Call another worker's engine; as ``EngineSharing.call``."""
-        return await self._peers.ask(owner, [ASK_ENGINE, key, self.row, value])
+        return await self._peers.ask(owner, [CALL_ENGINE, key, self.row, value])
 
     async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:
         """Receive the output of another worker's engine; as ``EngineSharing.listen``."""
-        await self._peers.listen(owner, [HEAR_ENGINE, key, self.row], heard)
+        await self._peers.listen(owner, [LISTEN_ENGINE, key, self.row], heard)
 
     async def wait_change(self) -> None:
         """Wait until another worker has started or exited, for at most a second."""
@@ -89,7 +89,7 @@ class WorkerEngines:
             ServerError: as the engine.
         """
         key, row, *value = arguments
-        if question == HEAR_ENGINE:
+        if question == LISTEN_ENGINE:
             with trio.move_on_after(_LOAD_WAIT_SECONDS):
                 while key not in self._exported:
                     self._check_refused(key)
@@ -102,7 +102,7 @@ class WorkerEngines:
         if refused == key and error is not None:
             raise error
 
-    def _choose(self, row: int, key: str) -> ShownToOthers:
+    def _choose(self, row: int, key: str) -> ExportedEngine:
         """Return the engine of a key, or else of the same model, as a restarted worker may have newer settings."""
         self._substitutes.pop((row, key), None)
         if key not in self._exported:
@@ -111,7 +111,7 @@ class WorkerEngines:
                 self._substitutes[row, key] = key = same[-1]
         return self._find(key)
 
-    def _find(self, key: str) -> ShownToOthers:
+    def _find(self, key: str) -> ExportedEngine:
         if key not in self._exported:
             raise NotReady("engine not found on this worker: configuration differs")
         return self._exported[key]

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from ovmstrio.core.connection import UNKNOWN, socket_address
-from ovmstrio.transport.accepting import QUIET_SECONDS
+from ovmstrio.transport.accepting import LOG_INTERVAL_SECONDS
 from ovmstrio.transport.direct_stream import DirectStream
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.isolation.worker_program import WorkRequest
 
-__all__ = ["ConnectionInbox", "PassedStream", "noted"]
+__all__ = ["ConnectionInbox", "HandedOffStream", "close_on_fork"]
 
 # Connections
 
 log = structlog.get_logger(__name__)
 
 
-class PassedStream(DirectStream):
+class HandedOffStream(DirectStream):
     """Connection accepted by the parent; reports its end.
 
     Args:
@@ -54,7 +54,7 @@ class PassedStream(DirectStream):
             closed()
 
 
-class ConnectionInbox(trio.abc.Listener[PassedStream]):
+class ConnectionInbox(trio.abc.Listener[HandedOffStream]):
     """Listener of handed-off connections.
 
     Args:
@@ -65,7 +65,7 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
         self._closed = closed
         self._quiet_until = float("-inf")
         # Unbounded: the parent accepts no more connections than it has descriptors.
-        self._put, self._take = trio.open_memory_channel[PassedStream](math.inf)
+        self._put, self._take = trio.open_memory_channel[HandedOffStream](math.inf)
 
     async def put(self, request: WorkRequest) -> None:
         """Add the connection of a message, which has the protocol and the client's host and port."""
@@ -74,16 +74,16 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
             connection = socket.socket(fileno=request.descriptor)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
             peer_address = socket_address(connection.family, tuple(address))
-            self._put.send_nowait(PassedStream(stream, self._closed, peer_address))
+            self._put.send_nowait(HandedOffStream(stream, self._closed, peer_address))
             return
         # No free descriptor in this process: the kernel has closed the connection.
         self._closed()
         now = trio.current_time()
         if now >= self._quiet_until:
-            self._quiet_until = now + QUIET_SECONDS
+            self._quiet_until = now + LOG_INTERVAL_SECONDS
             log.warning("connections lost", reason="Too many open files (EMFILE)")
 
-    async def accept(self) -> PassedStream:
+    async def accept(self) -> HandedOffStream:
         """Return the next connection; raises trio.ClosedResourceError if the listener is closed."""
         return await self._take.receive()
 
@@ -103,7 +103,7 @@ class ConnectionInbox(trio.abc.Listener[PassedStream]):
 _PRIVATE_SOCKETS: Final[WeakSet[socket.socket]] = WeakSet()
 
 
-def noted(end: socket.socket) -> socket.socket:
+def close_on_fork(end: socket.socket) -> socket.socket:
     """Close the socket in forked children: they could outlive this process and keep its address."""
     _PRIVATE_SOCKETS.add(end)
     return end

@@ -18,15 +18,15 @@ import trio
 
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import BYTES
-from ovmstrio.inference.blob_cache import compiled_folder, keeping_compiled_files
-from ovmstrio.inference.crash_probe import trials_folder, trying_models
+from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
+from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
 from ovmstrio.inference.tensors import placeholder
-from ovmstrio.isolation.process_exit import watch_lifeline
-from ovmstrio.isolation.worker_program import leave, run_program
+from ovmstrio.isolation.process_exit import exit_with_parent
+from ovmstrio.isolation.worker_program import exit_now, run_program
 from ovmstrio.server.command_line import cache_directory
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.start_failures import leaves, reason_of
+from ovmstrio.server.start_failures import error_message, flatten_errors
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.registry import Registry
 from ovmstrio.telemetry.logs import configure_logs
@@ -49,7 +49,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     try:
         answer = [await _measured(first), ""]
     except Exception as error:  # noqa: BLE001 - top level of the process
-        answer = [{}, "; ".join(reason_of(each) or repr(each) for each in leaves(error))]
+        answer = [{}, "; ".join(error_message(each) or repr(each) for each in flatten_errors(error))]
     await first.answer(answer)
 
 
@@ -60,9 +60,9 @@ async def _measured(first: WorkRequest) -> dict[str, list[float]]:
     registry = Registry(plan.kinds, partial(LoadContext), poll_seconds=0)
     measured: dict[str, list[float]] = {}
     kept_gb = 0.0 if cache_directory(settings) is not None else settings.compiled_gb
-    with keeping_compiled_files(compiled_folder(), int(kept_gb * 10**9)):
+    with use_blob_cache(default_cache_folder(), int(kept_gb * 10**9)):
         async with trio.open_nursery() as nursery:
-            with trying_models(nursery, settings.trial_load, trials_folder(settings.cache_dir)):
+            with enable_crash_probe(nursery, settings.trial_load, verdicts_folder(settings.cache_dir)):
                 await nursery.start(registry.run)
             await registry.apply(models)
             for spec in models:
@@ -116,12 +116,12 @@ def _request(servable: Servable) -> InferRequest:
 
 def main() -> None:
     """Measure for the process with the socket descriptor ``argv[1]`` and the parent-watch descriptor ``argv[2]``."""
-    watch_lifeline(int(sys.argv[2]))
+    exit_with_parent(int(sys.argv[2]))
     configure_logs(level="ERROR")
     # Errors of models are reported by the process that serves them.
     logging.disable(logging.ERROR)
     run_program(_serve)
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

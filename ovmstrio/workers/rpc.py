@@ -27,30 +27,30 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import NotReady, ServerError
-from ovmstrio.core.worker_peers import PartedAnswer
+from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.codec import decode_error, encode_error
-from ovmstrio.isolation.packets import NO_MESSAGE, Swift, swift_packet
-from ovmstrio.transport.accepting import NO_ROOM, PAUSE_SECONDS
-from ovmstrio.transport.direct_stream import told_of_waiting
-from ovmstrio.workers.handoff import noted
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, PackedMessage, encode_packed
+from ovmstrio.transport.accepting import OUT_OF_RESOURCES_ERRNOS, PAUSE_SECONDS
+from ovmstrio.transport.direct_stream import run_eagerly
+from ovmstrio.workers.handoff import close_on_fork
 
 __all__ = [
     "ANSWERED",
-    "BEING_STARTED",
     "CANCEL",
     "FAILED",
-    "LEFT",
+    "FAREWELL",
     "NOT_BEGUN",
     "PART",
-    "Gone",
-    "LatePlace",
-    "LateQuestions",
-    "NotBegun",
+    "WORKER_STARTING",
     "Order",
+    "PeerGone",
     "PeerLink",
-    "Peers",
-    "WaitingCaller",
+    "PeerUnreachable",
+    "PendingCall",
+    "RetryQueue",
+    "RetryTicket",
+    "WorkerRpc",
     "send_message",
 ]
 
@@ -65,19 +65,19 @@ ANSWERED, FAILED, NOT_BEGUN, PART = range(4)
 
 Order = Sequence[Any]
 """Key of calls that run one after the other; plain data."""
-BEING_STARTED: Final = "the responsible worker is starting; send the request again"
+WORKER_STARTING: Final = "the responsible worker is starting; send the request again"
 _LOST: Final = "the responsible worker exited before it answered"
 
 
-class Gone(NotReady):
+class PeerGone(NotReady):
     """The worker exited or does not answer."""
 
 
-class NotBegun(Gone):
+class PeerUnreachable(PeerGone):
     """The worker has not started the call, which may be sent again."""
 
 
-class WaitingCaller:
+class PendingCall:
     """A pending call."""
 
     __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
@@ -105,7 +105,7 @@ class PeerLink:
         self.is_gone = False
         self._channel = channel
         self._numbers = itertools.count(CANCEL + 1)
-        self._waiting: dict[int, WaitingCaller] = {}
+        self._waiting: dict[int, PendingCall] = {}
 
     async def run(self) -> None:
         """Receive results until the connection is closed; wakes pending calls at the end."""
@@ -124,7 +124,7 @@ class PeerLink:
                     waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
                     waiting.wake()
                 del message, value, waiting
-        except NO_MESSAGE as error:
+        except MALFORMED_MESSAGE_ERRORS as error:
             log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         finally:
             self.is_gone = True
@@ -134,26 +134,26 @@ class PeerLink:
                 waiting.wake()
 
     async def ask(self, value: Any) -> Any:
-        """Send a call and return its result; as :meth:`Peers.ask`."""
+        """Send a call and return its result; as :meth:`WorkerRpc.ask`."""
         return await self.wait(await self.send(value, None))
 
-    def send_now(self, value: Swift, order: Order | None) -> WaitingCaller | None:
+    def send_now(self, value: PackedMessage, order: Order | None) -> PendingCall | None:
         """Send a call without waiting and return the pending call; None if that is not possible."""
         number = next(self._numbers)
-        packet = swift_packet([number, value.head, order], value.buffers)
+        packet = encode_packed([number, value.head, order], value.buffers)
         try:
             if packet is None or not self._channel.send_packet_now(packet):
                 return None
         except trio.BrokenResourceError:
             return None
-        waiting = self._waiting[number] = WaitingCaller(number)
+        waiting = self._waiting[number] = PendingCall(number)
         return waiting
 
-    async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> WaitingCaller:
+    async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> PendingCall:
         """Send a call and return the pending call; raises NotReady if the worker has exited."""
         if self.is_gone:
-            raise NotBegun(BEING_STARTED)
-        waiting = WaitingCaller(next(self._numbers), heard)
+            raise PeerUnreachable(WORKER_STARTING)
+        waiting = PendingCall(next(self._numbers), heard)
         self._waiting[waiting.number] = waiting
         try:
             await send_message(self._channel, [waiting.number, value, order])
@@ -161,26 +161,26 @@ class PeerLink:
             self._waiting.pop(waiting.number, None)
             if isinstance(error, trio.BrokenResourceError):
                 self.is_gone = True
-                raise NotBegun(BEING_STARTED) from None
+                raise PeerUnreachable(WORKER_STARTING) from None
             raise
         return waiting
 
-    async def wait(self, waiting: WaitingCaller) -> Any:
-        """Return the result of a pending call; as :meth:`Peers.ask`."""
+    async def wait(self, waiting: PendingCall) -> Any:
+        """Return the result of a pending call; as :meth:`WorkerRpc.ask`."""
         try:
             if not (waiting.is_answered or self.is_gone):
                 await self._park(waiting)
         finally:
             self._waiting.pop(waiting.number, None)
         if not waiting.is_answered:
-            raise Gone(_LOST)
+            raise PeerGone(_LOST)
         if waiting.outcome == NOT_BEGUN:
-            raise NotBegun(BEING_STARTED)
+            raise PeerUnreachable(WORKER_STARTING)
         if waiting.outcome == FAILED:
             raise decode_error(waiting.value)
         return waiting.value
 
-    async def _park(self, waiting: WaitingCaller) -> None:
+    async def _park(self, waiting: PendingCall) -> None:
         """Park the task; cancellation is sent to the other worker."""
 
         def leave(_: Any) -> trio.lowlevel.Abort:
@@ -200,9 +200,9 @@ async def send_message(channel: MessageChannel, message: list[Any]) -> None:
         TypeError, ValueError, OSError, BrokenResourceError: as :meth:`MessageChannel.send`.
     """
     for place, each in enumerate(message):
-        if isinstance(each, Swift):
+        if isinstance(each, PackedMessage):
             message[place] = each.head
-            packet = swift_packet(message, each.buffers)
+            packet = encode_packed(message, each.buffers)
             if packet is not None:
                 await channel.send_packet(packet)
                 return
@@ -215,7 +215,7 @@ async def send_message(channel: MessageChannel, message: list[Any]) -> None:
 # Retries
 
 
-class LateQuestions:
+class RetryQueue:
     """Calls to be retried, by worker and order.
 
     Attributes:
@@ -223,15 +223,15 @@ class LateQuestions:
     """
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[int, str], list[LatePlace]] = {}
+        self.lines: dict[tuple[int, str], list[RetryTicket]] = {}
         self._numbers = itertools.count()
 
-    def place(self, row: int, order: Order) -> LatePlace:
+    def place(self, row: int, order: Order) -> RetryTicket:
         """Return a ticket for a call, which may have to be retried."""
-        return LatePlace(self, next(self._numbers), row, order)
+        return RetryTicket(self, next(self._numbers), row, order)
 
 
-class LatePlace:
+class RetryTicket:
     """Position of a call among retries; queued only if needed.
 
     Attributes:
@@ -240,7 +240,7 @@ class LatePlace:
 
     __slots__ = ("_is_late", "_moved", "_order", "_retries", "_row", "number")
 
-    def __init__(self, late: LateQuestions, number: int, row: int, order: Order) -> None:
+    def __init__(self, late: RetryQueue, number: int, row: int, order: Order) -> None:
         self.number = number
         self._retries = late
         self._row = row
@@ -293,15 +293,15 @@ class LatePlace:
 _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")
 _LEAVE_SECONDS: Final = 5.0
-LEFT: Final = "left"
+FAREWELL: Final = "left"
 """RPC by which a worker reports that it needs no more answers."""
 _START_TIMEOUT_SECONDS: Final = 30.0
 """Time that an ordered call waits for a starting worker."""
 
-Answer = Callable[[Any], Awaitable[Any]]
+WorkerRpcHandler = Callable[[Any], Awaitable[Any]]
 
 
-class Peers:
+class WorkerRpc:
     """RPC server and client of one worker.
 
     Args:
@@ -316,7 +316,7 @@ class Peers:
         self._nursery: trio.Nursery | None = None
         self._links: dict[int, PeerLink] = {}
         self._turns = {other: trio.StrictFIFOLock() for other in self._others}
-        self._retries = LateQuestions()
+        self._retries = RetryQueue()
         self._changed = trio.Event()
         self._departed: set[int] = set()
         self._accept_scope = trio.CancelScope()
@@ -327,7 +327,9 @@ class Peers:
         # An abstract socket name is free as soon as its process has ended.
         return f"\0ovmstrio-{self._secret}-{row}"
 
-    async def run(self, answer: Answer, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self, answer: WorkerRpcHandler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Run the RPC server and own client connections until cancelled.
 
         Args:
@@ -337,7 +339,7 @@ class Peers:
         Raises:
             OSError: the address is in use.
         """
-        with noted(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
+        with close_on_fork(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
             listener = trio.socket.from_stdlib_socket(end)
             await listener.bind(self._address(self.row))
             listener.listen(_BACKLOG)
@@ -352,12 +354,14 @@ class Peers:
                 finally:
                     self._nursery = None
 
-    async def _accept_all(self, listener: trio.socket.SocketType, nursery: trio.Nursery, answer: Answer) -> None:
+    async def _accept_all(
+        self, listener: trio.socket.SocketType, nursery: trio.Nursery, answer: WorkerRpcHandler
+    ) -> None:
         while True:
             try:
                 accepted, _ = await listener.accept()
             except OSError as error:
-                if error.errno not in NO_ROOM:
+                if error.errno not in OUT_OF_RESOURCES_ERRNOS:
                     raise
                 log.warning("worker RPC accept failed", reason=error.strerror)
                 await trio.sleep(PAUSE_SECONDS)
@@ -367,7 +371,7 @@ class Peers:
             else:
                 accepted.close()
 
-    async def _handle_connection(self, end: socket.socket, answer: Answer) -> None:
+    async def _handle_connection(self, end: socket.socket, answer: WorkerRpcHandler) -> None:
         channel = MessageChannel(end)
         try:
             async with trio.open_nursery() as nursery:
@@ -383,7 +387,7 @@ class Peers:
         try:
             while (call := await self._next_call(connection)) is not None:
                 task = connection.task
-                await told_of_waiting(
+                await run_eagerly(
                     self._handle_call(connection, call), partial(self._continue_in_task, connection), copy_context()
                 )
                 del call
@@ -391,7 +395,7 @@ class Peers:
                     return
         except trio.BrokenResourceError:
             pass
-        except NO_MESSAGE as error:
+        except MALFORMED_MESSAGE_ERRORS as error:
             log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         # The connection is closed: cancel its calls.
         connection.nursery.cancel_scope.cancel()
@@ -448,7 +452,7 @@ class Peers:
 
     async def _send_parts(self, channel: MessageChannel, call: _RunningCall, reply: Any) -> Any:
         """Send the parts of a streamed result; return other results."""
-        if not isinstance(reply, PartedAnswer):
+        if not isinstance(reply, StreamedResult):
             return reply
         try:
             async for part in reply:
@@ -486,7 +490,7 @@ class Peers:
             if others is not None:
                 # Workers that are not waited for may wait for this one.
                 with suppress(Exception):
-                    await self.ask_all(LEFT, self.row)
+                    await self.ask_all(FAREWELL, self.row)
             while not self._departed.issuperset(others or ()):
                 await self._changed.wait()
         await last()
@@ -521,10 +525,10 @@ class Peers:
             place.leave()
 
     async def _ask_in_order(
-        self, row: int, value: Any, order: Order, place: LatePlace, is_its: Callable[[], bool]
+        self, row: int, value: Any, order: Order, place: RetryTicket, is_its: Callable[[], bool]
     ) -> Any:
         deadline = trio.current_time() + _START_TIMEOUT_SECONDS
-        sent = self._send_now(row, value, order) if isinstance(value, Swift) and place.may_go() else None
+        sent = self._send_now(row, value, order) if isinstance(value, PackedMessage) and place.may_go() else None
         while True:
             changed = self._changed
             try:
@@ -536,7 +540,7 @@ class Peers:
                     (link, pending), sent = sent, None
                     place.leave()
                     return await link.wait(pending)
-            except NotBegun:
+            except PeerUnreachable:
                 place.join()
                 with trio.CancelScope(deadline=deadline) as reaching:
                     await place.wait()
@@ -544,9 +548,9 @@ class Peers:
                         raise
                     await changed.wait()
             if reaching.cancelled_caught:
-                raise NotReady(BEING_STARTED)
+                raise NotReady(WORKER_STARTING)
 
-    def _send_now(self, row: int, value: Swift, order: Order) -> tuple[PeerLink, WaitingCaller] | None:
+    def _send_now(self, row: int, value: PackedMessage, order: Order) -> tuple[PeerLink, PendingCall] | None:
         link = self._links.get(row)
         if link is None or link.is_gone or self._turns[row].locked():
             return None
@@ -554,8 +558,8 @@ class Peers:
         return None if pending is None else (link, pending)
 
     async def _send_in_turn(
-        self, row: int, value: Any, order: Order, place: LatePlace
-    ) -> tuple[PeerLink, WaitingCaller]:
+        self, row: int, value: Any, order: Order, place: RetryTicket
+    ) -> tuple[PeerLink, PendingCall]:
         turn = self._turns[row]
         while True:
             try:
@@ -607,7 +611,7 @@ class Peers:
         async def ask_one(row: int) -> None:
             try:
                 answers[row] = await (await self._connect(row)).ask([question, *arguments])
-            except Gone:
+            except PeerGone:
                 pass  # Not running: it starts with the current state.
             except Exception as error:  # noqa: BLE001 - raised below, after all results
                 errors[row] = error
@@ -627,7 +631,7 @@ class Peers:
         return answers
 
     async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
-        """Call workers and return the results that arrive in time; see :class:`ovmstrio.core.worker_peers.Siblings`."""
+        """Call workers and return the results that arrive in time; see :class:`ovmstrio.core.worker_peers.WorkerPeers`."""
         answers: dict[int, Any] = {}
 
         async def ask_one(row: int, question: Sequence[Any]) -> None:
@@ -662,7 +666,7 @@ class Peers:
             raise
         if not is_own:
             end.close()
-            raise NotBegun(BEING_STARTED)
+            raise PeerUnreachable(WORKER_STARTING)
         # Another task may have connected meanwhile.
         known = self._links.get(row)
         if known is not None and not known.is_gone:
@@ -716,7 +720,7 @@ class _ServerConnection:
 
     __slots__ = ("answer", "channel", "last", "nursery", "questions", "task")
 
-    def __init__(self, channel: MessageChannel, nursery: trio.Nursery, answer: Answer) -> None:
+    def __init__(self, channel: MessageChannel, nursery: trio.Nursery, answer: WorkerRpcHandler) -> None:
         self.channel = channel
         self.nursery = nursery
         self.answer = answer
@@ -736,7 +740,7 @@ class _RunningCall:
 
 
 def _detached(taken: trio.socket.SocketType) -> socket.socket:
-    return noted(socket.socket(fileno=taken.detach()))
+    return close_on_fork(socket.socket(fileno=taken.detach()))
 
 
 def _with_worker(error: Exception, row: int) -> Exception:

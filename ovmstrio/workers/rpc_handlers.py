@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.server.reloading import RELOAD, RESTORE
-from ovmstrio.serving.aggregate import answer_sibling
-from ovmstrio.serving.broadcast_changes import CHANGES, make_change
-from ovmstrio.workers.changes import TURN
-from ovmstrio.workers.engines import ASK_ENGINE, HEAR_ENGINE
-from ovmstrio.workers.rpc import LEFT
-from ovmstrio.workers.sequences import STEP, SWIFT_STEP, answer_step, answer_swift_step
+from ovmstrio.serving.aggregate import answer_peer
+from ovmstrio.serving.broadcast_changes import PEER_REQUESTS, handle_peer_change
+from ovmstrio.workers.changes import CHANGE_LOCK
+from ovmstrio.workers.engines import CALL_ENGINE, LISTEN_ENGINE
+from ovmstrio.workers.rpc import FAREWELL
+from ovmstrio.workers.sequences import PACKED_STEP, STEP, run_packed_step, run_plain_step
 
 if TYPE_CHECKING:
-    from ovmstrio.server.reloading import Reloading
+    from ovmstrio.server.reloading import Reloader
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.workers.changes import OtherWorkers
+    from ovmstrio.workers.changes import PeerFacade
     from ovmstrio.workers.engines import WorkerEngines
-    from ovmstrio.workers.rpc import Peers
+    from ovmstrio.workers.rpc import WorkerRpc
 
-__all__ = ["PeerAnswers"]
+__all__ = ["RpcHandlers"]
 
 
-class PeerAnswers:
+class RpcHandlers:
     """RPC handlers of a worker."""
 
     def __init__(
-        self, peers: Peers, engines: WorkerEngines, others: OtherWorkers, plane: DataPlane, reloading: Reloading
+        self, peers: WorkerRpc, engines: WorkerEngines, others: PeerFacade, plane: DataPlane, reloading: Reloader
     ) -> None:
         self._peers = peers
         self._engines = engines
@@ -37,20 +37,20 @@ class PeerAnswers:
     async def answer(self, call: Any) -> Any:
         """Handle an RPC; raises ServerError as the called function."""
         question, *arguments = call
-        if question == SWIFT_STEP:
-            return await answer_swift_step(self._plane.registry, arguments)
+        if question == PACKED_STEP:
+            return await run_packed_step(self._plane.registry, arguments)
         if question == STEP:
-            return await answer_step(self._plane.registry, arguments)
-        if question in {ASK_ENGINE, HEAR_ENGINE}:
+            return await run_plain_step(self._plane.registry, arguments)
+        if question in {CALL_ENGINE, LISTEN_ENGINE}:
             return await self._engines.answer(question, arguments)
-        if question in CHANGES:
-            return await make_change(self._plane, question, arguments)
+        if question in PEER_REQUESTS:
+            return await handle_peer_change(self._plane, question, arguments)
         return await self._answer_rare(question, arguments)
 
     async def _answer_rare(self, question: str, arguments: list[Any]) -> Any:
-        if question == LEFT:
+        if question == FAREWELL:
             return self._peers.note_left(*arguments)
-        if question == TURN:
+        if question == CHANGE_LOCK:
             return self._others.give_turn()
         if question in self._others.answers:
             return await self._others.answers[question](*arguments)
@@ -58,4 +58,4 @@ class PeerAnswers:
             return await self._reloading.reload_here()
         if question == RESTORE:
             return await self._reloading.restore_here()
-        return await answer_sibling(self._plane, question, arguments)
+        return await answer_peer(self._plane, question, arguments)

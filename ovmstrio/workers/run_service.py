@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.server.service_plan import plan_service, service_settings
-from ovmstrio.server.start_failures import leaves, reason_of
+from ovmstrio.server.start_failures import error_message, flatten_errors
 from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.workers.serve import serve_in_processes
 
@@ -44,8 +44,8 @@ def run_script_service(service: WebService) -> None:
     try:
         gently = trio.run(partial(serve_service, service, service_settings({})))
     except* (ServerError, OSError) as group:
-        for error in leaves(group):
-            sys.stderr.write(f"error: {reason_of(error, with_traceback=True)}\n")
+        for error in flatten_errors(group):
+            sys.stderr.write(f"error: {error_message(error, with_traceback=True)}\n")
         raise SystemExit(1) from None
     if not gently:
         raise SystemExit(1)

@@ -11,12 +11,12 @@ import trio
 
 from ovmstrio.core.errors import NotSupported, TooManySequences
 from ovmstrio.core.tensor import BY_NAME, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
-from ovmstrio.isolation.packets import Swift
-from ovmstrio.models.sequences.requests import pack, read_outputs, tell_outputs, unpack
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
+from ovmstrio.isolation.packets import PackedMessage
+from ovmstrio.models.sequences.requests import decode_arrays, decode_outputs, encode_arrays, encode_outputs
 from ovmstrio.util.truncation import utf8
-from ovmstrio.workers.rpc import NotBegun
-from ovmstrio.workers.shared_state import SharedAccount, key_of
+from ovmstrio.workers.rpc import PeerUnreachable
+from ovmstrio.workers.shared_state import SharedCounterRow, counter_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import RawTensor
     from ovmstrio.serving.instances import Lease
     from ovmstrio.serving.registry import Registry
-    from ovmstrio.workers.rpc import Peers
-    from ovmstrio.workers.shared_state import Board
+    from ovmstrio.workers.rpc import WorkerRpc
+    from ovmstrio.workers.shared_state import SharedState
 
-__all__ = ["STEP", "SWIFT_STEP", "BoardDirectory", "PeerOwners", "answer_step", "answer_swift_step"]
+__all__ = ["PACKED_STEP", "STEP", "SequenceForwarder", "SharedSequenceDirectory", "run_packed_step", "run_plain_step"]
 
 # Directory
 
@@ -39,7 +39,7 @@ _NO_ROOM: Final = (
 )
 
 
-class BoardDirectory:
+class SharedSequenceDirectory:
     """Owners of sequences in shared memory; see ``SequenceDirectory``.
 
     Ids with the same key have one owner, which is harmless: each worker knows its sequences by id.
@@ -49,14 +49,14 @@ class BoardDirectory:
         settled: is called when the sequences of this worker's predecessor are registered.
     """
 
-    def __init__(self, board: Board, row: int, secret: str, settled: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, board: SharedState, row: int, secret: str, settled: Callable[[], None] = lambda: None) -> None:
         self._board = board
         self._row = row
         self._digest = blake2b(key=secret.encode()[: blake2b.MAX_KEY_SIZE], digest_size=_KEY_BYTES)
         self._on_settled = settled
         self._key_counts: Counter[int] = Counter()
         self._sequence_counts: Counter[tuple[str, int]] = Counter()
-        self._counters_by_version: dict[tuple[str, int], SharedAccount] = {}
+        self._counters_by_version: dict[tuple[str, int], SharedCounterRow] = {}
 
     def _key(self, model: str, identity: int | str) -> int:
         digest = self._digest.copy()
@@ -78,7 +78,7 @@ class BoardDirectory:
         with self._board.locked():
             found = self._board.sequences.find(key)
             if found not in {None, self._row}:
-                raise SequenceElsewhere
+                raise SequenceMoved
             account = self._counters(model, version)
             alive = self._sequence_counts[model, version]
             if most < math.inf and alive + account.elsewhere().under_way >= most:
@@ -119,13 +119,13 @@ class BoardDirectory:
                     self._board.sequences.remove(key)
         self._on_settled()
 
-    def _counters(self, model: str, version: int) -> SharedAccount:
+    def _counters(self, model: str, version: int) -> SharedCounterRow:
         """Return the counter row of a version; requires the lock."""
         known = self._counters_by_version.get((model, version))
         if known is None:
             name = f"sequences {model}/{version}"
-            known = self._counters_by_version[model, version] = SharedAccount(
-                self._board.ledger, key_of(name), self._row
+            known = self._counters_by_version[model, version] = SharedCounterRow(
+                self._board.ledger, counter_key(name), self._row
             )
         # Refreshes the position: the row may have been reassigned while unused.
         _ = known.under_way
@@ -138,15 +138,15 @@ _LOAD_SECONDS: Final = 20.0
 """Time that a request waits for a loading worker; with the lease timeout equal to that for a starting worker."""
 STEP: Final = "step"
 """RPC that forwards a request."""
-SWIFT_STEP: Final = "swift step"
+PACKED_STEP: Final = "swift step"
 """The same with packed arrays."""
 _PACKED: Final = 2
 
 
-class PeerOwners:
+class SequenceForwarder:
     """Forwarding of sequence requests to their owners; see ``SequenceOwners``."""
 
-    def __init__(self, peers: Peers, directory: BoardDirectory) -> None:
+    def __init__(self, peers: WorkerRpc, directory: SharedSequenceDirectory) -> None:
         self._peers = peers
         self._directory = directory
         # Running requests precede later ones, even if the sequence moves.
@@ -172,9 +172,9 @@ class PeerOwners:
         route.count += 1
         try:
             return await self._call_owner(owner, step)
-        except NotBegun:
+        except PeerUnreachable:
             self._remove_route(sequence, route)
-            raise SequenceElsewhere from None
+            raise SequenceMoved from None
         finally:
             route.count -= 1
             if not route.count:
@@ -190,18 +190,21 @@ class PeerOwners:
 
         sequence = [step.id, step.start, step.end]
         order = [step.model, step.id]
-        packed = pack((name, "", array) for name, array in step.arrays.items())
+        packed = encode_arrays((name, "", array) for name, array in step.arrays.items())
         if packed is None:
             call = [STEP, step.model, step.version, *sequence, dict(step.arrays), step.most_bytes]
-            return read_outputs(await self._peers.ask(owner, call, order, has_it))
+            return decode_outputs(await self._peers.ask(owner, call, order, has_it))
         heads, buffers = packed
         most = step.most_bytes if math.isfinite(step.most_bytes) else None
         result = await self._peers.ask(
-            owner, Swift([SWIFT_STEP, step.model, step.version, *sequence, most, heads], buffers), order, has_it
+            owner,
+            PackedMessage([PACKED_STEP, step.model, step.version, *sequence, most, heads], buffers),
+            order,
+            has_it,
         )
         if len(result) == _PACKED:
-            return [Tensor(name, BY_NAME[datatype], array) for name, datatype, array in unpack(*result)]
-        return read_outputs(result[0])
+            return [Tensor(name, BY_NAME[datatype], array) for name, datatype, array in decode_arrays(*result)]
+        return decode_outputs(result[0])
 
 
 class _Route:
@@ -214,19 +217,19 @@ class _Route:
         self.count = 0
 
 
-async def answer_swift_step(registry: Registry, arguments: Sequence[Any]) -> Swift | list[Any]:
+async def run_packed_step(registry: Registry, arguments: Sequence[Any]) -> PackedMessage | list[Any]:
     """Run a forwarded request with packed arrays; raises ServerError as the model."""
     model, version, identity, start, end, most, heads, tail = arguments
-    arrays = {name: array for name, _, array in unpack(heads, tail)}
+    arrays = {name: array for name, _, array in decode_arrays(heads, tail)}
     most = math.inf if most is None else most
     outputs = await _run(registry, ForwardedStep(model, version, identity, start, end, arrays, most))
-    packed = pack((each.name, each.datatype_name, each.array) for each in outputs if isinstance(each, Tensor))
-    return [tell_outputs(outputs)] if packed is None else Swift([packed[0]], packed[1])
+    packed = encode_arrays((each.name, each.datatype_name, each.array) for each in outputs if isinstance(each, Tensor))
+    return [encode_outputs(outputs)] if packed is None else PackedMessage([packed[0]], packed[1])
 
 
-async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
+async def run_plain_step(registry: Registry, arguments: Sequence[Any]) -> Any:
     """Run a forwarded request; raises ServerError as the model."""
-    return tell_outputs(await _run(registry, ForwardedStep(*arguments)))
+    return encode_outputs(await _run(registry, ForwardedStep(*arguments)))
 
 
 async def _run(registry: Registry, step: ForwardedStep) -> list[Tensor | RawTensor]:

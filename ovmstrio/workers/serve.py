@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.server.gc_tuning import collect_rarely
-from ovmstrio.server.plan import managed
-from ovmstrio.server.process_main import own_process, serve_in_own_process
+from ovmstrio.server.gc_tuning import set_serving_gc_threshold
+from ovmstrio.server.plan import with_service_manager
+from ovmstrio.server.process_main import serve_in_own_process, tuned_process
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.signals import handle_stop_signals
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
@@ -37,8 +37,8 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
         ConfigError: an inherited socket has an unknown protocol.
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
     """
-    plan = managed(plan, os.environ)
-    with own_process(plan, handle_signals=handle_signals):
+    plan = with_service_manager(plan, os.environ)
+    with tuned_process(plan, handle_signals=handle_signals):
         if not plan.root and not plan.settings.workers:
             chosen = await _choose_processes(plan, handle_signals=handle_signals)
             if chosen is None:
@@ -47,7 +47,7 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
         if plan.processes > 1:
             from ovmstrio.workers.supervisor import serve_with_workers  # noqa: PLC0415 - only needed with workers
 
-            collect_rarely()
+            set_serving_gc_threshold()
             return await serve_with_workers(plan, handle_signals=handle_signals)
     return await serve_in_own_process(plan, show=show, handle_signals=handle_signals)
 
@@ -67,7 +67,7 @@ async def _choose_processes(plan: Plan, *, handle_signals: bool) -> Plan | None:
             nursery.cancel_scope.cancel()
 
         if handle_signals:
-            await nursery.start(obey_signals, end, nursery.cancel_scope)
+            await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
         chosen = await choose_workers(plan)
         nursery.cancel_scope.cancel()
     return None if ended.is_set() else chosen

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.limits import refuse_more
-from ovmstrio.core.worker_peers import Bucket, Elsewhere
-from ovmstrio.workers.aggregate import KeptFigures
-from ovmstrio.workers.handoff import noted
+from ovmstrio.core.limits import too_many_requests
+from ovmstrio.core.worker_peers import PeerCounters, TokenBucketLevel
+from ovmstrio.workers.aggregate import RetainedMetrics
+from ovmstrio.workers.handoff import close_on_fork
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,14 +32,14 @@ __all__ = [
     "SINCE",
     "UNDER_WAY",
     "WAITING",
-    "Bells",
-    "Board",
-    "LedgerLimit",
-    "LedgerMemory",
-    "SequenceMemory",
-    "SharedLedger",
-    "SharedLimit",
-    "key_of",
+    "CounterTable",
+    "ProjectLimit",
+    "SequenceTable",
+    "ServiceLimit",
+    "SharedCounters",
+    "SharedState",
+    "WorkerWakeups",
+    "counter_key",
     "slots_for",
 ]
 
@@ -49,7 +49,7 @@ _WAKE_UP: Final = b"!"
 _MAX_DATAGRAMS: Final = 64
 
 
-class Bells:
+class WorkerWakeups:
     """Datagram sockets by which workers wake each other.
 
     Args:
@@ -67,7 +67,7 @@ class Bells:
     @contextmanager
     def hung(self) -> Iterator[None]:
         """Open the socket of this worker within the block; raises OSError if the address is in use."""
-        with noted(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as end:
+        with close_on_fork(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as end:
             end.bind(self._address(self._row))
             self._socket = end
             try:
@@ -96,7 +96,7 @@ class Bells:
 
 # Counter table memory
 
-ACCOUNTS: Final = 16_384
+MAX_COUNTER_ROWS: Final = 16_384
 _CELL: Final = 8
 _OWN_CELLS: Final = 5
 _ROW_CELLS: Final = 3
@@ -112,13 +112,13 @@ _USED_SECONDS: Final = 300.0
 """A counter row with buckets unused for this time may be reassigned."""
 
 
-def key_of(name: str) -> int:
+def counter_key(name: str) -> int:
     """Return the 64-bit key of a name."""
     (key,) = _HASH.unpack(blake2b(name.encode(), digest_size=_CELL).digest())
     return int(key) or 1
 
 
-class LedgerMemory:
+class CounterTable:
     """Counter rows in shared memory; untouched pages take no memory."""
 
     def __init__(self, memory: memoryview, rows: int) -> None:
@@ -133,7 +133,7 @@ class LedgerMemory:
     @staticmethod
     def size(rows: int) -> int:
         """Return the size in bytes."""
-        return (_HEAD_CELLS + ACCOUNTS * (_OWN_CELLS + rows * _ROW_CELLS)) * _CELL
+        return (_HEAD_CELLS + MAX_COUNTER_ROWS * (_OWN_CELLS + rows * _ROW_CELLS)) * _CELL
 
     def release(self) -> None:
         """Release the memory."""
@@ -152,7 +152,7 @@ class LedgerMemory:
         if place is not None and self.whole[place] == key:
             return place
         count = self.whole[_COUNT]
-        if count < ACCOUNTS:
+        if count < MAX_COUNTER_ROWS:
             place = self._place(count)
             self.whole[place] = key
             self.whole[_COUNT] = count + 1
@@ -162,7 +162,7 @@ class LedgerMemory:
             self._free_unused()
             place = self._first_free()
         if place is None:
-            raise NotSupported(f"shared counter table full: {ACCOUNTS} limits in use")
+            raise NotSupported(f"shared counter table full: {MAX_COUNTER_ROWS} limits in use")
         self._note_change()
         self.whole[place] = key
         self._known[key] = place
@@ -220,14 +220,14 @@ class LedgerMemory:
 # Counters
 
 
-class SharedAccount:
-    """Counter row of one name for one worker; see :class:`ovmstrio.core.worker_peers.Account`.
+class SharedCounterRow:
+    """Counter row of one name for one worker; see :class:`ovmstrio.core.worker_peers.CounterRow`.
 
     Raises:
         NotSupported: the table is full, also when a reassigned row is used again.
     """
 
-    def __init__(self, memory: LedgerMemory, key: int, row: int) -> None:
+    def __init__(self, memory: CounterTable, key: int, row: int) -> None:
         self._memory = memory
         self._key = key
         self._row = row
@@ -246,7 +246,7 @@ class SharedAccount:
             self._find()
         return self._memory.whole[self._own + UNDER_WAY]
 
-    def elsewhere(self) -> Elsewhere:
+    def elsewhere(self) -> PeerCounters:
         """Return the counters of other workers."""
         whole = self._memory.whole
         if whole[self._place] != self._key:
@@ -260,7 +260,7 @@ class SharedAccount:
                 waiting += count
                 rows = (*rows, row)
                 since = min(since, self._memory.broken[at + SINCE])
-        return Elsewhere(under_way, waiting, since, rows)
+        return PeerCounters(under_way, waiting, since, rows)
 
     def write(self, under_way: int, waiting: int = 0, since: float = math.inf) -> None:
         """Set the counters of this worker."""
@@ -269,36 +269,36 @@ class SharedAccount:
         whole[at + WAITING] = waiting
         self._memory.broken[at + SINCE] = since
 
-    def bucket(self, number: int) -> Bucket:
+    def bucket(self, number: int) -> TokenBucketLevel:
         """Return a token bucket."""
         at = self._place + 1 + 2 * number
-        return Bucket(self._memory.broken[at], self._memory.broken[at + 1])
+        return TokenBucketLevel(self._memory.broken[at], self._memory.broken[at + 1])
 
-    def fill(self, number: int, bucket: Bucket) -> None:
+    def fill(self, number: int, bucket: TokenBucketLevel) -> None:
         """Set a token bucket."""
         at = self._place + 1 + 2 * number
         self._memory.broken[at], self._memory.broken[at + 1] = bucket
 
 
-class SharedLedger:
-    """Counter table of one worker; see :class:`ovmstrio.core.worker_peers.Ledger`."""
+class SharedCounters:
+    """Counter table of one worker; see :class:`ovmstrio.core.worker_peers.Counters`."""
 
-    def __init__(self, board: Board, row: int, bells: Bells) -> None:
+    def __init__(self, board: SharedState, row: int, bells: WorkerWakeups) -> None:
         self._board = board
         self._row = row
         self._bells = bells
-        self._accounts: dict[str, SharedAccount] = {}
+        self._accounts: dict[str, SharedCounterRow] = {}
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the inter-process lock within the block."""
         return self._board.locked()
 
-    def account(self, name: str) -> SharedAccount:
+    def account(self, name: str) -> SharedCounterRow:
         """Return the counter row of a name; raises NotSupported if the table is full."""
         known = self._accounts.get(name)
         if known is None:
             with self._board.locked():
-                known = self._accounts[name] = SharedAccount(self._board.ledger, key_of(name), self._row)
+                known = self._accounts[name] = SharedCounterRow(self._board.ledger, counter_key(name), self._row)
         return known
 
     def ring(self, rows: tuple[int, ...]) -> None:
@@ -310,10 +310,10 @@ class SharedLedger:
         await self._bells.rung()
 
 
-class LedgerLimit:
+class ServiceLimit:
     """Concurrency limit of one service over all workers; see :class:`ovmstrio.core.limits.ConcurrencyLimit`."""
 
-    def __init__(self, ledger: SharedLedger, name: str, maximum: int) -> None:
+    def __init__(self, ledger: SharedCounters, name: str, maximum: int) -> None:
         self._ledger = ledger
         self._account = ledger.account(f"project {name}")
         self.maximum = maximum
@@ -322,7 +322,7 @@ class LedgerLimit:
         """Count a started request; raises TooManyRequests if the limit is reached."""
         with self._ledger.locked():
             if self._account.under_way + self._account.elsewhere().under_way >= self.maximum:
-                raise refuse_more(self.maximum)
+                raise too_many_requests(self.maximum)
             self._account.write(self._account.under_way + 1)
 
     def give_back(self) -> None:
@@ -354,7 +354,7 @@ def slots_for(sequences: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-class SequenceMemory:
+class SequenceTable:
     """Hash table from sequence key to worker, in shared memory; untouched pages take no memory."""
 
     def __init__(self, memory: memoryview) -> None:
@@ -452,7 +452,7 @@ _STUCK_SECONDS: Final = 5.0
 """A worker whose event loop has shown no life for this time is stuck."""
 
 
-class Board:
+class SharedState:
     """Shared state of all workers, one row per worker.
 
     Args:
@@ -466,16 +466,16 @@ class Board:
         self._view = memoryview(self._memory)
         self._cells = self._view[: _state_size(rows)].cast("q")
         start = _state_size(rows)
-        self.ledger = LedgerMemory(self._view[start : start + LedgerMemory.size(rows)], rows)
-        start += LedgerMemory.size(rows)
-        self.figures = KeptFigures(self._view[start : start + KeptFigures.size(rows)], rows)
-        self.sequences = SequenceMemory(self._view[start + KeptFigures.size(rows) :])
+        self.ledger = CounterTable(self._view[start : start + CounterTable.size(rows)], rows)
+        start += CounterTable.size(rows)
+        self.figures = RetainedMetrics(self._view[start : start + RetainedMetrics.size(rows)], rows)
+        self.sequences = SequenceTable(self._view[start + RetainedMetrics.size(rows) :])
 
     @classmethod
-    def create(cls, rows: int, sequences: int = 0) -> Board:
+    def create(cls, rows: int, sequences: int = 0) -> SharedState:
         """Create the shared memory in an anonymous file, for a number of sequences."""
         descriptor = os.memfd_create("ovmstrio-board", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _fixed_size(rows) + SequenceMemory.size(slots_for(sequences)))
+        os.ftruncate(descriptor, _fixed_size(rows) + SequenceTable.size(slots_for(sequences)))
         return cls(descriptor, rows)
 
     def close(self) -> None:
@@ -587,13 +587,13 @@ def _state_size(rows: int) -> int:
 
 
 def _fixed_size(rows: int) -> int:
-    return _state_size(rows) + LedgerMemory.size(rows) + KeptFigures.size(rows)
+    return _state_size(rows) + CounterTable.size(rows) + RetainedMetrics.size(rows)
 
 
-class SharedLimit:
+class ProjectLimit:
     """Concurrency limit of a project over all workers."""
 
-    def __init__(self, board: Board, row: int, maximum: int) -> None:
+    def __init__(self, board: SharedState, row: int, maximum: int) -> None:
         self._board = board
         self._row = row
         self.maximum = maximum
@@ -605,7 +605,7 @@ class SharedLimit:
             return
         with self._board.locked():
             if self._board.total_in_flight() >= self.maximum:
-                raise refuse_more(self.maximum)
+                raise too_many_requests(self.maximum)
             self._board.add_in_flight(self._row, 1)
 
     def give_back(self) -> None:

@@ -21,20 +21,20 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.program import signal_name
-from ovmstrio.isolation.worker_process import KeptProcess, WorkerProcess
-from ovmstrio.models.sequences.store import check_store, locked_folder
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess
+from ovmstrio.models.sequences.store import check_worker_count, lock_folder
 from ovmstrio.server.command_line import probe_addresses
-from ovmstrio.server.listening import HTTP, HTTP2, Certificates, open_noted_listeners
+from ovmstrio.server.listening import HTTP, HTTP2, Certificates, open_server_listeners
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.signals import obey_renewals, obey_signals
+from ovmstrio.server.signals import handle_restart_signals, handle_stop_signals
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.transport.accepting import Accepting
-from ovmstrio.transport.listeners import address_of
+from ovmstrio.transport.accepting import AcceptLoop
+from ovmstrio.transport.listeners import bound_address
 from ovmstrio.util.backoff import Backoff
-from ovmstrio.workers.shared_state import Board
-from ovmstrio.workers.task import CHANGED, CUT, DRAIN, WorkerTask
+from ovmstrio.workers.shared_state import SharedState
+from ovmstrio.workers.task import CHANGED, DRAIN, EXIT_CUT, WorkerTask
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
@@ -81,8 +81,8 @@ async def _serve_with(parent: _Parent, plan: Plan, *, handle_signals: bool) -> N
     async with WRITER.in_thread(), trio.open_nursery() as nursery:
         if handle_signals:
             end = partial(parent.drain, nursery.cancel_scope)
-            await nursery.start(obey_signals, end, nursery.cancel_scope)
-            await nursery.start(obey_renewals, parent.renew)
+            await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
+            await nursery.start(handle_restart_signals, parent.renew)
         nursery.start_soon(plan.notifier.show_life)
         await parent.run()
         nursery.cancel_scope.cancel()
@@ -92,10 +92,10 @@ class _Parent:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._board = Board.create(plan.processes, _most_sequences(plan))
+        self._board = SharedState.create(plan.processes, _most_sequences(plan))
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
-        self._accepting = {name: Accepting() for name in ("gRPC", "REST", "probes")}
+        self._accepting = {name: AcceptLoop() for name in ("gRPC", "REST", "probes")}
         self._listening: dict[str, list[Listener]] = {}
         self._pending_handoffs = 0
         self._stuck_workers: set[int] = set()
@@ -118,7 +118,7 @@ class _Parent:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
                 if not self._draining.is_set():
-                    grpc, rest = (list(map(address_of, listeners.get(name, ()))) for name in ("gRPC", "REST"))
+                    grpc, rest = (list(map(bound_address, listeners.get(name, ()))) for name in ("gRPC", "REST"))
                     seconds = round(perf_counter() - started, 3)
                     what = {"name": self._plan.root} if self._plan.root else {"workers": len(self._slots)}
                     log.info("serving", **what, grpc=grpc, rest=rest, seconds=seconds)
@@ -134,8 +134,8 @@ class _Parent:
         """Lock the sequence store, of which each worker has a part."""
         folder = self._plan.settings.sequence_store
         if folder is not None and not self._plan.root:
-            check_store(folder, self._board.rows)
-            opened.enter_context(locked_folder(folder, self._origin))
+            check_worker_count(folder, self._board.rows)
+            opened.enter_context(lock_folder(folder, self._origin))
 
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
         plan = self._plan
@@ -145,7 +145,7 @@ class _Parent:
             if where:
                 # TLS is done by the workers; errors are reported once here.
                 await trio.to_thread.run_sync(Certificates(plan.settings).tls, protocol)
-                opening = open_noted_listeners(where, None, "--probe_port" if name == "probes" else plan.port_options)
+                opening = open_server_listeners(where, None, "--probe_port" if name == "probes" else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
         return listeners
 
@@ -213,7 +213,7 @@ class _Parent:
             if errors:
                 raise ConfigError(errors)
 
-    async def _replace(self, kept: KeptProcess) -> bool:
+    async def _replace(self, kept: RestartedProcess) -> bool:
         """Replace a worker; return whether the replacement is ready."""
         old = kept.process
         self._board.replaced = kept.row
@@ -235,7 +235,7 @@ class _Parent:
             self._on_readiness_change(None)
         return False
 
-    async def _dismiss(self, kept: KeptProcess, old: WorkerProcess) -> None:
+    async def _dismiss(self, kept: RestartedProcess, old: WorkerProcess) -> None:
         with trio.move_on_after(_MESSAGE_SECONDS):
             await kept.tell(DRAIN)
         kept.dismiss()
@@ -279,7 +279,7 @@ class _Parent:
             if self._draining.is_set():
                 self._update_readiness()
 
-    def _least_busy(self) -> KeptProcess | None:
+    def _least_busy(self) -> RestartedProcess | None:
         ready = [kept for kept in self._slots if kept.is_ready and not kept.is_replaced]
         stuck = {kept.row for kept in ready if self._board.is_stuck(kept.row)}
         for row in stuck - self._stuck_workers:
@@ -288,12 +288,12 @@ class _Parent:
         # If all are stuck, any will do.
         return min(ready, key=lambda kept: (kept.row in stuck, *self._load(kept)), default=None)
 
-    def _load(self, kept: KeptProcess) -> tuple[int, int]:
+    def _load(self, kept: RestartedProcess) -> tuple[int, int]:
         return kept.given - self._board.closed_connections(kept.row), kept.given
 
-    def _make_slot(self, row: int) -> KeptProcess:
+    def _make_slot(self, row: int) -> RestartedProcess:
         task = WorkerTask.of(self._plan, self._board.rows, row, self._secret)
-        return KeptProcess(
+        return RestartedProcess(
             row,
             partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._on_readiness_change, stopped_seconds=math.inf),
             task.model_dump(mode="json"),
@@ -304,7 +304,7 @@ class _Parent:
             ended=self._on_exit,
         )
 
-    def _on_exit(self, kept: KeptProcess, process: WorkerProcess) -> None:
+    def _on_exit(self, kept: RestartedProcess, process: WorkerProcess) -> None:
         """Log the unexpected exit of a worker, and clear its row."""
         LOG_LEVEL.follow()
         code = process.status or 0
@@ -312,7 +312,7 @@ class _Parent:
         was_cut = is_draining and kept.is_ready and code not in _NORMAL_EXITS
         self._has_cut_requests = self._has_cut_requests or was_cut
         is_wanted = kept.is_replaced and code in _NORMAL_EXITS
-        if not (is_draining or is_wanted) or (was_cut and code != CUT):
+        if not (is_draining or is_wanted) or (was_cut and code != EXIT_CUT):
             self._log_exit(kept, process.pid, code)
         self._board.clear(kept.row, keeps_sequences=self._plan.settings.sequence_store is not None)
         self._on_readiness_change(None)
@@ -320,7 +320,7 @@ class _Parent:
             text = f"a worker exited before it was ready ({_cause(code)}); see its log"
             raise ConfigError([Problem(text, file=self._origin)])
 
-    def _log_exit(self, kept: KeptProcess, pid: int | None, code: int) -> None:
+    def _log_exit(self, kept: RestartedProcess, pid: int | None, code: int) -> None:
         # Only workers of a project count running requests in the shared state.
         requests = {"requests_lost": self._board.in_flight(kept.row)} if self._plan.root else {}
         log.error(

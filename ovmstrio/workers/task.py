@@ -11,9 +11,9 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
 
-__all__ = ["CHANGED", "CUT", "DRAIN", "WorkerTask"]
+__all__ = ["CHANGED", "DRAIN", "EXIT_CUT", "WorkerTask"]
 
-CUT: Final = 3
+EXIT_CUT: Final = 3
 """Exit code after requests were cancelled at the drain timeout."""
 
 

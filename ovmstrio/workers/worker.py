@@ -13,7 +13,7 @@ from ovmstrio.core.events import CallObserver
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, run_program
 from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.sequences.store import part_of_store
+from ovmstrio.models.sequences.store import worker_folder
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listening import HTTP, HTTP2, Certificates
 from ovmstrio.server.plan import own_port, plan_project, read_plan
@@ -21,30 +21,30 @@ from ovmstrio.server.process_main import serve_in_own_process
 from ovmstrio.server.project_logs import configure_project_logs, enter_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
-from ovmstrio.server.worker_context import Hosting
-from ovmstrio.serving.aggregate import leave_last_figures
+from ovmstrio.server.worker_context import WorkerProcessContext
+from ovmstrio.serving.aggregate import save_final_metrics
 from ovmstrio.serving.kind import LoadContext
-from ovmstrio.telemetry.log_levels import LOG_LEVEL, read_log_levels
+from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.logs import configure_logs, set_worker_number
 from ovmstrio.transport.tls import TlsListener
 from ovmstrio.util.cores import CORES
-from ovmstrio.workers.changes import OtherWorkers
+from ovmstrio.workers.changes import PeerFacade
 from ovmstrio.workers.engines import WorkerEngines
 from ovmstrio.workers.handoff import ConnectionInbox
-from ovmstrio.workers.rpc import Peers
-from ovmstrio.workers.rpc_handlers import PeerAnswers
-from ovmstrio.workers.sequences import BoardDirectory, PeerOwners
-from ovmstrio.workers.shared_state import Bells, Board, LedgerLimit, SharedLedger, SharedLimit
-from ovmstrio.workers.task import CHANGED, CUT, DRAIN, WorkerTask
+from ovmstrio.workers.rpc import WorkerRpc
+from ovmstrio.workers.rpc_handlers import RpcHandlers
+from ovmstrio.workers.sequences import SequenceForwarder, SharedSequenceDirectory
+from ovmstrio.workers.shared_state import ProjectLimit, ServiceLimit, SharedCounters, SharedState, WorkerWakeups
+from ovmstrio.workers.task import CHANGED, DRAIN, EXIT_CUT, WorkerTask
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.limits import ConcurrencyLimit
-    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.core.service import ServableLookup
     from ovmstrio.server.plan import Plan
-    from ovmstrio.server.reloading import Reloading
+    from ovmstrio.server.reloading import Reloader
     from ovmstrio.server.running import Running
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
@@ -69,7 +69,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     set_worker_number(task.row)
     plan = await _plan_of(task)
     CORES.processes = task.rows
-    board = Board(first.descriptor, task.rows)
+    board = SharedState(first.descriptor, task.rows)
     worker = _Worker(plan, board, task)
 
     async def answer(running: Running) -> None:
@@ -79,7 +79,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     with LOG_LEVEL.shared(board), worker.listening_to_bells():
         gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
     if not gently:
-        sys.exit(CUT)
+        sys.exit(EXIT_CUT)
 
 
 async def _plan_of(task: WorkerTask) -> Plan:
@@ -92,16 +92,16 @@ async def _plan_of(task: WorkerTask) -> Plan:
     sys.path[:] = task.search_path
     settings = ServerSettings.model_validate(task.options)
     configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-    LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
+    LOG_LEVEL.set_parts(parse_log_levels(settings.log_levels or ""))
     return replace(await read_plan(settings), workers_reason=task.reason)
 
 
 class _Worker:
-    def __init__(self, plan: Plan, board: Board, task: WorkerTask) -> None:
+    def __init__(self, plan: Plan, board: SharedState, task: WorkerTask) -> None:
         # The parent has applied the drain delay and writes the readiness file.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
         if settings.sequence_store is not None:
-            part = part_of_store(settings.sequence_store, task.row, task.rows)
+            part = worker_folder(settings.sequence_store, task.row, task.rows)
             settings = settings.model_copy(update={"sequence_store": part})
         self.plan = replace(plan, settings=settings, readiness_file=None)
         self._certificates = Certificates(settings)
@@ -110,24 +110,24 @@ class _Worker:
         self._row = row = task.row
         self._drains_until = 0.0
         self._plane: DataPlane | None = None
-        self._peers = Peers(task.secret, task.rows, row)
+        self._peers = WorkerRpc(task.secret, task.rows, row)
         self._engines = WorkerEngines(self._peers)
-        self._worker_group = OtherWorkers(self._peers, board.figures)
-        self._wakeups = Bells(task.secret, row)
-        self._ledger = SharedLedger(board, row, self._wakeups)
+        self._worker_group = PeerFacade(self._peers, board.figures)
+        self._wakeups = WorkerWakeups(task.secret, row)
+        self._ledger = SharedCounters(board, row, self._wakeups)
         self._has_sequences = trio.Event()
-        self._directory = BoardDirectory(board, row, task.secret, self._has_sequences.set)
+        self._directory = SharedSequenceDirectory(board, row, task.secret, self._has_sequences.set)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
         protocols = [name for name, where in addresses if where]
         closed = partial(board.add_closed_connection, row)
         self._inboxes = {name: ConnectionInbox(closed) for name in protocols}
 
-    def hosting(self, requests: WorkRequests) -> Hosting:
+    def hosting(self, requests: WorkRequests) -> WorkerProcessContext:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
         observers, watches = (_LogLevelObserver(),), (self._certificates.look,)
         warned = self._warned.wait
-        return Hosting(
+        return WorkerProcessContext(
             listeners=listeners,
             lend=self._make_load_context,
             obstacle=self._unready_reason,
@@ -141,8 +141,8 @@ class _Worker:
             siblings=self._worker_group,
         )
 
-    async def _serve_peers(self, plane: DataPlane, reloading: Reloading, *, task_status: trio.TaskStatus[None]) -> None:
-        answers = PeerAnswers(self._peers, self._engines, self._worker_group, plane, reloading)
+    async def _serve_peers(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
+        answers = RpcHandlers(self._peers, self._engines, self._worker_group, plane, reloading)
         await self._peers.run(answers.answer, task_status=task_status)
 
     def listening_to_bells(self) -> AbstractContextManager[None]:
@@ -150,11 +150,11 @@ class _Worker:
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
         if self.plan.root:
-            return SharedLimit(self._board, self._row, maximum)
-        return LedgerLimit(self._ledger, name, maximum) if maximum else None
+            return ProjectLimit(self._board, self._row, maximum)
+        return ServiceLimit(self._ledger, name, maximum) if maximum else None
 
-    def _make_load_context(self, lease: LeaseServable, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
-        owners = PeerOwners(self._peers, self._directory)
+    def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
+        owners = SequenceForwarder(self._peers, self._directory)
         context = LoadContext(
             lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **dependencies
         )
@@ -169,7 +169,7 @@ class _Worker:
         last = partial(self._engines.leave, seconds)
         await self._peers.leave(others if self._board.is_draining else None, seconds, last)
         if self._plane is not None:
-            leave_last_figures(self._plane)
+            save_final_metrics(self._plane)
 
     async def _handle_messages(self, requests: WorkRequests) -> None:
         await requests.handle_all(self._handle_message)

@@ -17,7 +17,7 @@ from ovmstrio.encoding.messages import message_class
 from ovmstrio.models.loading import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
-from ovmstrio.serving.authorization import GuardedPlane
+from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.serving.data_plane import DataPlane
 from tests.support.stub_registry import Load, registry_of
 from tests.support.waits import WAIT_SECONDS
@@ -102,7 +102,7 @@ async def serving_both(
 ) -> AsyncIterator[BothDoors]:
     """Serve as long as the block lasts; ``options`` are those of the data plane."""
     registry = registry_of(load, poll_seconds=0)
-    plane = (DataPlane if gate is None else GuardedPlane)(registry, **options)
+    plane = (DataPlane if gate is None else AuthorizingDataPlane)(registry, **options)
     grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)
     rest = RestFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)
     async with trio.open_nursery() as nursery:

@@ -12,7 +12,7 @@ from typing import Final
 from ovmstrio.core.generation import GenerationRequest, Sampling
 from ovmstrio.inference.engine.batch import Batch
 from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions
-from ovmstrio.inference.engine.sequences import AskedTexts
+from ovmstrio.inference.engine.sequences import QueuedRequest
 
 _REQUEST: Final = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), logprobs=True)
 _TOKENS: Final = 40
@@ -35,9 +35,9 @@ class Texts:
     def words(self, count: int) -> list[int]:
         return [self._dice.randrange(_FIRST_WORD, _WORDS) for _ in range(count)]
 
-    def begin(self, prompt: list[int], tokens: int = _TOKENS, *, beams: int = 1) -> AskedTexts:
+    def begin(self, prompt: list[int], tokens: int = _TOKENS, *, beams: int = 1) -> QueuedRequest:
         request = replace(_REQUEST, sampling=replace(_REQUEST.sampling, best_of=beams))
-        asked = AskedTexts(len(self._told), 0, request, prompt, tokens, 1)
+        asked = QueuedRequest(len(self._told), 0, request, prompt, tokens, 1)
         self._told[asked.id], self._made[asked.id] = [], []
         self.batch.begin(asked)
         return asked
@@ -52,19 +52,19 @@ class Texts:
         while self.batch.is_busy:
             self.step()
 
-    def made(self, asked: AskedTexts) -> list[int]:
+    def made(self, asked: QueuedRequest) -> list[int]:
         return self._made[asked.id]
 
-    def come(self, asked: AskedTexts) -> int:
+    def come(self, asked: QueuedRequest) -> int:
         return len(self._told[asked.id])
 
-    def wrong(self, *texts: AskedTexts) -> int:
+    def wrong(self, *texts: QueuedRequest) -> int:
         return sum(self._differs(self._told[asked.id], self._made_alone(asked)) for asked in texts)
 
     def _differs(self, found: list[float], alone: list[float]) -> bool:
         return len(found) != len(alone) or any(abs(a - b) > 0.02 for a, b in zip(found, alone, strict=True))
 
-    def _made_alone(self, asked: AskedTexts) -> list[float]:
+    def _made_alone(self, asked: QueuedRequest) -> list[float]:
         told: list[float] = []
         self._alone.begin(replace(asked, left=0, generated=0))
         while self._alone.is_busy:

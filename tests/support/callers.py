@@ -5,25 +5,23 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.authentication import Authentication, CallerDirectory
 from ovmstrio.auth.gate import Gate
-from ovmstrio.auth.key_file import CallerEntry, digest_of
-from ovmstrio.auth.quota import CallerAllowance
+from ovmstrio.auth.key_file import CallerEntry, key_hash
+from ovmstrio.auth.quota import CallerQuota
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.connection import Peer, UnixSocket, socket_address
 
 
 def entry_of(name: str, *scopes: str, **options: object) -> CallerEntry:
     """Make the entry of a caller whose key is its name, or whatever else it is known by."""
-    proof = {} if {"certificate", "subject"} & options.keys() else {"sha256": digest_of(name)}
+    proof = {} if {"certificate", "subject"} & options.keys() else {"sha256": key_hash(name)}
     return CallerEntry(name, Scopes.parse(scopes), **(proof | options))  # type: ignore[arg-type]
 
 
-def gate_of(
-    scopes: Mapping[str, str], allowance: CallerAllowance | None = None, *, guards_everything: bool = True
-) -> Gate:
+def gate_of(scopes: Mapping[str, str], allowance: CallerQuota | None = None, *, guards_everything: bool = True) -> Gate:
     """Make a gate for callers whose keys are their names: ``gate_of({"shop": "infer:a read"})``."""
-    directory = Directory()
+    directory = CallerDirectory()
     callers = {key: Caller(key, "key", Scopes.parse(texts.split()), allowance) for key, texts in scopes.items()}
     directory.replace([], callers)
     return Gate(Authentication(directory), guards_everything=guards_everything)

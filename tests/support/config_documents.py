@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from ovmstrio.config.config_file import Examined, examine_config, parse_config
+from ovmstrio.config.config_file import ParsedConfig, parse_config, parse_config_leniently
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.server.kinds import KINDS
@@ -23,8 +23,8 @@ def parse_sections(path: Path = CONFIG_FILE, **sections: Any) -> ServerSpec:
     return parse_config(KINDS.values(), config_content(**sections), path)
 
 
-def examine_sections(**sections: Any) -> Examined:
-    return examine_config(KINDS.values(), config_content(**sections), CONFIG_FILE)
+def examine_sections(**sections: Any) -> ParsedConfig:
+    return parse_config_leniently(KINDS.values(), config_content(**sections), CONFIG_FILE)
 
 
 def fatal_problems(**sections: Any) -> tuple[Problem, ...]:

@@ -14,13 +14,13 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from ovmstrio.core.service import LeaseServable
+from ovmstrio.core.service import ServableLookup
 from ovmstrio.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeContract, NodeResources
-from ovmstrio.graphs.calculators import find_kind
+from ovmstrio.graphs.calculators import find_calculator
 from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, Port, StreamRef
-from ovmstrio.graphs.instance import GraphInstance, running
+from ovmstrio.graphs.instance import GraphInstance, run_instance
 from ovmstrio.graphs.packets import Packet
-from ovmstrio.graphs.plan import LoadedNode, make_graph_plan
+from ovmstrio.graphs.plan import LoadedNode, create_graph_plan
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from pyovms import Tensor
@@ -83,7 +83,7 @@ class _Everything:
 
 
 def contract_of(node: NodeConfig) -> NodeContract:
-    kind = find_kind(node.calculator)
+    kind = find_calculator(node.calculator)
     assert kind is not None
     return kind.contract(node)
 
@@ -97,7 +97,7 @@ async def run_nodes(
     feed: Feed,
     *,
     side: Mapping[str, Any] | None = None,
-    lease: LeaseServable = no_servables,
+    lease: ServableLookup = no_servables,
     inputs: Sequence[str] = (),
     steps_seen: list[dict[str, list[Packet]]] | None = None,
 ) -> dict[str, list[Packet]]:
@@ -114,14 +114,14 @@ async def run_nodes(
     scope = DefinitionScope("graph", Path(), WorkerThreads(), lease)
     loaded = []
     for node in nodes:
-        kind = find_kind(node.calculator)
+        kind = find_calculator(node.calculator)
         assert kind is not None
         loaded.append(LoadedNode(node, kind.contract(node), await kind.load(node, scope)))
     sink = _Everything(outputs)
     context = InstanceContext("graph", {}, "request", float("inf"))
-    instance = GraphInstance(make_graph_plan(config, loaded), context, sink, side)
+    instance = GraphInstance(create_graph_plan(config, loaded), context, sink, side)
     try:
-        async with running(instance):
+        async with run_instance(instance):
             for timestamp, values in steps:
                 seen = {name: len(packets) for name, packets in sink.packets.items()}
                 for name, value in values.items():
@@ -211,7 +211,7 @@ class Nodes:
         node = node or make_node()
         if source is not None:
             self.write(node.node_options[0].handler_path, "from pyovms import Tensor\n" + dedent(source).lstrip("\n"))
-        kind = find_kind(node.calculator)
+        kind = find_calculator(node.calculator)
         assert kind is not None
         kind.contract(node)
         resources = await kind.load(node, self.scope)

@@ -20,7 +20,7 @@ from ovmstrio.core.tensor import RawTensor
 from ovmstrio.graphs.loading import load_graph
 from ovmstrio.graphs.servable import GraphServable
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.protocols.openai.text_documents import OpenAITexts
+from ovmstrio.protocols.openai.text_documents import OpenAITextApi
 
 GRAPH = "graph"
 
@@ -93,7 +93,7 @@ async def loaded(
     async with trio.open_nursery() as tasks:
         spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
         servable = await load_graph(
-            spec, lease=lease, tasks=tasks, isolation=isolation, load_text=load_text, text_api=OpenAITexts
+            spec, lease=lease, tasks=tasks, isolation=isolation, load_text=load_text, text_api=OpenAITextApi
         )
         try:
             yield servable

@@ -14,12 +14,12 @@ import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
-from ovmstrio.core.limits import local_limit
+from ovmstrio.core.limits import make_local_limit
 from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
+from ovmstrio.handlers.grpc.project import GrpcProject, open_project_proto, open_rpc_handler
 from ovmstrio.handlers.grpc.services import UserService
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.isolated.isolated_handler import open_isolated_handler
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
@@ -127,12 +127,12 @@ async def served(
     models: Any = None
     limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
     async with contextlib.AsyncExitStack() as stack:
-        made = await stack.enter_async_context(proto_of(spec))
+        made = await stack.enter_async_context(open_project_proto(spec))
         opened: Any = open_rpc_handler(spec, made)
         if isolation is not None:
             opened = open_isolated_handler(spec, isolation, mounted_as="")
         project = GrpcProject(made, await stack.enter_async_context(opened))
-        mounted = HandlerServable("project", project.handler, local_limit(most, "project"), project, models)  # type: ignore[arg-type]
+        mounted = HandlerService("project", project.handler, make_local_limit(most, "project"), project, models)  # type: ignore[arg-type]
         mounted.gone()
         entry = HandlerSpec(name="project", base_path=folder, path=folder)
         plane = await stack.enter_async_context(open_plane_of(entry, mounted))

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.handlers.models.storage import LocalStorage, ModelStorage
-from ovmstrio.handlers.models.transfer import Moved
+from ovmstrio.handlers.models.transfer import OnProgress
 from ovmstrio.handlers.models.version_index import StoredFile
 
 TEXT_MODELS = """
@@ -92,7 +92,7 @@ class CountingStorage:
             raise self.failure
         return self._inner.list_files(location)
 
-    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
+    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
         if self.failure is not None:
             raise self.failure
         self.fetched.append(file.location)

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 
 PROGRAM = "tests.support.obedient_program"
 
@@ -40,7 +40,7 @@ async def _obey(request: WorkRequest) -> None:
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     what: Any = first.value
-    if what == "leave":
+    if what == "exit_now":
         return
     if what == "exit":
         sys.exit(3)
@@ -53,7 +53,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 def main() -> None:
     signal.alarm(60)
     run_program(_serve)
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.ops.kind import OpPipelineKind
-from ovmstrio.ops.op_service import NAMELESS, OpService, PipelineExecutor
+from ovmstrio.ops.op_service import DEFAULT_NAME, OpService, PipelineExecutor
 from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.tensors import holds_arrays, pack, unpack
+from ovmstrio.ops.tensors import holds_arrays, pack_response, unpack_request
 from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.service_plan import service_settings
-from ovmstrio.serving.hosted_service import host
+from ovmstrio.serving.hosted_service import host_service
 from ovmstrio.serving.kind import LoadContext
 from tests.support.served_in_thread import ServedPlan, serving_plan
 
@@ -52,13 +52,13 @@ class EchoExecutor:
         if self.answer is not None:
             return self.answer
         try:
-            values: dict[str, Any] = unpack(request)
+            values: dict[str, Any] = unpack_request(request)
         except ValueError as error:
             return PipelineResponse(8000, f"rpc package error: {error}")
         if not holds_arrays(values):
-            return pack(ChannelData(dictdata=values))
+            return pack_response(ChannelData(dictdata=values))
         data = ChannelData(datatype=ChannelDataType.CHANNEL_NPDATA.value, npdata=values)
-        return pack(data, as_tensors=self._as_tensors)
+        return pack_response(data, as_tensors=self._as_tensors)
 
     def obstacle(self) -> str:
         return self.problem
@@ -74,7 +74,7 @@ class _ExecutorKind(OpPipelineKind):
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
         del version, directory
-        return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
+        return await host_service(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
 
     @asynccontextmanager
     async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
@@ -102,7 +102,7 @@ def executor_plan(
         service.snapshot, service.render_metrics, service.metrics = snapshot, render_metrics, collectors
         return service
 
-    entry = name or NAMELESS
+    entry = name or DEFAULT_NAME
     return Plan(
         settings=service_settings({"metrics_enable": False, **options}),
         spec=ServerSpec(services=(OpPipelineSpec(name=entry, base_path=Path.cwd()),)),

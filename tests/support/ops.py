@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
 from ovmstrio.ops.executor.executor import Executor
 from ovmstrio.ops.graph import OpGraph, build
-from ovmstrio.ops.observing.figures import PipelineFigures
+from ovmstrio.ops.observing.figures import PipelineCounters
 from ovmstrio.ops.observing.hooks import ChannelState
 from ovmstrio.ops.observing.observing import snapshot
 from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
@@ -112,7 +112,7 @@ class Model:
 
 def op_figures() -> dict[str, Any]:
     """Return the figures after five requests, one of which failed, and the end of a worker."""
-    figures = PipelineFigures(lambda: 10.0)
+    figures = PipelineCounters(lambda: 10.0)
     states = [ChannelState("chl0", ("@DAGExecutor",), ("det",), 3, 4), ChannelState("chl1", ("det",), ("rec",), 7)]
     figures.opened(["det", "rec\x1b[2J"], lambda: states)
     for number in range(4):

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.protocols.grpc_codec import Codec
-from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.grpc.server import GrpcServer
 from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.http.router import Router, rule
@@ -91,7 +91,7 @@ async def collecting() -> AsyncIterator[Collector]:
         await call.send_message(memoryview(b""))
 
     http = HttpFrontEnd(
-        ("127.0.0.1:0",), Router([rule("/v1/traces", "POST", export_http, is_hot=True)], OvmsRefusals())
+        ("127.0.0.1:0",), Router([rule("/v1/traces", "POST", export_http, is_hot=True)], OvmsRouteErrors())
     )
     grpc = GrpcServer([_Collecting(Handler(export_grpc, Cardinality.UNARY_UNARY, bytes, bytes))], Codec())
     async with trio.open_nursery() as nursery, open_listeners(["127.0.0.1:0"], None) as listeners:

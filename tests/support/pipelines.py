@@ -21,7 +21,7 @@ from ovmstrio.pipelines.builtin.builtin_node import BuiltinNode, open_builtin
 from ovmstrio.pipelines.custom_node import CustomNode
 from ovmstrio.pipelines.loading import load_pipeline
 from ovmstrio.pipelines.python_node import open_python_node
-from ovmstrio.pipelines.servable import DagServable
+from ovmstrio.pipelines.servable import PipelineServable
 from tests.support.servables import raw_request
 
 R = TypeVar("R")
@@ -217,7 +217,7 @@ class _Held:
 
 
 @asynccontextmanager
-async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIterator[DagServable]:
+async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIterator[PipelineServable]:
     """Load a pipeline that may call these servables, and close it at the end."""
 
     async def lease(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
@@ -233,7 +233,7 @@ async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIt
             await pipeline.aclose()
 
 
-async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
+async def call(pipeline: PipelineServable, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
     return answers(
         await pipeline.infer(raw_request({name: np.asarray(each, np.float32) for name, each in arrays.items()}))
     )

@@ -13,17 +13,17 @@ import trio
 
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core import generation
-from ovmstrio.core.generation import Embeddings, Finish, GenerationRequest, Piece, Task, TokenIds
+from ovmstrio.core.generation import Embeddings, Finish, GenerationChunk, GenerationRequest, Task, TokenIds
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.core.speech import SpeechPart, SpeechRequest, SpokenSpan, TranscriptionRequest, TranscriptPart
+from ovmstrio.core.speech import SpeechPart, SpeechRequest, TimedText, TranscriptionRequest, TranscriptPart
 from tests.support.stub_registry import load_pass_through
 
 CHAT, WORDS = "chat", "words"
 LIMITS = generation.GenerationLimits(context_length=1000, vocabulary_size=300)
 SPOKEN = (SpeechPart(b"head and first", 1.5), SpeechPart(b"", 0.25), SpeechPart(b"second\x00", 2.5))
 TRANSCRIPT = (
-    TranscriptPart(" Ever tried.", (SpokenSpan(0.0, 1.5, " Ever tried."),), (SpokenSpan(0.25, 0.75, " Ever"),)),
-    TranscriptPart(" Ever --> failed.", (SpokenSpan(1.5, 3723.0625, " Ever --> failed."),)),
+    TranscriptPart(" Ever tried.", (TimedText(0.0, 1.5, " Ever tried."),), (TimedText(0.25, 0.75, " Ever"),)),
+    TranscriptPart(" Ever --> failed.", (TimedText(1.5, 3723.0625, " Ever --> failed."),)),
 )
 
 
@@ -118,19 +118,19 @@ def text_of_prompt(request: GenerationRequest) -> str:
     return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
 
 
-def echo(request: GenerationRequest) -> Iterator[Piece | Exception | trio.Event]:
+def echo(request: GenerationRequest) -> Iterator[GenerationChunk | Exception | trio.Event]:
     """Answer with the words of the last message, one a piece and a token."""
     for index in range(request.n):
         for number, word in enumerate(text_of_prompt(request).split()):
-            yield Piece(index, word if number == 0 else f" {word}", tokens=1)
-        yield Piece(index, finish=Finish.STOP)
+            yield GenerationChunk(index, word if number == 0 else f" {word}", tokens=1)
+        yield GenerationChunk(index, finish=Finish.STOP)
 
 
 @dataclass
 class ScriptedGenerator(ScriptedService):
     name: str = CHAT
     limits: generation.GenerationLimits = LIMITS
-    script: Callable[[GenerationRequest], Iterable[Piece | Exception | trio.Event]] = echo
+    script: Callable[[GenerationRequest], Iterable[GenerationChunk | Exception | trio.Event]] = echo
     tasks: frozenset[Task] = frozenset({Task.TEXT_GENERATION})
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Any]:

@@ -21,8 +21,8 @@ from ovmstrio.core.request import Contents, InferInput, InferRequest, InferRespo
 from ovmstrio.core.tensor import BY_NAME, Array, Tensor, TensorSpec
 from ovmstrio.core.worker_peers import SequenceOwners
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.crash_probe import trying_models
-from ovmstrio.inference.crash_probe.workers import TrialMode
+from ovmstrio.inference.crash_probe import enable_crash_probe
+from ovmstrio.inference.crash_probe.workers import ProbeMode
 from ovmstrio.inference.network import Network
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceManager, SequenceManagers
@@ -210,9 +210,9 @@ async def refusal_of(spec: ModelSpec) -> Problem:
 
 
 @asynccontextmanager
-async def trying(folder: Path, mode: TrialMode = "auto", **options: float) -> AsyncIterator[None]:
+async def trying(folder: Path, mode: ProbeMode = "auto", **options: float) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
-        with trying_models(nursery, mode, folder, **options):
+        with enable_crash_probe(nursery, mode, folder, **options):
             yield
         nursery.cancel_scope.cancel()
 

@@ -19,7 +19,7 @@ from ovmstrio.server.plan import Plan, plan_project, read_plan
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.worker_context import Hosting
+from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.isolation_checks import LogSettings
@@ -41,7 +41,7 @@ async def serving_plan(plan: Plan, *, drains: bool = False) -> AsyncIterator[Ser
     results: list[bool] = []
 
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
-        hosting = Hosting(until=draining.wait)
+        hosting = WorkerProcessContext(until=draining.wait)
         results.append(await serve_plan(plan, hosting, handle_signals=False, task_status=task_status))
 
     async with trio.open_nursery() as nursery:

@@ -14,7 +14,7 @@ import trio
 
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.generation import GenerationRequest, Piece, Prompt, Sampling
+from ovmstrio.core.generation import GenerationChunk, GenerationRequest, Prompt, Sampling
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.text.loading import load_task
 from ovmstrio.text.text_model import TextModel
@@ -56,12 +56,12 @@ def greedy(prompt: Prompt, tokens: int) -> GenerationRequest:
     return GenerationRequest(prompt, Sampling(max_tokens=tokens, temperature=0, ignore_eos=True))
 
 
-async def made(model: TextModel, request: GenerationRequest) -> list[Piece]:
+async def made(model: TextModel, request: GenerationRequest) -> list[GenerationChunk]:
     async with model.generate(request) as generation:
         return [piece async for piece in generation]
 
 
-def text_of(pieces: list[Piece], index: int = 0) -> str:
+def text_of(pieces: list[GenerationChunk], index: int = 0) -> str:
     return "".join(piece.text for piece in pieces if piece.index == index)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 
 __all__: list[str] = []
 
@@ -21,4 +21,4 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 if __name__ == "__main__":
     run_program(_serve)
-    leave()
+    exit_now()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from ovmstrio.ops.config_file import is_free
+from ovmstrio.ops.config_file import is_port_free
 
 __all__ = ["AvailablePortGenerator", "GetAvailablePortGenerator", "NameGenerator"]
 
@@ -30,11 +30,11 @@ class AvailablePortGenerator:
     @staticmethod
     def port_is_available(port: int) -> bool:
         """Return whether a port is free."""
-        return is_free(port)
+        return is_port_free(port)
 
     def next(self) -> int:
         """Return the next free port."""
-        return next(port for port in self._ports if is_free(port))
+        return next(port for port in self._ports if is_port_free(port))
 
 
 _ports = AvailablePortGenerator()

@@ -11,14 +11,14 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import LocalityMixin, RequestRouter
 
-from ovmstrio.cluster.layout import INGRESS, drain_seconds, lay_out, shard_names
-from ovmstrio.cluster.ray.autoscaling import wanted_replicas
+from ovmstrio.cluster.layout import INGRESS, drain_seconds, make_layout, shard_names
+from ovmstrio.cluster.ray.autoscaling import desired_replicas
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.config.config_file import parse_config
-from ovmstrio.config.documents import expected_by, shown
+from ovmstrio.config.documents import expected_text, to_short_json
 from ovmstrio.config.specs import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.server.kinds import KINDS
@@ -123,7 +123,7 @@ def application(args: Mapping[str, Any]) -> Application:
         content = read_regular_bytes(path)
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(path))]) from None
-    layout = lay_out(parse_config(KINDS.values(), content, path, cache_dir=settings.get("cache_dir")), KINDS)
+    layout = make_layout(parse_config(KINDS.values(), content, path, cache_dir=settings.get("cache_dir")), KINDS)
     _check_ingress(given.ingress, layout)
     repeatable = [group.name for group in layout.groups if group.is_repeatable(KINDS)]
     shards = {group.name: group.shards for group in layout.groups if group.shards > 1}
@@ -177,8 +177,8 @@ def _problems_of(error: ValidationError, known: str, *place: str) -> list[Proble
         Problem(
             "the value cannot be used",
             path=".".join([*place, *map(str, fault["loc"])]),
-            expected=known if fault["type"] == "extra_forbidden" else expected_by(fault),
-            found=shown(fault["input"]),
+            expected=known if fault["type"] == "extra_forbidden" else expected_text(fault),
+            found=to_short_json(fault["input"]),
         )
         for fault in error.errors(include_url=False)
     ]
@@ -221,5 +221,5 @@ def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]
 def _autoscaling(spec: Autoscaling) -> dict[str, Any]:
     config = spec.model_dump(exclude={"target_waiting_requests"})
     if spec.target_waiting_requests is not None:
-        config["policy"] = {"policy_function": wanted_replicas}
+        config["policy"] = {"policy_function": desired_replicas}
     return config

@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 
-__all__ = ["WANTED", "wanted_replicas"]
+__all__ = ["DESIRED_REPLICAS", "desired_replicas"]
 
-WANTED: Final = "ovmstrio_wanted_replicas"
+DESIRED_REPLICAS: Final = "ovmstrio_wanted_replicas"
 """Metric of a replica: number of replicas that would keep its queues at their target."""
 
 
-def wanted_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """Return the desired number of replicas, before Ray's limits and delays."""
     by_requests = context.total_num_requests / context.config.target_ongoing_requests
-    by_queues = sum((context.aggregated_metrics or {}).get(WANTED, {}).values())
+    by_queues = sum((context.aggregated_metrics or {}).get(DESIRED_REPLICAS, {}).values())
     return max(by_requests, by_queues), {}

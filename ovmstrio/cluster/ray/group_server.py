@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from ovmstrio.cluster.ray.grpc import GrpcDoor
-from ovmstrio.cluster.ray.http import HttpDoor
+from ovmstrio.cluster.ray.grpc import ClusterGrpcHandler
+from ovmstrio.cluster.ray.http import ClusterHttpHandler
 from ovmstrio.cluster.ray.linked_services import LinkedKind, LinkedSpec
 from ovmstrio.config.specs import ModelSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.server.kinds import KINDS, table_of
 from ovmstrio.server.plan import Plan
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.server.server import Hosting, serve_plan
+from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.server import WorkerProcessContext, serve_plan
 from ovmstrio.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ovmstrio.cluster.ray.linked_services import AskGroup
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["WAITING", "GroupServer", "ReplicaPlan", "total_of"]
+__all__ = ["QUEUE_METRICS", "GroupServer", "ReplicaPlan", "sum_samples"]
 
-WAITING: Final = (
+QUEUE_METRICS: Final = (
     "ovmstrio_queued_requests",
     "ovmstrio_waiting_calls",
     "ovmstrio_batch_queued_requests",
@@ -86,8 +86,8 @@ class GroupServer:
     """
 
     plane: DataPlane
-    http: HttpDoor
-    grpc: GrpcDoor
+    http: ClusterHttpHandler
+    grpc: ClusterGrpcHandler
     tasks: trio.Nursery
 
     def __init__(self, plan: ReplicaPlan, ask: AskGroup) -> None:
@@ -113,19 +113,19 @@ class GroupServer:
     @property
     def waiting(self) -> float:
         """Number of requests queued for admission, threads, batches or engines."""
-        return total_of(self.plane.render_metrics(WAITING) or b"")
+        return sum_samples(self.plane.render_metrics(QUEUE_METRICS) or b"")
 
     async def _serve(
         self, plan: Plan, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[Any]
     ) -> None:
         async with trio.open_nursery() as nursery:
-            serve = partial(serve_plan, plan, Hosting(until=until), handle_signals=False)
+            serve = partial(serve_plan, plan, WorkerProcessContext(until=until), handle_signals=False)
             running = await nursery.start(serve)
             self.plane = running.plane
             size = plan.settings.max_message_size
-            router = make_router(running.plane, size, openai_errors=plan.settings.openai_errors)
-            self.http = HttpDoor(router, self.tasks, size)
-            self.grpc = GrpcDoor(running.plane, size)
+            router = make_rest_router(running.plane, size, openai_errors=plan.settings.openai_errors)
+            self.http = ClusterHttpHandler(router, self.tasks, size)
+            self.grpc = ClusterGrpcHandler(running.plane, size)
             task_status.started(running)
         self.tasks.cancel_scope.cancel()
 
@@ -137,7 +137,7 @@ class GroupServer:
         raise ConfigError(errors or [Problem(f'the group "{self._plan.group}" is not ready: {readiness.reason}')])
 
 
-def total_of(metrics: bytes) -> float:
+def sum_samples(metrics: bytes) -> float:
     """Return the sum of all samples of a metrics text."""
     families = text_string_to_metric_families(metrics.decode())
     return sum(sample.value for family in families for sample in family.samples)

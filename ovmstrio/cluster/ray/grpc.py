@@ -10,12 +10,12 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.cluster.ray.grpc_paths import CALLS, STREAM
-from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.kserve.grpc_service import InferenceService
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 from ovmstrio.transport.grpc.headers import FailureTranslator
-from ovmstrio.transport.statuses import map_error
+from ovmstrio.transport.statuses import to_grpc_error
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["GrpcAnswer", "GrpcDoor", "MessageCall"]
+__all__ = ["ClusterGrpcHandler", "GrpcResult", "MessageCall"]
 
 # Calls
 
@@ -100,7 +100,7 @@ class MessageCall:
 # Server
 
 
-class GrpcAnswer(NamedTuple):
+class GrpcResult(NamedTuple):
     """Result of a call; plain data.
 
     Attributes:
@@ -118,21 +118,25 @@ class GrpcAnswer(NamedTuple):
         return self.data
 
 
-class GrpcDoor:
+class ClusterGrpcHandler:
     """Handler of KServe and TensorFlow Serving gRPC calls, on the trio side."""
 
     def __init__(self, plane: DataPlane, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
-        services = InferenceService(plane, Changes(allows_remote=False)), PredictionService(plane), ModelService(plane)
+        services = (
+            InferenceService(plane, AdminChanges(allows_remote=False)),
+            PredictionService(plane),
+            ModelService(plane),
+        )
         handlers: dict[str, Handler] = {}
         for service in services:
             mapping: Mapping[str, Handler] = service.__mapping__()
             handlers |= mapping
         self._handlers = {path: handlers[path] for path in CALLS}
         self._stream = handlers[STREAM]
-        self._failures = FailureTranslator(map_error)
+        self._failures = FailureTranslator(to_grpc_error)
 
-    async def answer(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcAnswer:
+    async def answer(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcResult:
         """Answer a unary call; errors become statuses."""
         messages: list[bytes] = [data]
         replies: list[bytes] = []
@@ -149,9 +153,9 @@ class GrpcDoor:
         failure = await self._run(call, path)
         if failure is not None:
             return failure
-        return GrpcAnswer(replies[0]) if replies else _error_answer(self._failures.no_reply(path))
+        return GrpcResult(replies[0]) if replies else _error_answer(self._failures.no_reply(path))
 
-    async def _run(self, call: MessageCall, path: str) -> GrpcAnswer | None:
+    async def _run(self, call: MessageCall, path: str) -> GrpcResult | None:
         """Run a handler; return the status unless it is OK."""
         with trio.move_on_at(call.deadline) as scope:
             try:
@@ -166,7 +170,7 @@ class GrpcDoor:
 
     async def stream(
         self, requests: trio.MemoryReceiveChannel[bytes], replies: trio.MemorySendChannel[bytes]
-    ) -> GrpcAnswer | None:
+    ) -> GrpcResult | None:
         """Answer a ``ModelStreamInfer`` call; return the status unless it is OK.  Closes ``replies``."""
 
         async def receive() -> bytes | None:
@@ -180,11 +184,11 @@ class GrpcDoor:
             call = MessageCall(STREAM, self._stream, receive, replies.send, math.inf, max_message_bytes=most)
             return await self._run(call, STREAM)
 
-    def refuse(self, error: Exception, path: str) -> GrpcAnswer:
+    def refuse(self, error: Exception, path: str) -> GrpcResult:
         """Return the status of an error before the handler; unexpected errors have no details."""
         return _error_answer(self._failures.translate(error, path))
 
 
-def _error_answer(error: GRPCError) -> GrpcAnswer:
+def _error_answer(error: GRPCError) -> GrpcResult:
     pairs = getattr(error, "pairs", ())
-    return GrpcAnswer(b"", error.status.value, error.message or "", tuple(pairs))
+    return GrpcResult(b"", error.status.value, error.message or "", tuple(pairs))

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 import trio
 
-from ovmstrio.core.callers import Need, leave_caller
+from ovmstrio.core.callers import Permission, release_caller
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.http import BODILESS, ByteStream, Headers, HttpAnswer, HttpRequest
-from ovmstrio.core.limits import current_place, leave_place
-from ovmstrio.transport.http.responses import error_answer, size_refusal
+from ovmstrio.core.http import STATUSES_WITHOUT_BODY, ByteStream, Headers, HttpAnswer, HttpRequest
+from ovmstrio.core.limits import current_ticket, release_current_ticket
+from ovmstrio.transport.http.responses import body_too_large_error, error_response
 
 if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Route, Router
 
-__all__ = ["BodyPieces", "HttpDoor", "HttpHead"]
+__all__ = ["BodyChunks", "ClusterHttpHandler", "HttpHead"]
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ _Pieces = trio.MemoryReceiveChannel[bytes | None]
 """Chunks of a body; None instead of the end of an incomplete body."""
 
 
-class BodyPieces:
+class BodyChunks:
     """Chunks of a response body; closed when garbage collected, as clients may disconnect between two threads."""
 
     def __init__(self, channel: _Pieces) -> None:
@@ -73,13 +73,13 @@ class HttpHead(NamedTuple):
     status: int
     headers: Headers
     body: bytes
-    pieces: BodyPieces | None = None
+    pieces: BodyChunks | None = None
 
 
 _Begun = tuple[HttpHead, _Pieces | None]
 
 
-class HttpDoor:
+class ClusterHttpHandler:
     """HTTP handler with the server's router, on the trio side.
 
     Args:
@@ -111,13 +111,13 @@ class HttpDoor:
     async def refuse(self, request: HttpRequest, error: Exception) -> HttpHead:
         """Return the response for an error before the handler, in the format of the path's API."""
         route = self._router.find(request.method, request.target.partition("?")[0])
-        return _complete(error_answer(error) if isinstance(route, HttpAnswer) else route.refuse(error))
+        return _complete(error_response(error) if isinstance(route, HttpAnswer) else route.refuse(error))
 
     def _refusal(self, route: Route, request: HttpRequest) -> Exception | None:
-        if not route.mount and (route.need in {Need.ADMIN, Need.METRICS} or _is_per_process(route.path)):
+        if not route.mount and (route.need in {Permission.ADMIN, Permission.METRICS} or _is_per_process(route.path)):
             return NotSupported(f"{request.method} {route.path}: {_NOT_IN_CLUSTER}")
         size = len(request.body)
-        return size_refusal(size, self.max_body_bytes) if size > self.max_body_bytes else None
+        return body_too_large_error(size, self.max_body_bytes) if size > self.max_body_bytes else None
 
     async def _answer(self, route: Route, request: HttpRequest) -> HttpHead:
         """Answer a request of a hot route; a streamed response is sent by a task."""
@@ -127,7 +127,7 @@ class HttpDoor:
                 return _complete(answer)
             begun = await self._tasks.start(self._send_held, answer)
             # The task releases the ticket.
-            current_place.set(None)
+            current_ticket.set(None)
             return _with_chunks(begun)
         finally:
             _leave()
@@ -161,7 +161,7 @@ class HttpDoor:
         try:
             with send:
                 task_status.started((HttpHead(answer.status, answer.headers, b""), receive))
-                if answer.status not in BODILESS:
+                if answer.status not in STATUSES_WITHOUT_BODY:
                     await _pass_on(stream, send)
         finally:
             with trio.CancelScope(shield=True):
@@ -186,14 +186,14 @@ async def _pass_on(stream: ByteStream, send: trio.MemorySendChannel[bytes | None
 
 
 def _leave() -> None:
-    leave_place()
-    leave_caller()
+    release_current_ticket()
+    release_caller()
 
 
 def _with_chunks(begun: _Begun) -> HttpHead:
     # Separate object: the task's own references would keep it from being garbage collected.
     head, channel = begun
-    return head if channel is None else head._replace(pieces=BodyPieces(channel))
+    return head if channel is None else head._replace(pieces=BodyChunks(channel))
 
 
 def _is_per_process(path: str) -> bool:

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.cluster.layout import shard_names
-from ovmstrio.cluster.ray.grpc import GrpcAnswer
+from ovmstrio.cluster.ray.grpc import GrpcResult
 from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
 from ovmstrio.cluster.ray.request_streams import answer_stream, pass_stream
@@ -30,10 +30,10 @@ from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
-from ovmstrio.core.http import BODILESS, HttpRequest
-from ovmstrio.serving.early_admission import first_text
-from ovmstrio.serving.ovms_errors import inflated_body
-from ovmstrio.transport.http.responses import error_answer, size_refusal
+from ovmstrio.core.http import STATUSES_WITHOUT_BODY, HttpRequest
+from ovmstrio.serving.early_admission import first_string_field
+from ovmstrio.serving.ovms_errors import decompressed_body
+from ovmstrio.transport.http.responses import body_too_large_error, error_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -81,7 +81,7 @@ class ClusterIngress(GroupReplica):
         try:
             return _response(*(await self.trio.call(self.server.http.refuse, request, error))[:3])
         except NotReady:
-            answer = error_answer(error)
+            answer = error_response(error)
             return _response(answer.status, answer.headers, answer.content)
 
     async def _answer(self, request: HttpRequest) -> Response:
@@ -96,7 +96,7 @@ class ClusterIngress(GroupReplica):
         read = request
         if request.header("content-encoding") is not None and (is_openai(path) or self.plan.shards):
             limit = self.server.http.max_body_bytes
-            read = request._replace(body=await self.trio.call(inflated_body, request, limit))
+            read = request._replace(body=await self.trio.call(decompressed_body, request, limit))
         target = http_target(read, owners)
         group = owners.get(target.name, self.plan.group)
         if group == self.plan.group:
@@ -140,7 +140,7 @@ class ClusterIngress(GroupReplica):
             if reason:
                 raise NotReady(f'Server is not ready - group "{group}": {reason}')
 
-    async def answer_call(self, path: str, data: bytes, context: RayServegRPCContext) -> GrpcAnswer:
+    async def answer_call(self, path: str, data: bytes, context: RayServegRPCContext) -> GrpcResult:
         """Answer a unary gRPC call."""
         try:
             answer = await self._answer_call(path, data)
@@ -149,13 +149,13 @@ class ClusterIngress(GroupReplica):
         _set_status(answer, context)
         return answer
 
-    async def _answer_call(self, path: str, data: bytes) -> GrpcAnswer:
+    async def _answer_call(self, path: str, data: bytes) -> GrpcResult:
         owners = self.plan.owners
         group = owners.get(grpc_target(path, data), self.plan.group) if owners else self.plan.group
         if group != self.plan.group:
             shard = grpc_shard(path, data, group, self.plan.shards.get(group, 1))
             answer = await self.links[shard].call("answer_grpc", path, data, math.inf)
-            return GrpcAnswer(*answer)
+            return GrpcResult(*answer)
         if owners and path == INDEX:
             raise NotSupported("with several groups, use HTTP: /v2/repository/index")
         if owners and path == READY:
@@ -164,7 +164,7 @@ class ClusterIngress(GroupReplica):
 
     async def ModelStreamInfer(  # noqa: N802 - the call's name
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
-    ) -> AsyncIterator[GrpcAnswer]:
+    ) -> AsyncIterator[GrpcResult]:
         """Answer an inference stream with the group of its first request.
 
         Raises:
@@ -174,10 +174,10 @@ class ClusterIngress(GroupReplica):
         try:
             async with aclosing(self._replies(requests)) as replies:
                 async for reply in replies:
-                    if isinstance(reply, GrpcAnswer):
+                    if isinstance(reply, GrpcResult):
                         failure = reply
                     else:
-                        yield GrpcAnswer(reply)
+                        yield GrpcResult(reply)
         except ServerError as error:
             failure = self.server.grpc.refuse(error, STREAM)
         if failure is not None:
@@ -191,7 +191,7 @@ class ClusterIngress(GroupReplica):
         async def next_request() -> bytes | None:
             return given.pop() if given else await anext(requests, None)
 
-        name = "" if first is None else first_text(first).decode(errors="replace")
+        name = "" if first is None else first_string_field(first).decode(errors="replace")
         group = self.plan.owners.get(name, self.plan.group)
         if group == self.plan.group:
             replies = answer_stream(self.trio, self.server.grpc, next_request)
@@ -208,13 +208,13 @@ class StreamFailure(Exception):
     """A stream ended with an error status in the context."""
 
 
-Answering = Callable[[ClusterIngress, bytes, "RayServegRPCContext"], Awaitable[GrpcAnswer]]
+Answering = Callable[[ClusterIngress, bytes, "RayServegRPCContext"], Awaitable[GrpcResult]]
 
 
 def _answering(path: str) -> Answering:
     """Return the method that Ray calls for a gRPC path, by its last segment."""
 
-    async def answer(self: ClusterIngress, data: bytes, grpc_context: RayServegRPCContext) -> GrpcAnswer:
+    async def answer(self: ClusterIngress, data: bytes, grpc_context: RayServegRPCContext) -> GrpcResult:
         return await self.answer_call(path, data, grpc_context)
 
     answer.__name__ = path.rpartition("/")[2]
@@ -226,7 +226,7 @@ for _path in CALLS:
     setattr(ClusterIngress, _path.rpartition("/")[2], _answering(_path))
 
 
-def _set_status(answer: GrpcAnswer, context: RayServegRPCContext) -> None:
+def _set_status(answer: GrpcResult, context: RayServegRPCContext) -> None:
     if answer.status:
         context.set_code(_CODES[answer.status])
         context.set_details(answer.text)
@@ -248,13 +248,13 @@ async def _body_of(starlette_request: Request, limit: int) -> bytes:
     """Read a request body of bounded size; raises PayloadTooLarge if the limit is exceeded."""
     content_length = starlette_request.headers.get("content-length", "")
     if content_length.isdecimal() and int(content_length) > limit:
-        raise size_refusal(int(content_length), limit)
+        raise body_too_large_error(int(content_length), limit)
     pieces, size = [], 0
     async for piece in starlette_request.stream():
         pieces.append(piece)
         size += len(piece)
         if size > limit:
-            raise size_refusal(f"more than {limit}", limit)
+            raise body_too_large_error(f"more than {limit}", limit)
     return b"".join(pieces)
 
 
@@ -272,7 +272,7 @@ def _request_of(starlette_request: Request) -> HttpRequest:
 
 
 def _response(status: int, headers: Headers, body: bytes) -> Response:
-    response = Response(b"" if status in BODILESS else body, status)
+    response = Response(b"" if status in STATUSES_WITHOUT_BODY else body, status)
     response.raw_headers[:] = [*_encoded(headers), *(each for each in response.raw_headers if each[0] == _LENGTH)]
     return response
 

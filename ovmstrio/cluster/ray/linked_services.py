@@ -12,14 +12,14 @@ from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.shards import shard_of
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import DeadlineExceeded, NotSupported, PayloadTooLarge
-from ovmstrio.core.events import Door
+from ovmstrio.core.events import ApiInterface
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.tensor import BY_NAME, INVALID, Dim, TensorSpec
 from ovmstrio.encoding.raw_contents import join_buffers
 from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.grpc_responses import encode_response
 from ovmstrio.remote.grpc_endpoint import decode_response, encode_request
-from ovmstrio.serving.data_plane import otherwise
+from ovmstrio.serving.data_plane import unsupported_call_message
 from ovmstrio.serving.kind import Kind, Takes
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 from ovmstrio.util.buffers import PiecedMessage
@@ -31,10 +31,18 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["HANDLE", "AskGroup", "LinkedKind", "LinkedServable", "LinkedSpec", "answer_linked", "describe_linked"]
+__all__ = [
+    "CLUSTER_INTERFACE",
+    "AskGroup",
+    "LinkedKind",
+    "LinkedServable",
+    "LinkedSpec",
+    "answer_linked",
+    "describe_linked",
+]
 
 
-HANDLE: Final = Door("Cluster", "gRPC", infer="ModelInfer")
+CLUSTER_INTERFACE: Final = ApiInterface("Cluster", "gRPC", infer="ModelInfer")
 """Interface of calls between groups."""
 
 
@@ -118,7 +126,7 @@ async def answer_linked(plane: DataPlane, data: bytes, seconds: float) -> bytes:
     request = decode_request(data)
     if seconds != math.inf:
         request.deadline = trio.current_time() + seconds
-    return await plane.infer(request, HANDLE, _render)
+    return await plane.infer(request, CLUSTER_INTERFACE, _render)
 
 
 def _render(response: InferResponse) -> tuple[bytes, int]:
@@ -131,7 +139,9 @@ async def describe_linked(plane: DataPlane, name: str) -> list[Any]:
     """Return the metadata of a service as plain data; raises ServerError as the data plane."""
     with await plane.registry.lease(name) as lease:
         if Takes.TENSORS not in lease.takes:
-            raise NotSupported(f"{otherwise(lease, 'calls from other groups')}, or place its callers in its group")
+            raise NotSupported(
+                f"{unsupported_call_message(lease, 'calls from other groups')}, or place its callers in its group"
+            )
         metadata = lease.servable.metadata
     return [
         metadata.name,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from ray.serve import get_replica_context
 
-from ovmstrio.cluster.ray.autoscaling import WANTED
+from ovmstrio.cluster.ray.autoscaling import DESIRED_REPLICAS
 from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.cluster.ray.links import GroupLink
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
 
-    from ovmstrio.cluster.ray.grpc import GrpcAnswer
+    from ovmstrio.cluster.ray.grpc import GrpcResult
     from ovmstrio.cluster.ray.http import HttpHead
     from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http import Headers, HttpRequest
@@ -76,7 +76,7 @@ class GroupReplica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return custom autoscaling metrics; called by Ray every few seconds."""
         target = self.plan.target_waiting
-        return {} if target is None else {WANTED: self.server.waiting / target}
+        return {} if target is None else {DESIRED_REPLICAS: self.server.waiting / target}
 
     async def __del__(self) -> None:
         """Drain after Ray has sent the last request."""
@@ -101,7 +101,7 @@ class GroupReplica:
         except ServerError as error:
             return False, encode_error(error)
 
-    async def answer_grpc(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcAnswer:
+    async def answer_grpc(self, path: str, data: bytes, seconds: float = math.inf) -> GrpcResult:
         """Answer a gRPC call for a service of this group."""
         return await self.trio.call(self.server.grpc.answer, path, data, seconds)
 

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
-from ovmstrio.cluster.ray.grpc import GrpcAnswer
+from ovmstrio.cluster.ray.grpc import GrpcResult
 from ovmstrio.cluster.ray.grpc_paths import STREAM
 from ovmstrio.cluster.ray.stream_keys import make_key, replica_of
 from ovmstrio.core.errors import NotReady, Overloaded, ServerError
 
 if TYPE_CHECKING:
-    from ovmstrio.cluster.ray.grpc import GrpcDoor
+    from ovmstrio.cluster.ray.grpc import ClusterGrpcHandler
     from ovmstrio.cluster.ray.trio_guest import TrioGuest
 
 __all__ = ["OpenStreams", "StreamReply", "answer_stream", "pass_stream"]
 
-StreamReply = bytes | GrpcAnswer
+StreamReply = bytes | GrpcResult
 """A reply, or at the end a status other than OK."""
 NextRequest = Callable[[], Awaitable[bytes | None]]
 """Returns the next request, or None at the end."""
@@ -56,7 +56,9 @@ class StreamLink(Protocol):
         """Call a streaming method."""
 
 
-async def answer_stream(guest: TrioGuest, door: GrpcDoor, next_request: NextRequest) -> AsyncGenerator[StreamReply]:
+async def answer_stream(
+    guest: TrioGuest, door: ClusterGrpcHandler, next_request: NextRequest
+) -> AsyncGenerator[StreamReply]:
     """Answer a stream on the trio side."""
     send_request, receive_request = trio.open_memory_channel[bytes](0)
     send_reply, receive_reply = trio.open_memory_channel[bytes](0)
@@ -168,7 +170,7 @@ class OpenStreams:
         """Keys of the open streams."""
         return list(self._inboxes)
 
-    async def open(self, guest: TrioGuest, door: GrpcDoor) -> AsyncGenerator[str | StreamReply]:
+    async def open(self, guest: TrioGuest, door: ClusterGrpcHandler) -> AsyncGenerator[str | StreamReply]:
         """Yield the key of a new stream, then its replies; a status if the limit is reached."""
         key = make_key(self._replica)
         if len(self._inboxes) >= self._most:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc_paths import CALLS, INFER, MODEL_SPEC
 from ovmstrio.core.errors import InvalidRequest, NotSupported
-from ovmstrio.models.sequences.requests import owner_of, read_control
+from ovmstrio.models.sequences.requests import owner_index, read_control
 from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.rest_requests import read_infer_request
 
@@ -30,7 +30,7 @@ def shard_of(request: InferRequest, group: str, shards: int) -> str:
     control, _ = read_control(request)
     if not control.id:
         raise InvalidRequest(_NO_ID)
-    return shard_names(group, shards)[owner_of(control.id, shards)]
+    return shard_names(group, shards)[owner_index(control.id, shards)]
 
 
 def grpc_shard(path: str, data: bytes, group: str, shards: int) -> str:

@@ -10,7 +10,7 @@ import orjson
 from ovmstrio.cluster.ray.grpc_paths import CALLS, NAME
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.serving.early_admission import first_text
+from ovmstrio.serving.early_admission import first_string_field
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -100,5 +100,5 @@ def grpc_target(path: str, data: bytes) -> str:
     where = CALLS[path]
     if not where:
         return ""
-    first = first_text(data)
-    return (first if where == NAME else first_text(first)).decode(errors="replace")
+    first = first_string_field(data)
+    return (first if where == NAME else first_string_field(first)).decode(errors="replace")

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.calculator import CalculatorKind
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["ENTRY_POINT_GROUP", "find_kind", "known_names"]
+__all__ = ["ENTRY_POINT_GROUP", "calculator_names", "find_calculator"]
 
 ENTRY_POINT_GROUP: Final = "ovmstrio.calculators"
 
@@ -48,12 +48,12 @@ _BUILT_IN: Final = {
 }
 
 
-def known_names() -> tuple[str, ...]:
+def calculator_names() -> tuple[str, ...]:
     """Return the names that graph files can use, sorted."""
     return tuple(sorted(_BUILT_IN.keys() | entry_points(group=ENTRY_POINT_GROUP).names))
 
 
-def find_kind(name: str) -> CalculatorKind | None:
+def find_calculator(name: str) -> CalculatorKind | None:
     """Return the calculator with this name, or None.
 
     Raises:

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from ovmstrio.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract, NodeFailure
 from ovmstrio.graphs.calculators.nodes import (
-    Stateless,
+    CalculatorBase,
     StatelessKind,
     check_tags,
-    given_options,
     joining_contract,
+    options_or_defaults,
     ports_of,
     required_input,
-    untagged,
+    untagged_ports,
 )
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 from ovmstrio.graphs.packets import MAX, MIN, Packet, next_allowed
@@ -34,7 +34,7 @@ _MAX_IN_FLIGHT: Final = Port("MAX_IN_FLIGHT", 0)
 _MAIN: Final = Port("", 0)
 
 
-class _Limiter(Stateless):
+class _Limiter(CalculatorBase):
     """Limits the packets in flight between this node and ``FINISHED``; drops packets above the queue limit.
 
     ``ALLOW`` reports from which timestamp on packets are admitted or dropped; further inputs follow that decision.
@@ -109,10 +109,10 @@ class _Limiter(Stateless):
 
 
 def _open_flow_limiter(context: NodeContext) -> _Limiter:
-    options = given_options(context.node, _FLOW_LIMITER_OPTIONS)
+    options = options_or_defaults(context.node, _FLOW_LIMITER_OPTIONS)
     limit = context.side.get(_MAX_IN_FLIGHT, options.max_in_flight)
     return _Limiter(
-        options, limit, untagged(context.node.inputs), reports_decisions=_ALLOW in ports_of(context.node.outputs)
+        options, limit, untagged_ports(context.node.inputs), reports_decisions=_ALLOW in ports_of(context.node.outputs)
     )
 
 
@@ -120,8 +120,8 @@ def _flow_limiter_contract(node: NodeConfig) -> NodeContract:
     check_tags(_FLOW_LIMITER_NAME, "input", node.inputs, ["", _FINISHED.tag])
     check_tags(_FLOW_LIMITER_NAME, "output", node.outputs, ["", _ALLOW.tag])
     check_tags(_FLOW_LIMITER_NAME, "side packet", node.side_inputs, [_MAX_IN_FLIGHT.tag])
-    data = untagged(node.inputs)
-    if not data or data != untagged(node.outputs) or _FINISHED not in ports_of(node.inputs):
+    data = untagged_ports(node.inputs)
+    if not data or data != untagged_ports(node.outputs) or _FINISHED not in ports_of(node.inputs):
         raise ContractError(
             f"{_FLOW_LIMITER_NAME} needs an output for each input, at least one, and the input FINISHED",
             fix='connect FINISHED to the last node that is limited, with input_stream_info { tag_index: "FINISHED" '
@@ -153,7 +153,7 @@ _STATE_CHANGE: Final = Port("STATE_CHANGE", 0)
 _UNINITIALIZED, _OPEN, _SHUT = 1, 2, 3
 
 
-class _Gate(Stateless):
+class _Gate(CalculatorBase):
     """Forwards or drops packets depending on a stream, a side packet or an option.
 
     Args:
@@ -198,7 +198,7 @@ def _control_value(values: Any) -> bool | None:
 
 
 def _open_gate(context: NodeContext) -> _Gate:
-    options = given_options(context.node, _GATE_OPTIONS)
+    options = options_or_defaults(context.node, _GATE_OPTIONS)
     by_side_packet = _control_value(context.side)
     fixed = by_side_packet
     if fixed is None and not _CONTROLS & set(ports_of(context.node.inputs)):
@@ -257,7 +257,7 @@ _MERGE_NAME: Final = "MergeCalculator"
 _OUTPUT: Final = Port("", 0)
 
 
-class _Merge(Stateless):
+class _Merge(CalculatorBase):
     async def process(self, context: NodeContext) -> None:
         context.emit(_OUTPUT, next(iter(context.inputs.values())))
 
@@ -275,7 +275,7 @@ _MUX_OUTPUT: Final = Port("OUTPUT", 0)
 _INPUT: Final = "INPUT"
 
 
-class _Mux(Stateless):
+class _Mux(CalculatorBase):
     async def process(self, context: NodeContext) -> None:
         selected = context.side[_SELECT] if _SELECT in context.side else required_input(context, _SELECT)
         port = Port(_INPUT, selected)
@@ -307,7 +307,7 @@ MUX: Final[CalculatorKind] = StatelessKind(_MUX_NAME, _mux_contract, lambda _: l
 _FORWARDING_NAME: Final = "PassThroughCalculator"
 
 
-class _PassThrough(Stateless):
+class _PassThrough(CalculatorBase):
     async def process(self, context: NodeContext) -> None:
         for port, value in context.inputs.items():
             context.emit(port, value)
@@ -351,7 +351,7 @@ _PACKET_CLONER_OPTIONS: Final = "mediapipe.PacketClonerCalculatorOptions"
 _TICK: Final = Port("TICK", 0)
 
 
-class _Cloner(Stateless):
+class _Cloner(CalculatorBase):
     """Repeats the newest packet of each input at every tick.
 
     Args:
@@ -382,12 +382,12 @@ class _Cloner(Stateless):
 
 
 def _ports(node: NodeConfig) -> tuple[tuple[Port, ...], Port]:
-    found = untagged(node.inputs)
+    found = untagged_ports(node.inputs)
     return (found, _TICK) if _TICK in ports_of(node.inputs) else (found[:-1], found[-1])
 
 
 def _open_packet_cloner(context: NodeContext) -> _Cloner:
-    options = given_options(context.node, _PACKET_CLONER_OPTIONS)
+    options = options_or_defaults(context.node, _PACKET_CLONER_OPTIONS)
     sends_bounds = options.output_packets_only_when_all_inputs_received
     cloned, tick = _ports(context.node)
     return _Cloner(
@@ -465,7 +465,7 @@ class _Resampler:
             self._send(context, last.value)
 
     def _aligned(self, context: NodeContext) -> int:
-        options, now = given_options(context.node, _PACKET_RESAMPLER_OPTIONS), context.timestamp
+        options, now = options_or_defaults(context.node, _PACKET_RESAMPLER_OPTIONS), context.timestamp
         if not options.HasField("base_timestamp"):
             return now
         base: int = options.base_timestamp
@@ -504,7 +504,7 @@ def _rate(options: Any) -> float:
 
 
 def _packet_resampler_contract(node: NodeConfig) -> NodeContract:
-    options = given_options(node, _PACKET_RESAMPLER_OPTIONS)
+    options = options_or_defaults(node, _PACKET_RESAMPLER_OPTIONS)
     if len(node.inputs) != 1 or len(node.outputs) != 1 or {*ports_of(node.inputs + node.outputs)} - {*_DATA}:
         raise ContractError(f"{_PACKET_RESAMPLER_NAME} needs one input and one output, tagged DATA or without a tag")
     if not 0 < _rate(options) <= _SECOND:
@@ -523,7 +523,7 @@ def _packet_resampler_contract(node: NodeConfig) -> NodeContract:
 
 def _open_packet_resampler(context: NodeContext) -> _Resampler:
     node = context.node
-    return _Resampler(given_options(node, _PACKET_RESAMPLER_OPTIONS), node.inputs[0].port, node.outputs[0].port)
+    return _Resampler(options_or_defaults(node, _PACKET_RESAMPLER_OPTIONS), node.inputs[0].port, node.outputs[0].port)
 
 
 PACKET_RESAMPLER: Final[CalculatorKind] = StatelessKind(

@@ -31,26 +31,33 @@ from ovmstrio.graphs.calculator import (
     NodeContract,
     NodeFailure,
 )
-from ovmstrio.graphs.calculators.nodes import Stateless, StatelessKind, map_entry, options_of, ports_of, required_input
+from ovmstrio.graphs.calculators.nodes import (
+    CalculatorBase,
+    StatelessKind,
+    find_options,
+    map_entry,
+    ports_of,
+    required_input,
+)
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
-from ovmstrio.graphs.graph_file import examine_text
+from ovmstrio.graphs.graph_file import parse_graph_text
 from ovmstrio.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
-from ovmstrio.graphs.tensors import MEDIAPIPE_DATATYPES, NUMERIC_DATATYPES, contents_of, python_tensor
+from ovmstrio.graphs.tensors import MEDIAPIPE_DATATYPES, NUMERIC_DATATYPES, create_python_tensor, tensor_bytes
 from ovmstrio.serving.kind import Dependency
 from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
-    from ovmstrio.core.service import LeaseServable
+    from ovmstrio.core.service import ServableLookup
 
 __all__ = [
     "CONVERTER",
     "INFERENCE",
     "SESSION",
     "Session",
-    "find_calls",
-    "to_ov",
-    "to_python",
+    "find_session_calls",
+    "ov_to_python_tensor",
+    "python_to_ov_tensor",
 ]
 
 # Tensor names and types of streams
@@ -187,7 +194,7 @@ class Session:
 
     __slots__ = ("_lease", "_node", "servable", "version")
 
-    def __init__(self, lease: LeaseServable, servable: str, version: str, node: str) -> None:
+    def __init__(self, lease: ServableLookup, servable: str, version: str, node: str) -> None:
         self._lease = lease
         self._node = node
         self.servable = servable
@@ -233,7 +240,7 @@ class _SessionResources:
         pass
 
 
-class _OpenSession(Stateless):
+class _OpenSession(CalculatorBase):
     async def process(self, context: NodeContext) -> None:
         pass
 
@@ -262,7 +269,7 @@ class _SessionKind:
 
 def _servable_of(node: NodeConfig) -> tuple[str, str]:
     """Return name and version of the servable; a version that is not a number means the default, as in OVMS."""
-    options = options_of(node, _SESSION_OPTIONS)
+    options = find_options(node, _SESSION_OPTIONS)
     if options is None or not options.servable_name:
         raise ContractError(
             "servable_name is missing in the options",
@@ -272,14 +279,14 @@ def _servable_of(node: NodeConfig) -> tuple[str, str]:
     return options.servable_name, version if version.isascii() and version.isdecimal() else ""
 
 
-def find_calls(content: str, file: str) -> list[Dependency]:
+def find_session_calls(content: str, file: str) -> list[Dependency]:
     """Return the servables that the sessions of a graph call; sessions with invalid options are skipped.
 
     Args:
         content: text of the graph file.
         file: name of the graph file, for messages.
     """
-    config = examine_text(content, file).config
+    config = parse_graph_text(content, file).config
     calls = []
     for node in config.nodes if config is not None else ():
         if node.calculator != _SessionKind.name:
@@ -302,7 +309,7 @@ _INFERENCE_NAME: Final = "OpenVINOInferenceCalculator"
 _INFERENCE_OPTIONS: Final = "mediapipe.OpenVINOInferenceCalculatorOptions"
 
 
-class _Inference(Stateless):
+class _Inference(CalculatorBase):
     __slots__ = ("_inputs", "_outputs", "_session")
 
     def __init__(self, inputs: tuple[_PortPlan, ...], outputs: tuple[_PortPlan, ...], context: NodeContext) -> None:
@@ -346,7 +353,7 @@ def _inference_contract(node: NodeConfig) -> NodeContract:
 
 
 def _plans(node: NodeConfig) -> tuple[tuple[_PortPlan, ...], tuple[_PortPlan, ...]]:
-    options: _InferenceOptions | None = options_of(node, _INFERENCE_OPTIONS)
+    options: _InferenceOptions | None = find_options(node, _INFERENCE_OPTIONS)
     if not node.inputs or not node.outputs:
         raise ContractError(f"{_INFERENCE_NAME} needs at least one input and one output stream")
     if options is None:
@@ -383,7 +390,7 @@ class _Target(NamedTuple):
     name: str
 
 
-def to_ov(tensor: PythonTensor) -> OvTensor:
+def python_to_ov_tensor(tensor: PythonTensor) -> OvTensor:
     """Convert a Python tensor to an OpenVINO tensor of the same datatype and shape."""
     if tensor.datatype not in NUMERIC_DATATYPES:
         raise NodeFailure(f"Undefined precision in input python tensor: {tensor.datatype}", "INVALID_ARGUMENT")
@@ -395,18 +402,18 @@ def to_ov(tensor: PythonTensor) -> OvTensor:
     if tensor.size != expected:
         sizes = f"python buffer size: {tensor.size}; OV tensor size: {expected}"
         raise NodeFailure(f"{sizes}; mismatch", "INVALID_ARGUMENT")
-    return OvTensor(datatype, wrapped(contents_of(tensor), shape, datatype.numpy))
+    return OvTensor(datatype, wrapped(tensor_bytes(tensor), shape, datatype.numpy))
 
 
-def to_python(name: str, tensor: OvTensor) -> PythonTensor:
+def ov_to_python_tensor(name: str, tensor: OvTensor) -> PythonTensor:
     """Convert an OpenVINO tensor to a Python tensor."""
     datatype = tensor.datatype.name
     if datatype not in NUMERIC_DATATYPES:
         raise NodeFailure(f"Undefined precision in input tensor: {tensor.datatype.openvino}", "INVALID_ARGUMENT")
-    return python_tensor(name, buffer_of(tensor.array), tensor.array.shape, datatype)
+    return create_python_tensor(name, buffer_of(tensor.array), tensor.array.shape, datatype)
 
 
-class _Converter(Stateless):
+class _Converter(CalculatorBase):
     __slots__ = ("_targets",)
 
     def __init__(self, targets: Mapping[Port, _Target], context: NodeContext) -> None:
@@ -418,7 +425,7 @@ class _Converter(Stateless):
             raise NodeFailure(f"no input at timestamp {context.timestamp}")
         for port, value in context.inputs.items():
             target = self._targets[port]
-            converted: Any = to_python(target.name, value) if target.name else to_ov(value)
+            converted: Any = ov_to_python_tensor(target.name, value) if target.name else python_to_ov_tensor(value)
             context.emit(target.port, converted)
 
 
@@ -464,7 +471,7 @@ def _name_for(node: NodeConfig, output: Port) -> str:
     """Return the name of the Python tensor on this output; empty for OpenVINO tensors."""
     if _prefix(output) == _OPENVINO:
         return ""
-    options = options_of(node, _CONVERTER_OPTIONS)
+    options = find_options(node, _CONVERTER_OPTIONS)
     name = None if options is None else map_entry(options.tag_to_output_tensor_names, output)
     if not name:
         entry = f'tag_to_output_tensor_names {{ key: "{output}" value: "..." }}'

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ovmstrio.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
-from ovmstrio.graphs.calculators.nodes import Stateless, StatelessKind, check_tags, ports_of
+from ovmstrio.graphs.calculators.nodes import CalculatorBase, StatelessKind, check_tags, ports_of
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import next_allowed
 from ovmstrio.graphs.policies import BEFORE_ALL
@@ -35,7 +35,7 @@ class BatchEnd:
     timestamp: int
 
 
-class _BeginLoop(Stateless):
+class _BeginLoop(CalculatorBase):
     __slots__ = ("_next",)
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ BEGIN_LOOP: Final[CalculatorKind] = StatelessKind(
 _END_LOOP_NAME: Final = "EndLoopTensorCalculator"
 
 
-class _EndLoop(Stateless):
+class _EndLoop(CalculatorBase):
     __slots__ = ("_elements",)
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Loop(NamedTuple):
     value: Any
 
 
-class _PreviousLoopback(Stateless):
+class _PreviousLoopback(CalculatorBase):
     __slots__ = ("_last_loop", "_last_main", "_last_packet", "_loop", "_main")
 
     def __init__(self) -> None:

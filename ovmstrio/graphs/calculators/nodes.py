@@ -11,21 +11,21 @@ from ovmstrio.graphs.calculator import ContractError, DefinitionScope, NodeConte
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 
 __all__ = [
-    "SharedNothing",
-    "Stateless",
+    "CalculatorBase",
     "StatelessKind",
+    "StatelessResources",
     "check_tags",
-    "given_options",
+    "find_options",
     "joining_contract",
     "map_entry",
-    "options_of",
+    "options_or_defaults",
     "ports_of",
     "required_input",
-    "untagged",
+    "untagged_ports",
 ]
 
 
-def options_of(node: NodeConfig, message: str) -> Any:
+def find_options(node: NodeConfig, message: str) -> Any:
     """Return a node's options of one message type, or None; ``node_options`` take precedence over ``options``."""
     for options in (*node.node_options, *node.options):
         if options.DESCRIPTOR.full_name == message:
@@ -33,13 +33,13 @@ def options_of(node: NodeConfig, message: str) -> Any:
     return None
 
 
-def given_options(node: NodeConfig, message: str) -> Any:
+def options_or_defaults(node: NodeConfig, message: str) -> Any:
     """Return a node's options of one message type, or a message with default values."""
-    found = options_of(node, message)
+    found = find_options(node, message)
     return found if found is not None else message_class(message)()
 
 
-def untagged(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
+def untagged_ports(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
     """Return the ports of streams without a tag, by index."""
     return tuple(sorted(ref.port for ref in refs if not ref.port.tag))
 
@@ -82,7 +82,7 @@ def required_input(context: NodeContext, port: Port) -> Any:
         raise NodeFailure(f"input {port} is missing at timestamp {context.timestamp}") from None
 
 
-class Stateless:
+class CalculatorBase:
     """Base of calculators that have nothing to close."""
 
     __slots__ = ()
@@ -91,7 +91,7 @@ class Stateless:
         """Do nothing."""
 
 
-class SharedNothing:
+class StatelessResources:
     """Resources of a node whose instances share no state."""
 
     __slots__ = ("_make",)
@@ -121,7 +121,7 @@ class StatelessKind:
     contract: Callable[[NodeConfig], NodeContract]
     prepare: Callable[[NodeConfig], Callable[[NodeContext], Any]]
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> StatelessResources:
         """Return the node's calculator factory as its shared resources."""
         del scope
-        return SharedNothing(self.prepare(node))
+        return StatelessResources(self.prepare(node))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ovmstrio.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
-from ovmstrio.graphs.calculators.nodes import Stateless, StatelessKind, check_tags, given_options, ports_of
+from ovmstrio.graphs.calculators.nodes import CalculatorBase, StatelessKind, check_tags, options_or_defaults, ports_of
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 
 __all__ = ["CONSTANT_SIDE_PACKET", "DEFAULT_SIDE_PACKET"]
@@ -17,7 +17,7 @@ _CONSTANT_OPTIONS: Final = "mediapipe.ConstantSidePacketCalculatorOptions"
 _TAG: Final = "PACKET"
 
 
-class _SidePacketSource(Stateless):
+class _SidePacketSource(CalculatorBase):
     async def process(self, context: NodeContext) -> None:
         """Do nothing; the node has no streams."""
 
@@ -25,7 +25,7 @@ class _SidePacketSource(Stateless):
 def _values(node: NodeConfig) -> list[Any]:
     """Return the constants in file order: numbers, booleans, strings, and tuples of numbers or strings."""
     values = []
-    for number, packet in enumerate(given_options(node, _CONSTANT_OPTIONS).packet):
+    for number, packet in enumerate(options_or_defaults(node, _CONSTANT_OPTIONS).packet):
         kind = packet.WhichOneof("value")
         if kind is None:
             raise ContractError(

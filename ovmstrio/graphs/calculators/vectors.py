@@ -6,7 +6,13 @@ from itertools import chain, combinations
 from typing import Any, Final
 
 from ovmstrio.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract, NodeFailure
-from ovmstrio.graphs.calculators.nodes import Stateless, StatelessKind, given_options, joining_contract, ports_of
+from ovmstrio.graphs.calculators.nodes import (
+    CalculatorBase,
+    StatelessKind,
+    joining_contract,
+    options_or_defaults,
+    ports_of,
+)
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import TensorValue
 
@@ -19,7 +25,7 @@ _CONCATENATE_OPTIONS: Final = "mediapipe.ConcatenateVectorCalculatorOptions"
 _OUTPUT: Final = Port("", 0)
 
 
-class _Concatenate(Stateless):
+class _Concatenate(CalculatorBase):
     __slots__ = ("_needs_all",)
 
     def __init__(self, *, needs_all: bool) -> None:
@@ -43,7 +49,9 @@ def _elements(port: Port, value: Any) -> tuple[Any, ...]:
 CONCATENATE_VECTOR: Final[CalculatorKind] = StatelessKind(
     _CONCATENATE_NAME,
     lambda node: joining_contract(_CONCATENATE_NAME, node, tuple),
-    lambda node: lambda _: _Concatenate(needs_all=given_options(node, _CONCATENATE_OPTIONS).only_emit_if_all_present),
+    lambda node: (
+        lambda _: _Concatenate(needs_all=options_or_defaults(node, _CONCATENATE_OPTIONS).only_emit_if_all_present)
+    ),
 )
 
 
@@ -53,7 +61,7 @@ _SPLIT_NAME: Final = "SplitTensorVectorCalculator"
 _SPLIT_OPTIONS: Final = "mediapipe.SplitVectorCalculatorOptions"
 
 
-class _Split(Stateless):
+class _Split(CalculatorBase):
     __slots__ = ("_combines", "_elements", "_ranges")
 
     def __init__(self, options: Any) -> None:
@@ -74,7 +82,7 @@ class _Split(Stateless):
 
 
 def _split_contract(node: NodeConfig) -> NodeContract:
-    options = given_options(node, _SPLIT_OPTIONS)
+    options = options_or_defaults(node, _SPLIT_OPTIONS)
     wanted = 1 if options.combine_outputs else len(options.ranges)
     if len(node.inputs) != 1 or not options.ranges or len(node.outputs) != wanted:
         raise ContractError(
@@ -101,5 +109,5 @@ def _check_ranges(options: Any) -> None:
 
 
 SPLIT_VECTOR: Final[CalculatorKind] = StatelessKind(
-    _SPLIT_NAME, _split_contract, lambda node: lambda _: _Split(given_options(node, _SPLIT_OPTIONS))
+    _SPLIT_NAME, _split_contract, lambda node: lambda _: _Split(options_or_defaults(node, _SPLIT_OPTIONS))
 )

@@ -13,11 +13,17 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.calculator import CalculatorKind, DefinitionScope, NodeContext, NodeContract, NodeFailure
 from ovmstrio.graphs.graph_config import NodeConfig
-from ovmstrio.graphs.python_nodes.handler import EXECUTION_ERROR, LOOPBACK, NodeHandler, contract_of, handler_path_of
-from ovmstrio.graphs.python_nodes.node_model import Outputs, WrongOutputError
-from ovmstrio.isolation.generators import End, Failed, Pump
+from ovmstrio.graphs.python_nodes.handler import (
+    EXECUTION_ERROR,
+    LOOPBACK,
+    NodeHandler,
+    handler_path_of,
+    python_node_contract,
+)
+from ovmstrio.graphs.python_nodes.node_model import InvalidOutputError, Outputs
+from ovmstrio.isolation.generators import End, Failed, PulledGenerator
 from ovmstrio.isolation.user_code import UserCodeRaisedError
-from ovmstrio.isolation.worker_process import WorkerEnded
+from ovmstrio.isolation.worker_process import WorkerExited
 
 __all__ = ["PYTHON_EXECUTOR"]
 
@@ -35,7 +41,7 @@ class _PythonCalculator:
         self._handler = handler
         self._instance = instance
         self._code = handler.code.instance(instance)
-        self._pump: Pump[Outputs] | None = None
+        self._pump: PulledGenerator[Outputs] | None = None
         self._timestamp = 0
         self._is_open = False
 
@@ -100,7 +106,7 @@ class _PythonCalculator:
             self._timestamp = context.timestamp
             await self._send_next(context, result, is_first=True)
 
-    async def _send_next(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
+    async def _send_next(self, context: NodeContext, pump: PulledGenerator[Outputs], *, is_first: bool = False) -> None:
         item = await pump.pull()
         if isinstance(item, End):
             self._pump = None
@@ -120,14 +126,14 @@ class _PythonCalculator:
     async def _call(self, step: str, call: Awaitable[_T]) -> _T:
         try:
             return await call
-        except (UserCodeRaisedError, WorkerEnded) as error:
+        except (UserCodeRaisedError, WorkerExited) as error:
             raise self._failure(error.error if isinstance(error, UserCodeRaisedError) else error, step) from None
 
     def _failure(self, error: BaseException, step: str) -> Exception:
         user_code = self._handler.user_code
-        if isinstance(error, WorkerEnded):
+        if isinstance(error, WorkerExited):
             return NodeFailure(f"{EXECUTION_ERROR}: the worker process of the node {error.why}")
-        if isinstance(error, WrongOutputError):
+        if isinstance(error, InvalidOutputError):
             return user_code.invalid_result(error)
         place = self._handler.code.place_of(step)
         return user_code.execution_error(error, step, request_id=self._instance.request_id, otherwise=place)
@@ -149,7 +155,7 @@ class _PythonExecutorKind:
     name: str = "PythonExecutorCalculator"
 
     def contract(self, node: NodeConfig) -> NodeContract:
-        return contract_of(node)
+        return python_node_contract(node)
 
     async def load(self, node: NodeConfig, scope: DefinitionScope) -> _PythonNodeResources:
         file = _find_handler(node, scope.directory)

@@ -21,37 +21,37 @@ from ovmstrio.core.tracing import current_span
 from ovmstrio.graphs.calculator import ContractError, DefinitionScope, InstanceContext, NodeContract, NodeFailure
 from ovmstrio.graphs.calculators.nodes import ports_of
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
-from ovmstrio.graphs.packets import REQUEST_PAYLOAD, RESPONSE_PAYLOAD
+from ovmstrio.graphs.packets import REQUEST_PAYLOAD_TAG, RESPONSE_PAYLOAD_TAG
 from ovmstrio.graphs.python_nodes.node_model import (
-    FAILED,
-    HookPair,
+    INITIALIZATION_FAILED,
+    HookState,
+    InvalidOutputError,
+    NodeDescription,
     NodeModel,
-    NodeOutline,
     Outputs,
-    WrongOutputError,
-    as_tensors,
-    routed,
-    routed_yield,
-    tensor_of,
-    tensor_row,
-    unexpected_result,
+    documents_to_tensors,
+    route_tensors,
+    route_yielded_tensors,
+    tensor_from_row,
+    tensor_to_row,
+    unexpected_result_error,
 )
-from ovmstrio.isolation.generators import AsyncPump, End, Failed, Pump, ThreadPump
+from ovmstrio.isolation.generators import End, Failed, LoopGenerator, PulledGenerator, ThreadGenerator
 from ovmstrio.isolation.importing import ROOT
 from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation, RemoteGenerator
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import (
     SourceLine,
     UserCodeRaisedError,
-    at_place,
+    append_location,
     call_user_code,
-    describe,
-    missing_module_fix,
-    place_in,
-    place_of,
-    trimmed,
+    definition_location,
+    describe_error,
+    error_location,
+    missing_module_hint,
+    trim_traceback,
 )
-from ovmstrio.isolation.worker_process import WorkerEnded
+from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.util.stdio import code_names, running_code_of
 from pyovms import Context, Tensor
 from pyovms.context import CURRENT
@@ -63,8 +63,8 @@ __all__ = [
     "InstanceCode",
     "NodeCode",
     "NodeHandler",
-    "contract_of",
     "handler_path_of",
+    "python_node_contract",
 ]
 
 # Node configuration; the rules are OVMS's
@@ -79,7 +79,7 @@ _OPTIONS_FIX: Final = (
 )
 
 
-def contract_of(node: NodeConfig) -> NodeContract:
+def python_node_contract(node: NodeConfig) -> NodeContract:
     """Return the contract of a Python node: tensors, and booleans on the loopback."""
     _check_streams(node)
     _check_side_packets(node)
@@ -168,7 +168,7 @@ def _check_name(node: NodeConfig) -> None:
 class InstanceCode(Protocol):
     """User code of a node for one call or stream.
 
-    All methods raise ``UserCodeRaisedError`` with the user's exception, or ``WorkerEnded`` if the worker process has
+    All methods raise ``UserCodeRaisedError`` with the user's exception, or ``WorkerExited`` if the worker process has
     ended. Cancelling them stops the user code.
     """
 
@@ -176,11 +176,11 @@ class InstanceCode(Protocol):
         """Run the ``open`` hook, if there is one."""
         ...
 
-    async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
+    async def execute(self, inputs: list[Tensor]) -> Outputs | PulledGenerator[Outputs]:
         """Run ``execute``; the caller closes a generator.
 
         Raises:
-            UserCodeRaisedError: with a ``WrongOutputError`` if the result cannot be sent.
+            UserCodeRaisedError: with a ``InvalidOutputError`` if the result cannot be sent.
         """
         ...
 
@@ -241,7 +241,7 @@ class _ThreadedNode:
         graph: the graph's name, for captured output.
     """
 
-    def __init__(self, outline: NodeOutline, ports: Mapping[str, Port], threads: WorkerThreads, graph: str) -> None:
+    def __init__(self, outline: NodeDescription, ports: Mapping[str, Port], threads: WorkerThreads, graph: str) -> None:
         self.names = {"servable": graph, "node": outline.node}
         self.node_model = NodeModel(outline)
         self.ports = ports
@@ -271,7 +271,7 @@ class _ThreadedNode:
 
     def place_of(self, method: str) -> SourceLine | None:
         found = self.node_model.method(method)
-        return None if found is None else place_of(found)
+        return None if found is None else definition_location(found)
 
 
 class _ThreadedInstance:
@@ -284,7 +284,7 @@ class _ThreadedInstance:
         self._variables.run(CURRENT.set, self._context)
         self._variables.run(code_names.set, node.names)
         self._is_stopped = False
-        self._pair = HookPair()
+        self._pair = HookState()
 
     async def open(self) -> None:
         hook = self._node.node_model.hooks.get("open")
@@ -298,32 +298,32 @@ class _ThreadedInstance:
         if self._pair.end() and hook is not None:
             await self._call(hook, self._context)
 
-    async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
+    async def execute(self, inputs: list[Tensor]) -> Outputs | PulledGenerator[Outputs]:
         node = self._node
         result = await self._call(node.node_model.model.execute, inputs)
         if result is None:
             return []  # execute has no return statement
         try:
-            result = as_tensors(result, node.documents)
+            result = documents_to_tensors(result, node.documents)
             if isinstance(result, list):
-                return routed(result, node.ports, "execute returned a list")
+                return route_tensors(result, node.ports, "execute returned a list")
             return self._make_pump(result)
-        except WrongOutputError as error:
+        except InvalidOutputError as error:
             raise UserCodeRaisedError(error) from None
 
-    def _make_pump(self, result: Any) -> Pump[Outputs]:
+    def _make_pump(self, result: Any) -> PulledGenerator[Outputs]:
         node = self._node
         is_async = inspect.isasyncgen(result)
         if not node.has_loopback or not (is_async or hasattr(result, "__next__")):
-            raise unexpected_result(result)
+            raise unexpected_result_error(result)
 
         def convert(value: Any) -> Outputs:
-            return routed_yield(as_tensors(value, node.documents), node.ports)
+            return route_yielded_tensors(documents_to_tensors(value, node.documents), node.ports)
 
         if is_async:
             around = partial(_node_context, self._variables)
-            return AsyncPump(result, convert, node.threads.grace_seconds, around)
-        return ThreadPump(result, convert, node.threads, self._variables)
+            return LoopGenerator(result, convert, node.threads.grace_seconds, around)
+        return ThreadGenerator(result, convert, node.threads, self._variables)
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         span = current_span.get()
@@ -378,7 +378,7 @@ class _IsolatedNode:
 
     def __init__(
         self,
-        outline: NodeOutline,
+        outline: NodeDescription,
         ports: Mapping[str, Port],
         isolation: Isolation,
         tasks: trio.Nursery,
@@ -423,7 +423,7 @@ class _IsolatedNode:
                 await worker.call("finalize", None, is_limited=False)
             except UserCodeRaisedError as raised:
                 self._raised.append(raised.error)
-            except WorkerEnded as end:
+            except WorkerExited as end:
                 log.error("finalize not run", reason=end.why, **self._names)  # noqa: TRY400 - not a bug of the server
         if scope.cancelled_caught:
             log.error("finalize not run", reason="a cancelled call does not end", **self._names)
@@ -439,7 +439,7 @@ class _IsolatedNode:
         return None if place is None else SourceLine(*place)
 
     def outputs(self, rows: Iterable[Any]) -> Outputs:
-        tensors = [tensor_of(row) for row in rows]
+        tensors = [tensor_from_row(row) for row in rows]
         return [(self.ports[tensor.name], tensor) for tensor in tensors]
 
 
@@ -466,7 +466,7 @@ class _IsolatedInstance:
             self._is_kept = True
             try:
                 await worker.call("open", [self._number, self._call_arguments()])
-            except WorkerEnded as end:
+            except WorkerExited as end:
                 if end.was_called:
                     raise
             except UserCodeRaisedError:
@@ -475,8 +475,8 @@ class _IsolatedInstance:
             else:
                 return
 
-    async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
-        result = await self._call("execute", [tensor_row(tensor) for tensor in inputs])
+    async def execute(self, inputs: list[Tensor]) -> Outputs | PulledGenerator[Outputs]:
+        result = await self._call("execute", [tensor_to_row(tensor) for tensor in inputs])
         if isinstance(result, RemoteGenerator):
             self._is_kept = True
             return _IsolatedPump(result, self._node)
@@ -562,7 +562,7 @@ class NodeHandler:
             if isinstance(raised.error, ConfigError):
                 raise raised.error from None
             raise self._failed(raised.error) from None
-        except (WorkerEnded, OSError) as error:
+        except (WorkerExited, OSError) as error:
             message = f"Error during python node initialization for handler_path: {self._file} - its worker process"
             raise self._problem(f"{message} {error}") from None
 
@@ -588,14 +588,16 @@ class NodeHandler:
     def _failed(self, error: BaseException) -> ConfigError:
         self.user_code.report(error, "loading")
         place = self.user_code.place(error)
-        reason = _PACKAGE.sub("", describe(error))
+        reason = _PACKAGE.sub("", describe_error(error))
         message = f"Error during python node initialization for handler_path: {self._file} - {reason}"
-        return self._problem(message, place, missing_module_fix(error))
+        return self._problem(message, place, missing_module_hint(error))
 
     def _problem(self, message: str, place: SourceLine | None = None, fix: str = "") -> ConfigError:
         file, line = (str(self._file), None) if place is None else place
         path = f"node {self.node.name!r}"
-        return ConfigError([Problem(f"{FAILED} - {message}", file=file, line=line, path=path, suggestion=fix)])
+        return ConfigError(
+            [Problem(f"{INITIALIZATION_FAILED} - {message}", file=file, line=line, path=path, suggestion=fix)]
+        )
 
     def _names(self) -> dict[str, str]:
         return {"servable": self.user_code.graph, "node": self.node.name}
@@ -603,8 +605,10 @@ class NodeHandler:
 
 def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> _ThreadedNode | _IsolatedNode:
     inputs, outputs = ([ref.name for ref in refs] for refs in (node.inputs, node.outputs))
-    documents = next((ref.name for ref in node.outputs if ref.port.tag in {RESPONSE_PAYLOAD, REQUEST_PAYLOAD}), "")
-    outline = NodeOutline(node.name, str(file), inputs, outputs, _has_loopback(node), documents)
+    documents = next(
+        (ref.name for ref in node.outputs if ref.port.tag in {RESPONSE_PAYLOAD_TAG, REQUEST_PAYLOAD_TAG}), ""
+    )
+    outline = NodeDescription(node.name, str(file), inputs, outputs, _has_loopback(node), documents)
     ports = {ref.name: ref.port for ref in node.outputs}
     if scope.isolation is None or scope.tasks is None:
         return _ThreadedNode(outline, ports, scope.threads, scope.graph)
@@ -635,7 +639,11 @@ class _UserCode:
         self.report(error, step, request_id=request_id)
         if isinstance(error, ServerError):
             return error
-        detail = type(error).__name__ if self.hide_errors else at_place(describe(error), self.place(error) or otherwise)
+        detail = (
+            type(error).__name__
+            if self.hide_errors
+            else append_location(describe_error(error), self.place(error) or otherwise)
+        )
         return NodeFailure(f"{EXECUTION_ERROR}: {detail}")
 
     def report(self, error: BaseException, step: str, *, request_id: str = "") -> None:
@@ -645,11 +653,11 @@ class _UserCode:
             servable=self.graph,
             node=self.node,
             request_id=request_id,
-            exc_info=(type(error), error, trimmed(error)),
+            exc_info=(type(error), error, trim_traceback(error)),
         )
 
     def invalid_result(self, problem: object) -> NodeFailure:
         return NodeFailure(EXECUTION_ERROR if self.hide_errors else f"{EXECUTION_ERROR}: {problem}")
 
     def place(self, error: BaseException) -> SourceLine | None:
-        return place_in(self.folder, error)
+        return error_location(self.folder, error)

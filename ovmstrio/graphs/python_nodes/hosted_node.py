@@ -9,17 +9,17 @@ from functools import partial
 from typing import Any
 
 from ovmstrio.graphs.python_nodes.node_model import (
-    HookPair,
+    HookState,
+    NodeDescription,
     NodeModel,
-    NodeOutline,
-    as_tensors,
-    routed,
-    routed_yield,
-    tensor_of,
-    tensor_row,
-    unexpected_result,
+    documents_to_tensors,
+    route_tensors,
+    route_yielded_tensors,
+    tensor_from_row,
+    tensor_to_row,
+    unexpected_result_error,
 )
-from ovmstrio.isolation.hosted import Hosted, Invocation
+from ovmstrio.isolation.hosted import HostedObject, Invocation
 from pyovms import Context
 from pyovms.context import CURRENT
 
@@ -32,7 +32,7 @@ class _Instance:
     def __init__(self, arguments: list[Any]) -> None:
         parameters, request_id, seconds = arguments
         self.is_stopped = False
-        self.pair = HookPair()
+        self.pair = HookState()
         left = math.inf if seconds is None else seconds
         self.context = Context(parameters, request_id, left, lambda: self.is_stopped)
         self.variables = contextvars.copy_context()
@@ -43,9 +43,9 @@ class _Instance:
 
 
 class _HostedNode:
-    """Implementation of :class:`Hosted`; instances without state are dropped after each call."""
+    """Implementation of :class:`HostedObject`; instances without state are dropped after each call."""
 
-    def __init__(self, outline: NodeOutline) -> None:
+    def __init__(self, outline: NodeDescription) -> None:
         self._node_model = NodeModel(outline)
         self._names = {name: name for name in outline.outputs}
         self._has_loopback = outline.has_loopback
@@ -80,7 +80,7 @@ class _HostedNode:
 
     def _execute(self, number: int, arguments: list[Any], inputs: list[Any]) -> Invocation:
         instance = self._instance(number, arguments)
-        tensors = [tensor_of(row) for row in inputs]
+        tensors = [tensor_from_row(row) for row in inputs]
         return Invocation(
             self._node_model.model.execute,
             (tensors,),
@@ -110,18 +110,24 @@ class _HostedNode:
         is_kept = bool(instance.context.storage or self._node_model.hooks)
         if not is_kept:
             self._instances.pop(number, None)
-        result = [] if result is None else as_tensors(result, self._documents)
+        result = [] if result is None else documents_to_tensors(result, self._documents)
         if not isinstance(result, list):
-            raise unexpected_result(result)
-        return [is_kept, [tensor_row(each) for _, each in routed(result, self._names, "execute returned a list")]]
+            raise unexpected_result_error(result)
+        return [
+            is_kept,
+            [tensor_to_row(each) for _, each in route_tensors(result, self._names, "execute returned a list")],
+        ]
 
     def _yielded(self, value: Any) -> list[Any]:
-        return [tensor_row(tensor) for _, tensor in routed_yield(as_tensors(value, self._documents), self._names)]
+        return [
+            tensor_to_row(tensor)
+            for _, tensor in route_yielded_tensors(documents_to_tensors(value, self._documents), self._names)
+        ]
 
     def forget(self, value: Any) -> None:
         self._instances.pop(value, None)
 
 
-def host_node(argument: Any) -> Hosted:
+def host_node(argument: Any) -> HostedObject:
     """Create the hosted node of an outline."""
-    return _HostedNode(NodeOutline(*argument))
+    return _HostedNode(NodeDescription(*argument))

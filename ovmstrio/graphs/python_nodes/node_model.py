@@ -19,25 +19,25 @@ from ovmstrio.isolation.importing import HandlerPackage
 from pyovms import HttpPayload, Tensor
 
 __all__ = [
-    "FAILED",
-    "HookPair",
+    "INITIALIZATION_FAILED",
+    "HookState",
+    "InvalidOutputError",
+    "NodeDescription",
     "NodeModel",
-    "NodeOutline",
     "Outputs",
-    "WrongOutputError",
-    "as_tensors",
-    "routed",
-    "routed_yield",
-    "tensor_of",
-    "tensor_row",
-    "unexpected_result",
+    "documents_to_tensors",
+    "route_tensors",
+    "route_yielded_tensors",
+    "tensor_from_row",
+    "tensor_to_row",
+    "unexpected_result_error",
 ]
 
-FAILED: Final = "The Python Node state initialization failed"
+INITIALIZATION_FAILED: Final = "The Python Node state initialization failed"
 _CLASS: Final = "OvmsPythonModel"
 
 
-class NodeOutline(NamedTuple):
+class NodeDescription(NamedTuple):
     """Description of a node for its user code; plain data.
 
     Attributes:
@@ -57,7 +57,7 @@ class NodeOutline(NamedTuple):
     documents: str = ""
 
 
-class HookPair:
+class HookState:
     """State of the ``open`` and ``close`` hooks of one instance.
 
     ``close`` runs only if ``open`` has started, and ``open`` does not start after ``close``: the caller may leave while
@@ -98,7 +98,7 @@ class NodeModel:
         is_initializing: whether ``initialize`` is running.
     """
 
-    def __init__(self, outline: NodeOutline) -> None:
+    def __init__(self, outline: NodeDescription) -> None:
         self.model: Any = None
         self.is_initializing = False
         self.hooks: dict[str, Callable[..., Any]] = {}
@@ -176,7 +176,9 @@ class NodeModel:
     def _problem(self, message: str, fix: str) -> ConfigError:
         outline = self._outline
         path = f"node {outline.node!r}"
-        return ConfigError([Problem(f"{FAILED} - {message}", file=outline.file, path=path, suggestion=fix)])
+        return ConfigError(
+            [Problem(f"{INITIALIZATION_FAILED} - {message}", file=outline.file, path=path, suggestion=fix)]
+        )
 
 
 # Results of user code
@@ -189,11 +191,11 @@ Outputs = list[tuple[Port, Tensor]]
 """Tensors with their output ports."""
 
 
-class WrongOutputError(Exception):
+class InvalidOutputError(Exception):
     """A result of user code cannot be sent."""
 
 
-def as_tensors(value: Any, output: str) -> Any:
+def documents_to_tensors(value: Any, output: str) -> Any:
     """Convert documents in a result of user code to tensors; return other values unchanged.
 
     A ``dict`` becomes JSON, ``str`` text and ``bytes`` binary; the tensor's datatype is the content type. ``output`` is
@@ -219,18 +221,18 @@ def _document(value: dict[Any, Any] | str | bytes, output: str) -> Tensor:
     try:
         return Tensor(output, json.dumps(value, allow_nan=False).encode(), datatype="application/json")
     except (TypeError, ValueError, RecursionError) as error:
-        raise WrongOutputError(f"a dict cannot be written as JSON: {error}") from None
+        raise InvalidOutputError(f"a dict cannot be written as JSON: {error}") from None
 
 
-def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list[tuple[_Port, Tensor]]:
+def route_tensors(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list[tuple[_Port, Tensor]]:
     """Return the port of each tensor; ``what`` begins error messages, such as ``execute returned a list``."""
     found: list[tuple[_Port, Tensor]] = []
     for number, value in enumerate(values):
         if not isinstance(value, Tensor):
-            raise WrongOutputError(f"{what} whose element {number} is {_article(value)}; expected pyovms.Tensor")
+            raise InvalidOutputError(f"{what} whose element {number} is {_article(value)}; expected pyovms.Tensor")
         port = ports.get(value.name)
         if port is None:
-            raise WrongOutputError(
+            raise InvalidOutputError(
                 f"Unexpected Tensor found in the outputs. Tensor name: {value.name} is not a valid node output; "
                 f"expected one of: {', '.join(ports)}"
             )
@@ -238,22 +240,24 @@ def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list
     return found
 
 
-def routed_yield(value: Any, ports: Mapping[str, _Port]) -> list[tuple[_Port, Tensor]]:
+def route_yielded_tensors(value: Any, ports: Mapping[str, _Port]) -> list[tuple[_Port, Tensor]]:
     """Return the ports of yielded tensors, which may be any iterable.
 
     Writable buffers are copied, because the generator may refill them before they are sent.
     """
     if isinstance(value, Tensor) or not isinstance(value, Iterable):
-        raise WrongOutputError(f"the generator of execute yielded {_article(value)}; expected a list of pyovms.Tensor")
-    found = routed(value, ports, f"the generator of execute yielded {_article(value)}")
+        raise InvalidOutputError(
+            f"the generator of execute yielded {_article(value)}; expected a list of pyovms.Tensor"
+        )
+    found = route_tensors(value, ports, f"the generator of execute yielded {_article(value)}")
     return [(port, tensor._frozen()) for port, tensor in found]  # noqa: SLF001 - pyovms's interface for the server
 
 
-def unexpected_result(value: Any) -> WrongOutputError:
+def unexpected_result_error(value: Any) -> InvalidOutputError:
     """Return the error for an ``execute`` result of the wrong type, or a generator of a node without a loopback."""
     if inspect.isasyncgen(value) or hasattr(value, "__next__"):
-        return WrongOutputError(_LOOPBACK_MISSING)
-    return WrongOutputError(
+        return InvalidOutputError(_LOOPBACK_MISSING)
+    return InvalidOutputError(
         f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}"
     )
 
@@ -266,7 +270,7 @@ def _article(value: Any) -> str:
 # Tensors in messages between processes
 
 
-def tensor_row(tensor: Tensor) -> list[Any]:
+def tensor_to_row(tensor: Tensor) -> list[Any]:
     """Return name, shape, datatype and buffer (not copied) of a tensor, and the head of an HTTP request."""
     array = np.asarray(tensor)
     if array.dtype.names is not None:
@@ -275,7 +279,7 @@ def tensor_row(tensor: Tensor) -> list[Any]:
     return [tensor.name, list(tensor.shape), tensor.datatype, array, *head]
 
 
-def tensor_of(row: Iterable[Any]) -> Tensor:
+def tensor_from_row(row: Iterable[Any]) -> Tensor:
     """Create a tensor over the buffer of a row."""
     name, shape, datatype, array, *heads = row
     if not (isinstance(name, str) and isinstance(datatype, str) and isinstance(array, np.ndarray)):

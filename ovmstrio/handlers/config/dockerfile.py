@@ -15,7 +15,12 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.handlers.config.project_file import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
+from ovmstrio.handlers.config.project_file import (
+    DEFAULT_PYTHON,
+    supported_python,
+    supported_tensorflow,
+    ubuntu_for_cuda,
+)
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.util.regular_files import read_regular_text
 
@@ -51,7 +56,7 @@ def make_dockerfile(project: ProjectSpec, context: Path, version: str, wheel: st
 
 def _base(project: ProjectSpec) -> list[str]:
     tools = [*_TOOLS, _GPU_DRIVER] if project.image.gpu and project.type == "tensorflow" else _TOOLS
-    python = python_for(project.image.py_version) or DEFAULT_PYTHON
+    python = supported_python(project.image.py_version) or DEFAULT_PYTHON
     return [
         f"FROM {_base_image(project)}",
         'SHELL ["/bin/bash", "-c"]',
@@ -73,7 +78,7 @@ def _base_image(project: ProjectSpec) -> str:
     if gpu is None:
         return f"ubuntu:{_SYSTEM}"
     flavour = "devel" if gpu.development_image else "runtime"
-    return f"nvidia/cuda:{gpu.cuda}-cudnn{gpu.cudnn}-{flavour}-ubuntu{system_for(gpu.cuda) or _OLDEST_SYSTEM}"
+    return f"nvidia/cuda:{gpu.cuda}-cudnn{gpu.cudnn}-{flavour}-ubuntu{ubuntu_for_cuda(gpu.cuda) or _OLDEST_SYSTEM}"
 
 
 def _server(project: ProjectSpec, wheel: str, install: str) -> list[str]:
@@ -152,7 +157,7 @@ def _install(project: ProjectSpec, files: list[str], server: str) -> list[str]:
 
 def _tensorflow(project: ProjectSpec) -> list[str]:
     """Install TensorFlow if the project specifies a version and the requirements did not install it."""
-    version = tensorflow_for(project.image.tfs_version) if "tfs_version" in project.image.keys else None
+    version = supported_tensorflow(project.image.tfs_version) if "tfs_version" in project.image.keys else None
     if version is None:
         return []
     is_there = "python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"tensorflow\"))'"

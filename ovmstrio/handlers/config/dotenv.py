@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ovmstrio.config.documents import shown
+from ovmstrio.config.documents import to_short_json
 from ovmstrio.core.errors import Problem
 
 __all__ = ["parse_dotenv"]
@@ -49,7 +49,7 @@ def parse_dotenv(text: str, environment: Mapping[str, str], file: str) -> tuple[
         try:
             reader.assignment()
         except _ParseError as error:
-            found, expected = shown(reader.rest_of(line)), "NAME=value"
+            found, expected = to_short_json(reader.rest_of(line)), "NAME=value"
             problems.append(Problem(str(error), file, line, expected=expected, found=found))
             reader.skip_line()
     return reader.variables, problems

@@ -12,9 +12,19 @@ from urllib.parse import unquote, urlsplit
 import structlog
 import yaml
 
-from ovmstrio.config.documents import Findings, load_yaml, shown
+from ovmstrio.config.documents import Findings, load_yaml, to_short_json
 from ovmstrio.config.located import Document
-from ovmstrio.config.sections import Rules, Section, any_spelling, any_word, flag, number, rules_of, whole, written
+from ovmstrio.config.sections import (
+    Rules,
+    Section,
+    boolean,
+    choice_ci,
+    integer,
+    lenient,
+    nonempty_str,
+    number,
+    rules_of,
+)
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.dotenv import parse_dotenv
 from ovmstrio.handlers.config.project_spec import (
@@ -35,29 +45,29 @@ from ovmstrio.util.regular_files import read_regular_text
 __all__ = [
     "DEFAULT_PYTHON",
     "IMAGE_KEYS",
-    "expanded",
     "find_models_section",
     "find_project_file",
     "log_image_only_keys",
-    "python_for",
     "read_image",
     "read_models",
     "read_project",
-    "system_for",
-    "tensorflow_for",
+    "supported_python",
+    "supported_tensorflow",
+    "to_yaml",
+    "ubuntu_for_cuda",
 ]
 
 _ALTERNATIVES: Final = ("path", "paths", "dir")
 _MODEL_KEYS: Final[Rules] = {
-    "path": written,
+    "path": nonempty_str,
     "paths": None,
-    "dir": written,
-    "signature_key": written,
-    "cache_size": any_spelling(whole(1)),
-    "disk_cache_size": any_spelling(whole(1)),
-    "latest_versions": any_spelling(whole(1)),
-    "reload_interval_seconds": any_spelling(number(0, "a number of seconds")),
-    "storage_timeout_seconds": any_spelling(number(0, "a number of seconds")),
+    "dir": nonempty_str,
+    "signature_key": nonempty_str,
+    "cache_size": lenient(integer(1)),
+    "disk_cache_size": lenient(integer(1)),
+    "latest_versions": lenient(integer(1)),
+    "reload_interval_seconds": lenient(number(0, "a number of seconds")),
+    "storage_timeout_seconds": lenient(number(0, "a number of seconds")),
 }
 _CACHES: Final = ("cache_size", "disk_cache_size")
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}
@@ -189,19 +199,19 @@ _SYSTEMS: Final = (((11, 7), "22.04"), ((11, 0), "20.04"))
 """Ubuntu versions by the first CUDA version with such an image."""
 
 
-def python_for(version: str) -> str | None:
+def supported_python(version: str) -> str | None:
     """Return the Python version of an image; None if the server does not support it."""
     numbers = _numbers(version)
     return version if numbers is not None and _PYTHONS[0] <= numbers < _PYTHONS[1] else None
 
 
-def tensorflow_for(version: str) -> str | None:
+def supported_tensorflow(version: str) -> str | None:
     """Return the TensorFlow version of an image; None if none exists for the server's Pythons."""
     numbers = _numbers(version)
     return version if numbers is not None and numbers >= _FIRST_TENSORFLOW else None
 
 
-def system_for(cuda: str) -> str | None:
+def ubuntu_for_cuda(cuda: str) -> str | None:
     """Return the Ubuntu version of a CUDA image; None if its C library is too old for OpenVINO."""
     numbers = _numbers(cuda)
     if numbers is None:
@@ -215,12 +225,12 @@ def _numbers(version: str) -> tuple[int, int] | None:
 
 
 IMAGE_KEYS: Final[Rules] = {
-    "py_version": written,
-    "tfs_version": written,
-    "gpu": any_spelling(flag),
+    "py_version": nonempty_str,
+    "tfs_version": nonempty_str,
+    "gpu": lenient(boolean),
     "gpu_version": None,
     "dependencies": None,
-    "use_local_cortex_libs": any_spelling(flag),
+    "use_local_cortex_libs": lenient(boolean),
 }
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {
@@ -232,12 +242,12 @@ _EXPLANATIONS: Final = {
     "use_local_cortex_libs": "serving uses the running server",
 }
 _IMAGE_VERSIONS: Final = {
-    "py_version": (python_for, f"the image gets Python {DEFAULT_PYTHON}; supported: 3.11 to 3.13"),
+    "py_version": (supported_python, f"the image gets Python {DEFAULT_PYTHON}; supported: 3.11 to 3.13"),
     "tfs_version": (
-        tensorflow_for,
+        supported_tensorflow,
         "the image gets no TensorFlow unless the requirements name one; supported: 2.12 or newer",
     ),
-    "cuda": (system_for, "its images are too old for OpenVINO; supported: 11.0 or newer"),
+    "cuda": (ubuntu_for_cuda, "its images are too old for OpenVINO; supported: 11.0 or newer"),
 }
 """By key: the function that selects the version in the image, and the consequence if there is none."""
 log = structlog.get_logger(__name__)
@@ -291,28 +301,28 @@ def _gpu_version(top: Section, project_type: str | None, *, gpu: bool) -> GpuVer
 _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
 _PROJECT_KEYS: Final[Rules] = {
-    "type": any_word(("python", "tensorflow")),
-    "serve_port": any_spelling(whole(1, 65_535)),
+    "type": choice_ci(("python", "tensorflow")),
+    "serve_port": lenient(integer(1, 65_535)),
     "env": None,
     "config": None,
-    "python_path": written,
-    "path": written,
-    "protobuf_path": written,
+    "python_path": nonempty_str,
+    "path": nonempty_str,
+    "protobuf_path": nonempty_str,
     "models": None,
     "multi_model_reloading": None,
-    "processes": any_spelling(whole(1)),
-    "threads_per_process": any_spelling(whole(1)),
-    "max_concurrency": any_spelling(whole(0)),
+    "processes": lenient(integer(1)),
+    "threads_per_process": lenient(integer(1)),
+    "max_concurrency": lenient(integer(0)),
     "server_side_batching": None,
-    "tfs_container_dns": written,
-    "log_level": any_word(("debug", "info", "warning", "error")),
+    "tfs_container_dns": nonempty_str,
+    "log_level": choice_ci(("debug", "info", "warning", "error")),
     **IMAGE_KEYS,
 }
 _REQUIRED: Final = ("type", "path")
 _BATCHING: Final[Rules] = {
-    "max_batch_size": any_spelling(whole(1)),
-    "batch_interval_seconds": any_spelling(number(0, "a number of seconds")),
-    "retry_singly": any_spelling(flag),
+    "max_batch_size": lenient(integer(1)),
+    "batch_interval_seconds": lenient(number(0, "a number of seconds")),
+    "retry_singly": lenient(boolean),
 }
 _SMALL_BATCH: Final = "batches may exceed 'threads_per_process', unlike in Nucleus"
 
@@ -361,7 +371,9 @@ class _ProjectReader:
     def read(self) -> ProjectSpec | None:
         root = self._top.node
         if not isinstance(root.value, dict):
-            self._findings.refuse(root, "the file contains no project", expected="keys", found=shown(root.plain()))
+            self._findings.refuse(
+                root, "the file contains no project", expected="keys", found=to_short_json(root.plain())
+            )
             return None
         fields = self._fields(self._top.read(_PROJECT_KEYS, required=_REQUIRED))
         if self._findings.fatal or any(problem.severity == "error" for problem in self._other_problems):
@@ -424,7 +436,7 @@ class _ProjectReader:
         for key, node in (section.members if section else {}).items():
             name = str(key)
             if isinstance(node.value, dict | list):
-                found = shown(node.plain())
+                found = to_short_json(node.plain())
                 self._findings.refuse(node, "wrong type", expected="a text, a number or a boolean", found=found)
             elif not name or "=" in name or "\0" in name + str(node.value):
                 self._findings.refuse(node, "cannot be exported", expected="a name without '='")
@@ -478,7 +490,7 @@ class _ProjectReader:
         return found
 
 
-def expanded(project: ProjectSpec) -> str:
+def to_yaml(project: ProjectSpec) -> str:
     """Return the project as YAML, without keys that are unset and off by default."""
     image = project.image
     values: dict[str, Any] = {

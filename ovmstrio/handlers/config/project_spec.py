@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ovmstrio.config.located import Located
-from ovmstrio.config.sections import Unusable, any_spelling, flag, written
+from ovmstrio.config.sections import InvalidValue, boolean, lenient, nonempty_str
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -48,12 +48,12 @@ def is_folder(path: Path) -> bool:
     return False
 
 
-def path_inside(node: Located) -> str:
+def relative_path(node: Located) -> str:
     """Read a path below the project's folder."""
-    text = written(node)
+    text = nonempty_str(node)
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts:
-        raise Unusable("a path below the project's folder", message="only the project's folder is in the image")
+        raise InvalidValue("a path below the project's folder", message="only the project's folder is in the image")
     return text
 
 
@@ -63,8 +63,8 @@ DEFAULT_MODEL: Final = "_cortex_default"
 ProjectType = Literal["python", "tensorflow"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _Positive = Annotated[int, Field(ge=1)]
-_Text = Annotated[str, written]
-_Inside = Annotated[str, path_inside]
+_Text = Annotated[str, nonempty_str]
+_Inside = Annotated[str, relative_path]
 
 
 class _FrozenSpec(BaseModel):
@@ -79,7 +79,7 @@ class ModelEntry(_FrozenSpec):
 
     name: _Text
     path: _Text
-    signature_key: Annotated[str | None, written] = None
+    signature_key: Annotated[str | None, nonempty_str] = None
 
 
 class ModelsSpec(_FrozenSpec):
@@ -130,7 +130,7 @@ class GpuVersion(_FrozenSpec):
 
     cuda: _Text
     cudnn: _Text
-    development_image: Annotated[bool, any_spelling(flag)] = False
+    development_image: Annotated[bool, lenient(boolean)] = False
 
 
 class Dependencies(_FrozenSpec):

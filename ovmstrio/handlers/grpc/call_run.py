@@ -21,7 +21,7 @@ from grpclib.metadata import encode_metadata
 from ovmstrio.core.connection import UNKNOWN, UnixSocket
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.handlers.grpc.rpc_call import RpcCall
-from ovmstrio.handlers.handler_code import HIDDEN
+from ovmstrio.handlers.handler_code import INTERNAL_ERROR
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.isolation.user_code import is_async
 from ovmstrio.util.truncation import text_of
@@ -30,25 +30,33 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.grpc.services import Rpc
     from ovmstrio.handlers.handler_calls import HandlerCalls
 
-__all__ = ["PASSING", "BlockingRequests", "CallEndedError", "CallRun", "HandlerContext", "Metadatum", "WrongReplyError"]
+__all__ = [
+    "NON_FAILURES",
+    "BlockingRequests",
+    "CallEndedError",
+    "CallExecution",
+    "HandlerContext",
+    "InvalidReplyError",
+    "MetadataEntry",
+]
 
 
 class CallEndedError(Exception):
     """Raised into handler code that aborted its call, or that reads requests of an ended call; not logged."""
 
 
-class WrongReplyError(Exception):
+class InvalidReplyError(Exception):
     """A handler returned an invalid reply, which has been logged."""
 
 
-PASSING: Final = (CallEndedError, WrongReplyError)
+NON_FAILURES: Final = (CallEndedError, InvalidReplyError)
 """Exceptions that handler methods may raise without being logged as failures."""
 
 
 # Context
 
 
-def status_of_code(code: Any) -> Status:
+def to_status(code: Any) -> Status:
     """Convert a ``grpc.StatusCode``, its number or its name to a status; ValueError for others."""
     value = getattr(code, "value", code)
     number = value[0] if isinstance(value, tuple) else value
@@ -66,7 +74,7 @@ _RICH_DETAILS: Final = "grpc-status-details-bin"
 """Trailing metadata that belongs to the status."""
 
 
-class Metadatum(NamedTuple):
+class MetadataEntry(NamedTuple):
     """Metadata entry; values of keys that end in ``-bin`` are bytes."""
 
     key: str
@@ -83,7 +91,7 @@ class HandlerContext:
         self._call = call
         self._loop = trio.lowlevel.current_trio_token()
         self._deadline = time.monotonic() + call.deadline - trio.current_time()
-        self._received = tuple(Metadatum(*pair) for pair in call.metadata.items())
+        self._received = tuple(MetadataEntry(*pair) for pair in call.metadata.items())
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], Any]] | None = []
         self._code = _NO_CODE
@@ -93,7 +101,7 @@ class HandlerContext:
         self._pending_headers: Collection[tuple[str, str | bytes]] | None = None
         self._headers_allowed = True
         self._has_headers = trio.Event()
-        self._trailers: tuple[Metadatum, ...] = ()
+        self._trailers: tuple[MetadataEntry, ...] = ()
 
     # Call
 
@@ -105,10 +113,10 @@ class HandlerContext:
         """Return the seconds until the deadline; None without a deadline."""
         return None if self._deadline == float("inf") else max(0.0, self._deadline - time.monotonic())
 
-    def invocation_metadata(self) -> tuple[Metadatum, ...]:
+    def invocation_metadata(self) -> tuple[MetadataEntry, ...]:
         """Return the metadata of the client, ``user-agent`` included."""
         agent = self._call.user_agent
-        return (*self._received, Metadatum("user-agent", agent)) if agent else self._received
+        return (*self._received, MetadataEntry("user-agent", agent)) if agent else self._received
 
     def peer(self) -> str:
         """Return the client: ``ipv4:127.0.0.1:5000``, ``ipv6:[::1]:5000``, ``unix:`` or ``unknown``."""
@@ -127,13 +135,13 @@ class HandlerContext:
         """Return the details that were set; empty before."""
         return self._details
 
-    def trailing_metadata(self) -> tuple[Metadatum, ...]:
+    def trailing_metadata(self) -> tuple[MetadataEntry, ...]:
         """Return the trailing metadata that was set."""
         return self._trailers
 
     def set_code(self, code: Any) -> None:
         """Set the status of the call: a ``grpc.StatusCode`` or its number; ValueError for others."""
-        self._code = status_of_code(code)
+        self._code = to_status(code)
         self._user_code = code
 
     def set_details(self, details: str) -> None:
@@ -142,7 +150,7 @@ class HandlerContext:
 
     def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
         """Set the trailing metadata; ValueError or TypeError if an entry cannot be sent."""
-        entries = tuple(Metadatum(*pair) for pair in trailing_metadata)
+        entries = tuple(MetadataEntry(*pair) for pair in trailing_metadata)
         rich = [value for key, value in entries if key == _RICH_DETAILS and isinstance(value, bytes)]
         self._trailers = _validated(entry for entry in entries if entry.key != _RICH_DETAILS)
         self._rich_details = rich[-1] if rich else None
@@ -161,7 +169,7 @@ class HandlerContext:
 
     def abort(self, code: Any, details: str = "") -> NoReturn:
         """End the call with a status other than OK, by raising CallEndedError to leave the method."""
-        status = status_of_code(code)
+        status = to_status(code)
         self._user_code = code
         self._code = Status.UNKNOWN if status is Status.OK else status
         self._details = "" if status is Status.OK else str(details)
@@ -228,8 +236,8 @@ class HandlerContext:
             self._loop.run_sync_soon(function)
 
 
-def _validated(metadata: Metadata) -> tuple[Metadatum, ...]:
-    pairs = tuple(Metadatum(*pair) for pair in metadata)
+def _validated(metadata: Metadata) -> tuple[MetadataEntry, ...]:
+    pairs = tuple(MetadataEntry(*pair) for pair in metadata)
     encode_metadata(pairs)
     return pairs
 
@@ -329,11 +337,11 @@ class BlockingRequests(Requests):
         return message
 
 
-WRONG_REPLY: Final = "Failed to serialize response!"
+INVALID_REPLY: Final = "Failed to serialize response!"
 """grpcio's status message for an invalid reply."""
 
 
-def serialised(rpc: Rpc, reply: Any) -> bytes:
+def serialize_reply(rpc: Rpc, reply: Any) -> bytes:
     """Serialize a reply in the thread that created it, since the handler may modify the message afterwards.
 
     Raises WrongReplyError if the type is not that of the RPC, or required fields are missing.
@@ -341,12 +349,12 @@ def serialised(rpc: Rpc, reply: Any) -> bytes:
     expected = rpc.reply_class.DESCRIPTOR.full_name
     if not isinstance(reply, rpc.reply_class):
         log.error("handler reply has wrong type", rpc=rpc.path, expected=expected, found=_type_name(reply))
-        raise WrongReplyError
+        raise InvalidReplyError
     try:
         data: bytes = reply.SerializeToString()
     except EncodeError as error:
         log.error("handler reply not serializable", rpc=rpc.path, expected=expected, error=text_of(error))  # noqa: TRY400 - the traceback is the server's own
-        raise WrongReplyError from None
+        raise InvalidReplyError from None
     return data
 
 
@@ -359,7 +367,7 @@ _CALLBACK_SECONDS: Final = 2.0
 """Maximum time that the end of a call waits for its callbacks."""
 
 
-class CallRun:
+class CallExecution:
     """Execution of one call."""
 
     def __init__(self, rpc: Rpc, call: RpcCall, handler: HandlerCalls) -> None:
@@ -399,10 +407,10 @@ class CallRun:
         else:
             reply = await self._handler.call(self._rpc.name, **arguments)
             if self._context.is_successful():
-                await self._send(serialised(self._rpc, reply))
+                await self._send(serialize_reply(self._rpc, reply))
 
     async def _send_stream(self, arguments: dict[str, Any]) -> None:
-        replies = await self._handler.iterate(self._rpc.name, partial(serialised, self._rpc), **arguments)
+        replies = await self._handler.iterate(self._rpc.name, partial(serialize_reply, self._rpc), **arguments)
         try:
             async for reply in replies:
                 await self._send(reply)
@@ -433,11 +441,11 @@ class CallRun:
         match error:
             case None:
                 await self._context.finish(None)
-            case WrongReplyError():
-                raise GRPCError(Status.INTERNAL, WRONG_REPLY) from error
+            case InvalidReplyError():
+                raise GRPCError(Status.INTERNAL, INVALID_REPLY) from error
             case CallEndedError():
-                await self._context.finish(GRPCError(Status.INTERNAL, HIDDEN))
+                await self._context.finish(GRPCError(Status.INTERNAL, INTERNAL_ERROR))
             case UserCodeError() | HTTPError():
-                await self._context.finish(GRPCError(Status.INTERNAL, HIDDEN), error)
+                await self._context.finish(GRPCError(Status.INTERNAL, INTERNAL_ERROR), error)
             case _:
                 raise error

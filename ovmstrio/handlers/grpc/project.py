@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.handlers.grpc.call_run import PASSING
+from ovmstrio.handlers.grpc.call_run import NON_FAILURES
 from ovmstrio.handlers.grpc.rpc_call import RpcCall
 from ovmstrio.handlers.grpc.services import Rpc, UserProto, open_proto
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.handlers.handler_code import ErrorReporter
 
-__all__ = ["GrpcProject", "RpcHandler", "open_rpc_handler", "proto_of"]
+__all__ = ["GrpcProject", "RpcHandler", "open_project_proto", "open_rpc_handler"]
 
 
 class RpcHandler(Protocol):
@@ -49,17 +49,17 @@ async def open_rpc_handler(
     *,
     clients: Mapping[str, Any] | None = None,
     is_alone: bool = False,
-    code: HandlerCode | None = None,
+    code: ErrorReporter | None = None,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
     """Load a handler with a method for each RPC of its services; see ``open_handler``."""
-    supplies = Supplies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
-    code = code or HandlerCode(project.name, project.directory, PASSING)
+    supplies = HandlerDependencies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
+    code = code or ErrorReporter(project.name, project.directory, NON_FAILURES)
     async with open_handler(project, supplies, is_alone=is_alone, code=code, queue_timeout=queue_timeout) as handler:
         yield handler
 
 
-def proto_of(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
+def open_project_proto(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
     """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`."""
     if project.protobuf_path is None:
         raise ConfigError([Problem("key is missing", file=str(project.file), path="protobuf_path")])

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler
 
-from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.handler_service import HandlerService
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.service import Service
 
-__all__ = ["handlers_of"]
+__all__ = ["grpc_handlers"]
 
 _CARDINALITIES: Final = {
     (each.client_streaming, each.server_streaming): each for each in Cardinality.__members__.values()
 }
 
 
-def handlers_of(service: Service) -> Mapping[str, Handler]:
+def grpc_handlers(service: Service) -> Mapping[str, Handler]:
     """Return the gRPC handlers of a service by path; empty if it is not a gRPC project."""
-    if not isinstance(service, HandlerServable) or service.grpc is None:
+    if not isinstance(service, HandlerService) or service.grpc is None:
         return {}
     answer = service.grpc.handler.answer_rpc
     return {

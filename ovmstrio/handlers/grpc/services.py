@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.importing import HandlerPackage
-from ovmstrio.isolation.user_code import describe
+from ovmstrio.isolation.user_code import describe_error
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import read_regular_bytes
 
@@ -159,7 +159,7 @@ def _load(proto: CompiledProto, package: HandlerPackage) -> dict[str, ModuleType
             _use_private_pool(proto, package)
             modules = _import_all(proto, package)
     except Exception as error:
-        text = f"the generated code cannot be imported: {describe(error)}"
+        text = f"the generated code cannot be imported: {describe_error(error)}"
         raise ConfigError([Problem(text, file=str(proto.source), path="protobuf_path")]) from error
     main = module_name(proto.name)
     short = main.rpartition(".")[2]

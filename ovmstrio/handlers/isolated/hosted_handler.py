@@ -22,24 +22,24 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from cortex_internal.lib.log import StdoutHandler
 from ovmstrio.core.errors import MalformedPayload, UserCodeError
-from ovmstrio.core.http import ByteStream, Callback, HttpAnswer
-from ovmstrio.handlers.batches import BatchedMethod, BatchItem, in_log
-from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.core.http import AfterResponse, ByteStream, HttpAnswer
+from ovmstrio.handlers.batches import BatchedMethod, BatchItem, log_request_ids
+from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.handlers.grpc.call_run import CallRun
+from ovmstrio.handlers.grpc.call_run import CallExecution
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_code import HIDDEN, HandlerCode
+from ovmstrio.handlers.handler_code import INTERNAL_ERROR, ErrorReporter
 from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.http_results import to_answer
+from ovmstrio.handlers.http_results import to_response
 from ovmstrio.handlers.http_values import http_arguments
-from ovmstrio.handlers.isolated.messages import ANSWER, MethodRow, answer_head, read_request, refusal_row
+from ovmstrio.handlers.isolated.messages import ANSWER, MethodRow, decode_request, encode_head, encode_refusal
 from ovmstrio.handlers.models.library import ProjectModels, open_models
-from ovmstrio.handlers.starlette_responses import starlette_error
+from ovmstrio.handlers.starlette_responses import convert_starlette_error
 from ovmstrio.isolation.codec import encode_error
 from ovmstrio.isolation.generator_hosts import RAISED
-from ovmstrio.isolation.hosted import Hosted, Invocation
-from ovmstrio.isolation.process_exit import LOST_CHANNEL
+from ovmstrio.isolation.hosted import HostedObject, Invocation
+from ovmstrio.isolation.process_exit import CHANNEL_CLOSED
 from ovmstrio.isolation.user_code import UserCodeRaisedError, is_async
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ __all__ = [
     "LOG",
     "RAISED",
     "REPLY",
+    "REQUEST_TAKEN",
     "STATUS",
-    "TAKEN",
     "TRAILERS",
-    "Events",
+    "CallEvents",
     "HostedRpcs",
-    "ToldCode",
+    "ServerErrorReporter",
     "host_handler",
 ]
 
@@ -67,24 +67,24 @@ _CHECK_SECONDS: Final = 0.5
 ValueT = TypeVar("ValueT")
 
 
-class _ForwardingReporter(HandlerCode):
+class _ForwardingReporter(ErrorReporter):
     """Error reporter that sends the errors of user code to the server, which logs and converts them."""
 
     def convert_error(self, error: BaseException, step: str) -> Exception:
         del step
-        return UserCodeRaisedError(starlette_error(error) or error)
+        return UserCodeRaisedError(convert_starlette_error(error) or error)
 
     def invalid_result(self, step: str, problem: str) -> UserCodeError:
         del step
-        return UserCodeError(HIDDEN, detail=problem)
+        return UserCodeError(INTERNAL_ERROR, detail=problem)
 
 
 class _BatchReporter(_ForwardingReporter):
     def convert_error(self, error: BaseException, step: str) -> Exception:
-        chosen = starlette_error(error) or error
+        chosen = convert_starlette_error(error) or error
         if not isinstance(chosen, HTTPError):
             self.report(error, step)
-        return chosen if isinstance(chosen, Exception) else UserCodeError(HIDDEN)
+        return chosen if isinstance(chosen, Exception) else UserCodeError(INTERNAL_ERROR)
 
 
 class _LoopCaller:
@@ -124,7 +124,7 @@ class _LoopCaller:
 
 
 class HostedHandler:
-    """Handler hosted in a worker process; see :class:`Hosted`.
+    """Handler hosted in a worker process; see :class:`HostedObject`.
 
     ``mounted_as`` is the name of the handler among other services; empty if it is the only service.
     """
@@ -140,8 +140,8 @@ class HostedHandler:
         self._handler: LoadedHandler | None = None
         self._models: ProjectModels | None = None
         self._rpcs: HostedRpcs | None = None
-        self._code: HandlerCode = _BatchReporter("", Path())
-        self._after: dict[int, tuple[Callback, ...]] = {}
+        self._code: ErrorReporter = _BatchReporter("", Path())
+        self._after: dict[int, tuple[AfterResponse, ...]] = {}
         self._numbers = itertools.count(1)
 
     def invoke(self, method: str, value: Any) -> Invocation:
@@ -185,7 +185,7 @@ class HostedHandler:
         except BaseException as error:  # noqa: BLE001 - the border of user code
             if self._loop is not None:
                 # Calls that wait for this loop would never return.
-                os._exit(LOST_CHANNEL)
+                os._exit(CHANNEL_CLOSED)
             self._failure = _first_exception(error)
         finally:
             self._ended.set()
@@ -212,7 +212,7 @@ class HostedHandler:
         async with (
             open_models(project) as self._models,
             open_handler(
-                project, Supplies(self._models.clients), code=code, is_alone=True, gathers=False
+                project, HandlerDependencies(self._models.clients), code=code, is_alone=True, gathers=False
             ) as self._handler,
         ):
             yield
@@ -220,13 +220,13 @@ class HostedHandler:
     @asynccontextmanager
     async def _open_rpcs(self, project: ProjectSpec) -> AsyncIterator[None]:
         # Not imported for HTTP handlers.
-        from ovmstrio.handlers.grpc.call_run import PASSING  # noqa: PLC0415 - see above
-        from ovmstrio.handlers.grpc.project import open_rpc_handler, proto_of  # noqa: PLC0415 - see above
+        from ovmstrio.handlers.grpc.call_run import NON_FAILURES  # noqa: PLC0415 - see above
+        from ovmstrio.handlers.grpc.project import open_project_proto, open_rpc_handler  # noqa: PLC0415 - see above
 
-        code = ToldCode(project.name, project.directory, PASSING)
+        code = ServerErrorReporter(project.name, project.directory, NON_FAILURES)
         async with (
             open_models(project) as self._models,
-            proto_of(project) as proto,
+            open_project_proto(project) as proto,
             open_rpc_handler(project, proto, clients=self._models.clients, is_alone=True, code=code) as self._handler,
             trio.open_nursery() as tasks,
         ):
@@ -253,19 +253,19 @@ class HostedHandler:
         try:
             answer: HttpAnswer = on_loop.run(self._call_method, name, row, request_id)
         except (MalformedPayload, HTTPError) as error:
-            return refusal_row(error)
-        head = answer_head(answer, self._register_callbacks(answer.after))
+            return encode_refusal(error)
+        head = encode_head(answer, self._register_callbacks(answer.after))
         stream = answer.stream
         return [ANSWER, head, answer.content] if stream is None else _pieces(head, stream, on_loop)
 
     async def _call_method(self, name: str, row: list[Any], request_id: str) -> HttpAnswer:
-        with in_log(request_id):
-            arguments = await http_arguments(self._loaded.methods[name].arguments, read_request(row))
+        with log_request_ids(request_id):
+            arguments = await http_arguments(self._loaded.methods[name].arguments, decode_request(row))
             result = await self._loaded.call(name, **arguments)
-            return await to_answer(result, self._loaded, name)
+            return await to_response(result, self._loaded, name)
 
     def _call(self, on_loop: _LoopCaller, number: int, description: list[Any], first: bytes | None) -> Iterator[Any]:
-        events: Events = on_loop.run(_require(self._rpcs).start, number, description, first)
+        events: CallEvents = on_loop.run(_require(self._rpcs).start, number, description, first)
         return _iterate_events(events, on_loop)
 
     def _batch(self, on_loop: _LoopCaller, name: str, rows: list[list[Any]]) -> Any:
@@ -277,9 +277,9 @@ class HostedHandler:
         method = self._loaded.methods[name]
         for position, (row, request_id) in enumerate(rows):
             try:
-                items[position] = BatchItem(await http_arguments(method.arguments, read_request(row)), request_id)
+                items[position] = BatchItem(await http_arguments(method.arguments, decode_request(row)), request_id)
             except MalformedPayload as error:
-                responses[position] = refusal_row(error)
+                responses[position] = encode_refusal(error)
         if items:
             run = BatchedMethod(method, lambda method, given: self._loaded.call(method.name, **given), self._code)
             results = await run.run(list(items.values()))
@@ -289,18 +289,18 @@ class HostedHandler:
 
     async def _batch_response(self, name: str, result: Any) -> list[Any]:
         if isinstance(result, Exception):
-            return refusal_row(result) if isinstance(result, HTTPError) else [RAISED, encode_error(result)]
+            return encode_refusal(result) if isinstance(result, HTTPError) else [RAISED, encode_error(result)]
         try:
-            answer = await to_answer(result, self._loaded, name)
+            answer = await to_response(result, self._loaded, name)
             stream = answer.stream
             body = answer.content if stream is None else b"".join([piece async for piece in stream])
         except UserCodeRaisedError as raised:
             return [RAISED, encode_error(raised.error)]
         except Exception as error:  # noqa: BLE001 - sent to the server
             return [RAISED, encode_error(error)]
-        return [ANSWER, answer_head(answer, self._register_callbacks(answer.after)), body]
+        return [ANSWER, encode_head(answer, self._register_callbacks(answer.after)), body]
 
-    def _register_callbacks(self, callbacks: tuple[Callback, ...]) -> int:
+    def _register_callbacks(self, callbacks: tuple[AfterResponse, ...]) -> int:
         if not callbacks:
             return 0
         number = next(self._numbers)
@@ -321,7 +321,7 @@ def _pieces(head: list[Any], body: ByteStream, on_loop: _LoopCaller) -> Iterator
         _LoopCaller(on_loop.loop).run(body.aclose)
 
 
-def _iterate_events(events: Events, on_loop: _LoopCaller) -> Iterator[Any]:
+def _iterate_events(events: CallEvents, on_loop: _LoopCaller) -> Iterator[Any]:
     try:
         while (event := on_loop.run(events.take)) is not None:
             yield event
@@ -354,7 +354,7 @@ def _watch_descriptors(ended: threading.Event) -> None:
             try:
                 os.fstat(sentinel)
             except OSError:
-                os._exit(LOST_CHANNEL)
+                os._exit(CHANNEL_CLOSED)
 
     # User code that closed foreign descriptors may have closed the channel, so an error cannot be reported.
     threading.Thread(target=watch, name="descriptor watcher", daemon=True).start()
@@ -366,7 +366,7 @@ def _first_exception(error: BaseException) -> BaseException:
     return error
 
 
-def host_handler(argument: Any) -> Hosted:
+def host_handler(argument: Any) -> HostedObject:
     """Create the host for ``[project file, mount name]``."""
     file, mounted_as = argument
     return HostedHandler(file, mounted_as)
@@ -377,7 +377,7 @@ def host_handler(argument: Any) -> Hosted:
 HEADERS: Final = "headers"
 REPLY: Final = "reply"
 TRAILERS: Final = "trailers"
-TAKEN: Final = "taken"
+REQUEST_TAKEN: Final = "taken"
 CANCEL: Final = "cancel"
 LOG: Final = "log"
 STATUS: Final = "status"
@@ -389,7 +389,7 @@ _AHEAD: Final = 8
 _log_callback: Final[ContextVar[Callable[[BaseException, str], None] | None]] = ContextVar("log callback", default=None)
 
 
-class ToldCode(HandlerCode):
+class ServerErrorReporter(ErrorReporter):
     """Error reporter that lets the server log errors of gRPC calls; other errors are logged here."""
 
     def report(self, error: BaseException, step: str) -> None:
@@ -439,7 +439,7 @@ class _RemoteCall:
             data = await self._requests.receive()
         except trio.EndOfChannel:
             raise StreamTerminatedError("no more requests can be read") from None
-        await self._emit([TAKEN])
+        await self._emit([REQUEST_TAKEN])
         return None if data is None else self._rpc.request_class.FromString(data)
 
     async def send_initial_metadata(self, *, metadata: Any = None) -> None:
@@ -452,7 +452,7 @@ class _RemoteCall:
         await self._emit([TRAILERS, status_message, [list(pair) for pair in metadata or ()]])
 
 
-class Events:
+class CallEvents:
     """Events of one call for the server; closing cancels the call."""
 
     def __init__(self, scope: trio.CancelScope, received: trio.MemoryReceiveChannel[list[Any]]) -> None:
@@ -481,7 +481,7 @@ class HostedRpcs:
         self._tasks = tasks
         self._requests: dict[int, trio.MemorySendChannel[bytes | None]] = {}
 
-    async def start(self, number: int, description: list[Any], first: bytes | None) -> Events:
+    async def start(self, number: int, description: list[Any], first: bytes | None) -> CallEvents:
         """Start a call and return its events; the caller closes them.
 
         ``first`` is the request of a unary call; None for a stream of requests, which :meth:`put_request` passes.
@@ -503,7 +503,7 @@ class HostedRpcs:
         call = _RemoteCall(rpc, description, emit.send, receiver, cancel)
         self._tasks.start_soon(partial(self._run, rpc, call, scope, emit, number))
         await trio.lowlevel.checkpoint()
-        return Events(scope, received)
+        return CallEvents(scope, received)
 
     def put_request(self, number: int, data: bytes | None, *, is_failed: bool) -> None:
         """Pass a request to a call, None after the last; ``is_failed`` if no more can be read."""
@@ -528,7 +528,7 @@ class HostedRpcs:
 
     async def _end(self, rpc: Rpc, call: _RemoteCall) -> list[Any]:
         try:
-            await CallRun(rpc, call, self._handler).run()
+            await CallExecution(rpc, call, self._handler).run()
         except GRPCError as error:
             cause = error.__cause__
             encoded = None if cause is None else encode_error(cause)

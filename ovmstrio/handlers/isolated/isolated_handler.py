@@ -16,30 +16,30 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, QueueTimeout, ServerError, UserCodeError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
-from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
-from ovmstrio.handlers.batches import Patience, current_request_id
+from ovmstrio.core.http import AfterResponse, HttpAnswer, HttpRequest
+from ovmstrio.handlers.batches import QueueTimeouts, current_request_id
 from ovmstrio.handlers.building import drain_batcher, start_batcher
 from ovmstrio.handlers.callbacks import DRAIN_SECONDS
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.handlers.isolated import hosted_handler as events
-from ovmstrio.handlers.isolated.messages import AnswerHead, MethodRow, read_refusal, request_row
+from ovmstrio.handlers.isolated.messages import MethodRow, ResponseHead, decode_refusal, encode_request
 from ovmstrio.isolation.codec import decode_error
 from ovmstrio.isolation.generator_hosts import RAISED
 from ovmstrio.isolation.generators import End, Failed
 from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation, RemoteGenerator
 from ovmstrio.isolation.user_code import UserCodeRaisedError
-from ovmstrio.isolation.worker_process import WorkerEnded
+from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.serving.batching import Batcher
 
 if TYPE_CHECKING:
     from ovmstrio.handlers.grpc.rpc_call import RpcCall
     from ovmstrio.handlers.grpc.services import Rpc
 
-__all__ = ["IsolatedHandler", "IsolatedModels", "RemoteRpc", "call_row", "open_isolated_handler"]
+__all__ = ["IsolatedHandler", "IsolatedModels", "RemoteRpc", "encode_call", "open_isolated_handler"]
 
-_NO_TIMEOUTS: Final = Patience()
+_NO_TIMEOUTS: Final = QueueTimeouts()
 _HOSTED: Final = "ovmstrio.handlers.isolated.hosted_handler:host_handler"
 
 
@@ -68,11 +68,11 @@ class IsolatedHandler:
     """
 
     def __init__(
-        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: Patience = _NO_TIMEOUTS
+        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: QueueTimeouts = _NO_TIMEOUTS
     ) -> None:
         self.methods: Mapping[str, HandlerMethod] = {}
         self._project = project
-        self._code = HandlerCode(project.name, project.directory)
+        self._code = ErrorReporter(project.name, project.directory)
         self._async: frozenset[str] = frozenset()
         self._batcher: Batcher[_BatchedRequest, Any] | None = None
         argument = [str(project.file), mounted_as]
@@ -111,7 +111,7 @@ class IsolatedHandler:
     async def finalize(self, worker: CodeWorker) -> None:
         """Close the handler of a process, for at most ``DRAIN_SECONDS``; shielded from cancellation."""
         with trio.move_on_after(DRAIN_SECONDS, shield=True):
-            with suppress(UserCodeRaisedError, WorkerEnded):
+            with suppress(UserCodeRaisedError, WorkerExited):
                 await worker.call("finalize", None, is_limited=False)
 
     @property
@@ -123,7 +123,7 @@ class IsolatedHandler:
 
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         """Answer a request; see :class:`HttpHandler`."""
-        row, request_id = request_row(request), current_request_id()
+        row, request_id = encode_request(request), current_request_id()
         if self.methods[name].is_batched and self._batcher is not None:
             item = _BatchedRequest(row, request_id)
             answer: HttpAnswer = await self._batcher.submit(item, start_within=self._timeouts.batch)
@@ -132,7 +132,7 @@ class IsolatedHandler:
             worker, result = await self._call("answer", name, [name, row, request_id])
             if isinstance(result, RemoteGenerator):
                 return await self._start_stream(name, worker, result)
-        refusal = read_refusal(result)
+        refusal = decode_refusal(result)
         if refusal is not None:
             raise refusal
         return _buffered_answer(worker, result)
@@ -156,7 +156,7 @@ class IsolatedHandler:
             return await self.processes.call(method, value)
         except UserCodeRaisedError as raised:
             raise self._failure(raised.error, name) from None
-        except WorkerEnded as end:
+        except WorkerExited as end:
             raise _worker_error(end) from None
 
     def _failure(self, error: BaseException, name: str) -> Exception:
@@ -171,9 +171,9 @@ class IsolatedHandler:
         except BaseException:
             await stream.aclose()
             raise
-        return AnswerHead(*head).answer(stream, worker.forget)
+        return ResponseHead(*head).answer(stream, worker.forget)
 
-    def run_after(self, callbacks: Iterable[Callback]) -> None:
+    def run_after(self, callbacks: Iterable[AfterResponse]) -> None:
         """Run the callbacks of a sent response in its process; see :class:`HttpHandler`."""
         for callback in callbacks:
             callback()
@@ -187,7 +187,7 @@ class IsolatedHandler:
     def _outcome(self, name: str, worker: CodeWorker, result: list[Any]) -> HttpAnswer | Exception:
         if result[0] == RAISED:
             return self._failure(decode_error(result[1]), name)
-        return read_refusal(result) or _buffered_answer(worker, result)
+        return decode_refusal(result) or _buffered_answer(worker, result)
 
     # Models
 
@@ -228,7 +228,7 @@ class _ChunkStream:
         if isinstance(item, Failed):
             self._is_over = True
             error = item.error
-            raise _worker_error(error) if isinstance(error, WorkerEnded) else self._failure(error)
+            raise _worker_error(error) if isinstance(error, WorkerExited) else self._failure(error)
         return item
 
     async def aclose(self) -> None:
@@ -239,10 +239,10 @@ class _ChunkStream:
 
 def _buffered_answer(worker: CodeWorker, result: list[Any]) -> HttpAnswer:
     _, head, body = result
-    return AnswerHead(*head).answer(body, worker.forget)
+    return ResponseHead(*head).answer(body, worker.forget)
 
 
-def _worker_error(end: WorkerEnded) -> UserCodeError:
+def _worker_error(end: WorkerExited) -> UserCodeError:
     return UserCodeError(f"the process that ran this call {end.why}")
 
 
@@ -268,13 +268,13 @@ async def open_isolated_handler(
         ModelFailure: a process ended while loading.
     """
     _check_processes(project, isolation)
-    handler = IsolatedHandler(project, isolation, mounted_as, Patience.of(project, queue_timeout))
+    handler = IsolatedHandler(project, isolation, mounted_as, QueueTimeouts.of(project, queue_timeout))
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:
             try:
                 await nursery.start(handler.processes.run)
-            except (UserCodeRaisedError, WorkerEnded) as error:
+            except (UserCodeRaisedError, WorkerExited) as error:
                 failure = _load_failure(project, error)
             else:
                 batcher = await handler.start_batching(nursery, batch_hooks, isolation.processes)
@@ -311,7 +311,7 @@ _AHEAD: Final = 4
 _call_numbers: Final = itertools.count(1)
 
 
-def call_row(call: RpcCall) -> list[Any]:
+def encode_call(call: RpcCall) -> list[Any]:
     """Encode the description of a call."""
     seconds = None if call.deadline == math.inf else call.deadline - trio.current_time()
     return [call.path, [list(pair) for pair in call.metadata.items()], call.user_agent, call.client_endpoint, seconds]
@@ -320,7 +320,7 @@ def call_row(call: RpcCall) -> list[Any]:
 class RemoteRpc:
     """One call of an isolated handler."""
 
-    def __init__(self, rpc: Rpc, call: RpcCall, code: HandlerCode) -> None:
+    def __init__(self, rpc: Rpc, call: RpcCall, code: ErrorReporter) -> None:
         self._rpc = rpc
         self._call = call
         self._code = code
@@ -335,7 +335,7 @@ class RemoteRpc:
         if not self._rpc.client_streaming:
             message = await self._call.recv_message()
             start_message = message.SerializeToString()
-        return [self._number, call_row(self._call), start_message]
+        return [self._number, encode_call(self._call), start_message]
 
     async def run(self, worker: CodeWorker, result: RemoteGenerator) -> None:
         """Forward requests to the process and its events to the client until the call ends.
@@ -388,7 +388,7 @@ class RemoteRpc:
             case events.TRAILERS:
                 message, pairs = result
                 await self._call.send_trailing_metadata(status_message=message, metadata=_pairs(pairs))
-            case events.TAKEN:
+            case events.REQUEST_TAKEN:
                 self._credit.release()
             case events.CANCEL:
                 self._call.cancel()
@@ -414,6 +414,6 @@ def _failure(result: Any, *more: Any) -> Exception:
 
 
 def _rpc_error(error: BaseException) -> Exception:
-    if isinstance(error, WorkerEnded):
+    if isinstance(error, WorkerExited):
         return GRPCError(Status.INTERNAL, f"the process that ran this call {error.why}")
     return error if isinstance(error, Exception) else GRPCError(Status.INTERNAL, type(error).__name__)

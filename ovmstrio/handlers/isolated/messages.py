@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER",
-    "AnswerHead",
     "MethodRow",
-    "answer_head",
-    "read_refusal",
-    "read_request",
-    "refusal_row",
-    "request_row",
+    "ResponseHead",
+    "decode_refusal",
+    "decode_request",
+    "encode_head",
+    "encode_refusal",
+    "encode_request",
 ]
 
 ANSWER: Final = "answer"
@@ -29,15 +29,15 @@ _HTTP_ERROR: Final = "chosen"
 _MALFORMED: Final = "malformed"
 
 
-def refusal_row(error: MalformedPayload | HTTPError) -> list[Any]:
+def encode_refusal(error: MalformedPayload | HTTPError) -> list[Any]:
     """Encode an error whose status and text are meant for the client."""
     if isinstance(error, HTTPError):
         return [_HTTP_ERROR, error.status_code, error.detail, error.headers]
     return [_MALFORMED, error.message, error.is_json]
 
 
-def read_refusal(row: list[Any]) -> MalformedPayload | HTTPError | None:
-    """Decode an error encoded by :func:`refusal_row`; None if the row is another kind."""
+def decode_refusal(row: list[Any]) -> MalformedPayload | HTTPError | None:
+    """Decode an error encoded by :func:`encode_refusal`; None if the row is another kind."""
     kind, *rest = row
     if kind == _HTTP_ERROR:
         return HTTPError(*rest)
@@ -54,7 +54,7 @@ class MethodRow(NamedTuple):
     is_async: bool
 
 
-class AnswerHead(NamedTuple):
+class ResponseHead(NamedTuple):
     """Response without its body; ``after`` is the number of its callbacks, 0 for none."""
 
     status: int
@@ -68,17 +68,17 @@ class AnswerHead(NamedTuple):
         return HttpAnswer(self.status, headers, body, (lambda: run_after(number),) if number else ())
 
 
-def answer_head(answer: HttpAnswer, after: int) -> list[Any]:
+def encode_head(answer: HttpAnswer, after: int) -> list[Any]:
     """Encode a response without its body."""
     return [answer.status, [list(pair) for pair in answer.headers], after]
 
 
-def request_row(request: HttpRequest) -> list[Any]:
+def encode_request(request: HttpRequest) -> list[Any]:
     """Encode a request."""
     return [request.method, request.path, request.query, [list(pair) for pair in request.headers], request.body]
 
 
-def read_request(row: list[Any]) -> HttpRequest:
+def decode_request(row: list[Any]) -> HttpRequest:
     """Decode a request."""
     method, path, query, headers, body = row
     return HttpRequest(method, path, query, tuple((name, value) for name, value in headers), body)

@@ -15,15 +15,15 @@ from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.tensor import BYTES, Tensor, TensorSpec
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelsSpec
 from ovmstrio.handlers.models.loader import LoadModel, ModelLoader
-from ovmstrio.handlers.models.model_cache import Shelf
+from ovmstrio.handlers.models.model_cache import ModelCache
 from ovmstrio.handlers.models.version_index import LATEST, is_version
 
-__all__ = ["Array", "ModelClient", "ModelNames", "flat_list", "read_inputs", "version_text"]
+__all__ = ["Array", "ModelClient", "ModelNames", "normalize_version", "to_flat_list", "to_input_arrays"]
 
 _SHOWN: Final = 20
 
 
-def version_text(version: str | int | None) -> str:
+def normalize_version(version: str | int | None) -> str:
     """Normalize a version to a number or ``latest`` (None and ``""`` too); UserRuntimeException for others."""
     if version is None or version in {LATEST, ""}:
         return LATEST
@@ -36,7 +36,7 @@ def version_text(version: str | int | None) -> str:
 class ModelNames:
     """Model names of a project that handlers may request."""
 
-    def __init__(self, spec: ModelsSpec, shelf: Shelf) -> None:
+    def __init__(self, spec: ModelsSpec, shelf: ModelCache) -> None:
         self._has_one = spec.kind == "path"
         self._listed = frozenset(entry.name for entry in spec.entries)
         self._cache = shelf
@@ -70,7 +70,7 @@ class ModelClient(ModelClientBase):
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: ModelCache,
         loader: ModelLoader,
         names: ModelNames,
         *,
@@ -91,7 +91,7 @@ class ModelClient(ModelClientBase):
         Raises:
             UserRuntimeException: the model or version does not exist or fails to load.
         """
-        version = LATEST if model_version is None or model_version == LATEST else version_text(model_version)
+        version = LATEST if model_version is None or model_version == LATEST else normalize_version(model_version)
         name = self._names.check(model_name)
         return self._loader.get(name, version).value
 
@@ -101,7 +101,7 @@ class ModelClient(ModelClientBase):
         Cancellation: at once; a started load continues.
         """
         await trio.lowlevel.checkpoint()
-        version, name = version_text(model_version), self._names.check(model_name)
+        version, name = normalize_version(model_version), self._names.check(model_name)
         return (await self._loader.aget(name, version)).value
 
     def set_load_method(self, load_model: LoadModel) -> None:
@@ -126,7 +126,9 @@ Array = np.ndarray[Any, Any]
 _SPECIAL: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
-def read_inputs(given: Any, inputs: Sequence[TensorSpec], model: str, unused: Collection[str] = ()) -> dict[str, Array]:
+def to_input_arrays(
+    given: Any, inputs: Sequence[TensorSpec], model: str, unused: Collection[str] = ()
+) -> dict[str, Array]:
     """Convert the handler's values to the input arrays of a model, in the order of the inputs.
 
     ``model`` is the name in messages; the values of inputs in ``unused`` are ignored.
@@ -197,7 +199,7 @@ def _shown(sizes: Sequence[int]) -> str:
     return "(" + ", ".join(map(str, sizes)) + ")"
 
 
-def flat_list(tensor: Tensor) -> list[Any]:
+def to_flat_list(tensor: Tensor) -> list[Any]:
     """Return the elements of an output as a flat list, as JSON of a protobuf message has them.
 
     64-bit integers are decimal strings, BYTES are base64, and FP16 and BF16 are their bits.

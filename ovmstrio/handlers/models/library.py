@@ -18,9 +18,16 @@ from cortex_internal.lib.client.tensorflow import TensorFlowClient as TensorFlow
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
-from ovmstrio.handlers.models.client import Array, ModelClient, ModelNames, flat_list, read_inputs, version_text
+from ovmstrio.handlers.models.client import (
+    Array,
+    ModelClient,
+    ModelNames,
+    normalize_version,
+    to_flat_list,
+    to_input_arrays,
+)
 from ovmstrio.handlers.models.loader import LoadModel, ModelLoader, StorageThreads
-from ovmstrio.handlers.models.model_cache import Shelf, StorageSync, Validate, WatchOptions, lease_models
+from ovmstrio.handlers.models.model_cache import ModelCache, StorageSync, Validate, WatchOptions, lease_models
 from ovmstrio.handlers.models.saved_model import SavedModel, choose_signature, read_saved_model
 from ovmstrio.handlers.models.storage import (
     Copy,
@@ -29,7 +36,7 @@ from ovmstrio.handlers.models.storage import (
     OpenStorage,
     open_sources,
     open_storage,
-    problem_of_saved_model,
+    saved_model_problem,
 )
 from ovmstrio.handlers.models.version_index import LATEST
 from ovmstrio.serving.batching import Batcher, BatchOptions, open_batcher
@@ -41,15 +48,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LibraryOptions",
+    "ModelInfoSource",
     "ModelLibrary",
-    "ModelsInfo",
     "ProjectModels",
     "open_library",
     "open_models",
 ]
 
 
-class ModelsInfo(Protocol):
+class ModelInfoSource(Protocol):
     """Source of the model metadata that ``/info`` returns."""
 
     def info(self) -> dict[str, Any]:
@@ -88,7 +95,7 @@ class ModelLibrary:
         self, spec: ModelsSpec, sources: Sequence[ModelSource], root: Path, *, validate: Validate, watch: WatchOptions
     ) -> None:
         self.janitor = _Janitor()
-        self.shelf = Shelf(spec.cache_size, spec.disk_cache_size, self.janitor.wake)
+        self.shelf = ModelCache(spec.cache_size, spec.disk_cache_size, self.janitor.wake)
         maker = CopyMaker(root, sources)
         self.storage_threads = StorageThreads(maker, watch.fetches, spec.storage_timeout_seconds)
         self.loader = ModelLoader(self.shelf, maker, self.storage_threads)
@@ -199,11 +206,11 @@ class TensorFlowClient(TensorFlowClientBase):
         names: ModelNames,
         batcher: Batcher[BatchedRun, list[Tensor]] | None = None,
     ) -> None:
-        from ovmstrio.handlers.models.saved_model_run import run_model, submit  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.handlers.models.saved_model_run import run_batched, run_model  # noqa: PLC0415 - imported when first needed
 
         self._loader = loader
         self._names = names
-        self._run = run_model if batcher is None else partial(submit, batcher)
+        self._run = run_model if batcher is None else partial(run_batched, batcher)
         self._loop = trio.lowlevel.current_trio_token()
 
     def predict(
@@ -226,7 +233,7 @@ class TensorFlowClient(TensorFlowClientBase):
         """
         if trio.lowlevel.in_trio_run():
             raise RuntimeError("predict would block the event loop: use 'await client.apredict(...)' in async methods")
-        version, name = version_text(model_version), self._names.check(model_name)
+        version, name = normalize_version(model_version), self._names.check(model_name)
         with lease_models():
             model = cast("RunnableModel", self._loader.get(name, version).value)
             outputs = trio.from_thread.run(self._run, model, _inputs(model, model_input), trio_token=self._loop)
@@ -239,7 +246,7 @@ class TensorFlowClient(TensorFlowClientBase):
         model_version: str | int | None = LATEST,
     ) -> dict[str, Any]:
         """Run a model as :meth:`predict` does, for ``async def`` handlers."""
-        version, name = version_text(model_version), self._names.check(model_name)
+        version, name = normalize_version(model_version), self._names.check(model_name)
         with lease_models():
             model = cast("RunnableModel", (await self._loader.aget(name, version)).value)
             outputs = await self._run(model, _inputs(model, model_input))
@@ -247,12 +254,12 @@ class TensorFlowClient(TensorFlowClientBase):
 
 
 def _inputs(model: RunnableModel, given: Mapping[str, Any]) -> dict[str, Array]:
-    return read_inputs(given, model.servable.metadata.inputs, str(model), model.signature.inputs.keys())
+    return to_input_arrays(given, model.servable.metadata.inputs, str(model), model.signature.inputs.keys())
 
 
 def _named_outputs(model: RunnableModel, outputs: list[Tensor]) -> dict[str, Any]:
     found = {output.name: output for output in outputs}
-    return {name: flat_list(found[theirs]) for name, theirs in model.outputs.items()}
+    return {name: to_flat_list(found[theirs]) for name, theirs in model.outputs.items()}
 
 
 class SavedModelInfo:
@@ -262,7 +269,7 @@ class SavedModelInfo:
         self._key_for = key_for
         self._known: dict[Copy, dict[str, Any]] = {}
 
-    def __call__(self, shelf: Shelf) -> dict[str, dict[str, Any]]:
+    def __call__(self, shelf: ModelCache) -> dict[str, dict[str, Any]]:
         """Return the descriptions by ``name-version``, highest version of each model first."""
         catalog, copies = shelf.catalog, shelf.copies()
         self._known = {copy: self._known.get(copy) or self._describe(copy) for copy in copies.values()}
@@ -361,9 +368,7 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
             yield ProjectModels(library, {MODEL_CLIENT: library.client})
     else:
         load_model = SavedModelLoader(spec)
-        async with open_library(
-            spec, load_model=load_model, validate=problem_of_saved_model, options=options
-        ) as library:
+        async with open_library(spec, load_model=load_model, validate=saved_model_problem, options=options) as library:
             info = None if spec.is_cached else SavedModelInfo(load_model.key_for)
             async with _open_tensorflow(library, project.batching) as client:
                 yield ProjectModels(library, {TENSORFLOW_CLIENT: client}, info)

@@ -17,10 +17,10 @@ import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import Overloaded, StorageFailure
-from ovmstrio.handlers.models.model_cache import LoadedModel, Shelf
+from ovmstrio.handlers.models.model_cache import LoadedModel, ModelCache
 from ovmstrio.handlers.models.storage import Copy, CopyMaker
 from ovmstrio.handlers.models.version_index import LATEST, ModelKey, VersionFiles
-from ovmstrio.isolation.thread_pool import lent_place
+from ovmstrio.isolation.thread_pool import release_place_while_waiting
 from ovmstrio.util.truncation import text_of
 
 __all__ = ["MAX_WAITING", "LoadModel", "ModelLoader", "StorageThreads"]
@@ -99,7 +99,7 @@ class StorageThreads:
             self._open.add(fetch)
         try:
             self._queue.put(fetch)
-            with lent_place():
+            with release_place_while_waiting():
                 return self._wait(fetch)
         finally:
             with self._lock:
@@ -172,7 +172,7 @@ class ModelLoader:
         load_model: the handler's method that loads a model from its folder.
     """
 
-    def __init__(self, shelf: Shelf, maker: CopyMaker, storage: StorageThreads) -> None:
+    def __init__(self, shelf: ModelCache, maker: CopyMaker, storage: StorageThreads) -> None:
         self.load_model: LoadModel | None = None
         self._cache = shelf
         self._maker = maker

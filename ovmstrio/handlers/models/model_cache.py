@@ -21,25 +21,32 @@ from ovmstrio.config.specs import LatestVersions
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.handlers.config.project_spec import ModelsSpec
 from ovmstrio.handlers.models.storage import Copy, CopyMaker, ModelSource
-from ovmstrio.handlers.models.version_index import LATEST, ModelKey, Tree, VersionFiles, diff, versions_by_model
-from ovmstrio.isolation.thread_pool import lent_place
+from ovmstrio.handlers.models.version_index import (
+    LATEST,
+    ModelKey,
+    VersionFiles,
+    VersionIndex,
+    diff_indexes,
+    versions_by_model,
+)
+from ovmstrio.isolation.thread_pool import release_place_while_waiting
 from ovmstrio.serving.model_versions import choose_versions
 
 __all__ = [
-    "CallLeases",
     "LoadedModel",
-    "RecentlyUsed",
-    "Shelf",
+    "LruKeys",
+    "ModelCache",
+    "ModelLeases",
     "StorageSync",
     "Validate",
     "WatchOptions",
-    "current_call",
+    "current_leases",
     "keep_latest",
     "lease_models",
 ]
 
 
-class CallLeases:
+class ModelLeases:
     """Models leased to one call of a handler; thread-safe."""
 
     __slots__ = ("_held", "_is_over", "_lock")
@@ -69,10 +76,10 @@ class CallLeases:
             release(each)
 
 
-_current: ContextVar[CallLeases | None] = ContextVar("model leases", default=None)
+_current: ContextVar[ModelLeases | None] = ContextVar("model leases", default=None)
 
 
-def current_call() -> CallLeases | None:
+def current_leases() -> ModelLeases | None:
     """Return the leases of the current call; None outside a call."""
     return _current.get()
 
@@ -83,7 +90,7 @@ def lease_models() -> Iterator[None]:
 
     Every call of a handler runs in such a block, up to the end of its stream or callback.
     """
-    leases = CallLeases()
+    leases = ModelLeases()
     token = _current.set(leases)
     try:
         yield
@@ -97,7 +104,7 @@ def lease_models() -> Iterator[None]:
 _K = TypeVar("_K", bound=Hashable)
 
 
-class RecentlyUsed(Generic[_K]):
+class LruKeys(Generic[_K]):
     """Keys in order of use, least recently used first; over ``limit`` only while keys are in use."""
 
     def __init__(self, limit: int | None = None) -> None:
@@ -143,7 +150,7 @@ class LoadedModel:
     value: Any
 
 
-class Shelf:
+class ModelCache:
     """Versions of models: catalog of the storages, copies on disk, and models in memory; thread-safe.
 
     The limits are numbers of versions, exceeded only while versions are in use; None for no limit. ``on_trash`` is
@@ -151,8 +158,8 @@ class Shelf:
     """
 
     def __init__(self, memory_limit: int | None, disk_limit: int | None, on_trash: Callable[[], None]) -> None:
-        self._in_memory = RecentlyUsed[ModelKey](memory_limit)
-        self._on_disk = RecentlyUsed[ModelKey](disk_limit)
+        self._in_memory = LruKeys[ModelKey](memory_limit)
+        self._on_disk = LruKeys[ModelKey](disk_limit)
         self._on_unused_copies = on_trash
         self._lock = threading.Lock()
         self._load_ended = threading.Condition(self._lock)
@@ -170,7 +177,7 @@ class Shelf:
     # Catalog
 
     @property
-    def catalog(self) -> Tree:
+    def catalog(self) -> VersionIndex:
         """Versions that can be requested."""
         return self._catalog
 
@@ -183,7 +190,7 @@ class Shelf:
         with self._lock:
             return self._resolve(name, version)
 
-    def replace_catalog(self, tree: Tree) -> None:
+    def replace_catalog(self, tree: VersionIndex) -> None:
         """Replace the catalog with the contents of the storages; drop versions that were removed."""
         # Sorted outside the lock, which calls of user code wait for.
         catalog, newest = dict(tree), versions_by_model(tree)
@@ -259,7 +266,7 @@ class Shelf:
                         copy.uses += 1
                     return self._catalog.get(key), copy
             # The loading call may need the thread-pool slot of this call.
-            with lent_place(), self._load_ended:
+            with release_place_while_waiting(), self._load_ended:
                 self._load_ended.wait_for(lambda: key not in self._loading)
 
     def end_load(self, key: ModelKey, copy: Copy | None) -> None:
@@ -420,7 +427,7 @@ class Shelf:
         self._undownloadable.discard(key)
 
     def _lease_to_call(self, copy: Copy) -> None:
-        call = current_call()
+        call = current_leases()
         if call is not None and call.hold(copy, self.release):
             copy.uses += 1
 
@@ -499,7 +506,7 @@ class StorageSync:
     def __init__(
         self,
         sources: Sequence[ModelSource],
-        shelf: Shelf,
+        shelf: ModelCache,
         maker: CopyMaker,
         *,
         spec: ModelsSpec,
@@ -535,14 +542,14 @@ class StorageSync:
             self.synced.set()
         return is_complete
 
-    async def _list(self, source: ModelSource) -> Tree | None:
+    async def _list(self, source: ModelSource) -> VersionIndex | None:
         try:
             return await self._in_thread(source.read, self._options.list_seconds, str(source))
         except StorageFailure as error:
             log.warning("model storage listing failed", reason=str(error))
             return None
 
-    def _merge(self, listed: Sequence[Tree | None]) -> dict[ModelKey, VersionFiles]:
+    def _merge(self, listed: Sequence[VersionIndex | None]) -> dict[ModelKey, VersionFiles]:
         joined: dict[ModelKey, VersionFiles] = {}
         for source, tree in zip(self._sources, listed, strict=True):
             if tree is None:
@@ -551,13 +558,13 @@ class StorageSync:
                 joined |= tree
         return joined
 
-    def _apply_listing(self, listed: Sequence[Tree | None]) -> Tree:
+    def _apply_listing(self, listed: Sequence[VersionIndex | None]) -> VersionIndex:
         tree = self._select_versions(self._merge(listed))
         if self._spec.is_cached:
             self._cache.replace_catalog(tree)
         return tree
 
-    def _select_versions(self, tree: Tree) -> Tree:
+    def _select_versions(self, tree: VersionIndex) -> VersionIndex:
         valid = self._valid_versions(tree)
         latest = self._spec.latest_versions
         if latest is None:
@@ -568,7 +575,7 @@ class StorageSync:
         kept = keep_latest(valid, latest, broken=broken, loaded=self._cache.in_memory())
         return {key: valid[key] for key in valid if key in kept}
 
-    def _valid_versions(self, tree: Tree) -> dict[ModelKey, VersionFiles]:
+    def _valid_versions(self, tree: VersionIndex) -> dict[ModelKey, VersionFiles]:
         valid: dict[ModelKey, VersionFiles] = {}
         refused: dict[ModelKey, str] = {}
         for key, files in tree.items():
@@ -584,8 +591,8 @@ class StorageSync:
         self._refused = refused
         return valid
 
-    async def _fetch_changes(self, tree: Tree) -> bool:
-        changes = await trio.to_thread.run_sync(diff, self._cache.catalog, tree)
+    async def _fetch_changes(self, tree: VersionIndex) -> bool:
+        changes = await trio.to_thread.run_sync(diff_indexes, self._cache.catalog, tree)
         fetched = await self._for_each(changes.written, lambda key: self._fetch(key, tree[key]))
         if changes.removed:
             log.info("model versions removed", versions=sorted(map(str, changes.removed)))

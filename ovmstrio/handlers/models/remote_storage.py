@@ -18,7 +18,7 @@ import fsspec
 from fsspec.callbacks import Callback
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.handlers.models.transfer import STALL_SECONDS, Moved
+from ovmstrio.handlers.models.transfer import STALL_SECONDS, OnProgress
 from ovmstrio.handlers.models.version_index import StoredFile
 
 __all__ = ["FsspecStorage"]
@@ -32,7 +32,7 @@ _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
 class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
-    def __init__(self, on_progress: Moved | None = None) -> None:
+    def __init__(self, on_progress: OnProgress | None = None) -> None:
         super().__init__()
         self.moved = time.monotonic()
         self._on_progress = on_progress
@@ -83,7 +83,7 @@ class FsspecStorage:
             if info.get("type") != "directory" and _is_file_below(root, path, relative)
         ]
 
-    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
+    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
         """Download a file; see :meth:`ModelStorage.fetch`."""
         try:
             self._run("get_file", self._stall_seconds, file.location, str(target), callback=_Progress(moved))

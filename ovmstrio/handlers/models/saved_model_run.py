@@ -26,7 +26,7 @@ from ovmstrio.serving.batching import Batcher
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BatchedRun", "RunnableModel", "load_saved_model", "run_batch", "run_model", "submit"]
+__all__ = ["BatchedRun", "RunnableModel", "load_saved_model", "run_batch", "run_batched", "run_model"]
 
 
 _PRECISE: Final = {"EXECUTION_MODE_HINT": "ACCURACY"}
@@ -115,7 +115,7 @@ class BatchedRun:
     size: int
 
 
-async def submit(
+async def run_batched(
     batcher: Batcher[BatchedRun, list[Tensor]], model: RunnableModel, arrays: Mapping[str, Array]
 ) -> list[Tensor]:
     """Run a model in a batch with other calls whose inputs have the same shapes except for the first dimension.

@@ -14,10 +14,16 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
-from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, part_of_server
+from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, client_span
 from ovmstrio.handlers.config.project_spec import ModelsSpec
-from ovmstrio.handlers.models.transfer import STALL_SECONDS, Moved
-from ovmstrio.handlers.models.version_index import ModelKey, StoredFile, VersionFiles, models_below, versions_of
+from ovmstrio.handlers.models.transfer import STALL_SECONDS, OnProgress
+from ovmstrio.handlers.models.version_index import (
+    ModelKey,
+    StoredFile,
+    VersionFiles,
+    versions_by_folder,
+    versions_in_folder,
+)
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 
@@ -31,7 +37,7 @@ __all__ = [
     "local_path",
     "open_sources",
     "open_storage",
-    "problem_of_saved_model",
+    "saved_model_problem",
     "scheme_of",
 ]
 
@@ -57,7 +63,7 @@ class ModelStorage(Protocol):
         """
         ...
 
-    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
+    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
         """Copy a file to ``target``, whose folder exists; call ``moved`` after each piece.
 
         Raises:
@@ -91,7 +97,7 @@ class LocalStorage:
             raise StorageFailure(f"{location} cannot be read: {error}") from error
         return found
 
-    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
+    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
         """Copy a file; see :meth:`ModelStorage.fetch`."""
         try:
             with open_regular(file.location) as source, target.open("wb") as copy:
@@ -186,7 +192,7 @@ def _storage_span(name: str, location: str, about: Attributes = NO_ATTRIBUTES) -
     # User info and query of a URL may be secret.
     url = urlsplit(location)
     place = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
-    return part_of_server(name, {"url.full": place, "url.scheme": url.scheme, **about})
+    return client_span(name, {"url.full": place, "url.scheme": url.scheme, **about})
 
 
 class CopyMaker:
@@ -197,7 +203,7 @@ class CopyMaker:
         self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, moved: Moved = lambda: None) -> Copy:
+    def make(self, key: ModelKey, version: VersionFiles, moved: OnProgress = lambda: None) -> Copy:
         """Download all files of a version.
 
         Raises:
@@ -243,7 +249,7 @@ class ModelSource:
         """List the versions in the location; raise StorageFailure if the storage cannot be read."""
         with _storage_span("list models", self.location):
             files = self.storage.list_files(self.location)
-        tree = models_below(files) if self.name is None else versions_of(self.name, files)
+        tree = versions_by_folder(files) if self.name is None else versions_in_folder(self.name, files)
         for version in tree.values():
             # Computed and cached here: thousands of hashes would block the event loop.
             _ = version.fingerprint
@@ -271,7 +277,7 @@ def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[ModelSourc
     return [ModelSource(name, location, storages[scheme_of(location)]) for name, location in wanted.items()]
 
 
-def problem_of_saved_model(version: VersionFiles) -> str | None:
+def saved_model_problem(version: VersionFiles) -> str | None:
     """Return the reason why files are not a SavedModel; None if they are."""
     paths = version.paths
     if _GRAPH not in paths:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["STALL_SECONDS", "Moved"]
+__all__ = ["STALL_SECONDS", "OnProgress"]
 
 STALL_SECONDS: Final = 60.0
 """Default time that a storage may send nothing before a download fails."""
 
 
-Moved = Callable[[], None]
+OnProgress = Callable[[], None]
 """Called from any thread when a piece of a file has been received."""

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from ovmstrio.serving.fingerprints import rows_mark
+from ovmstrio.serving.fingerprints import rows_fingerprint
 
 __all__ = [
     "LATEST",
     "ONLY_VERSION",
+    "IndexChanges",
     "ModelKey",
     "StoredFile",
-    "Tree",
-    "TreeChanges",
     "VersionFiles",
-    "diff",
+    "VersionIndex",
+    "diff_indexes",
     "is_version",
-    "models_below",
+    "versions_by_folder",
     "versions_by_model",
-    "versions_of",
+    "versions_in_folder",
 ]
 
 LATEST: Final = "latest"
@@ -75,7 +75,7 @@ class VersionFiles:
     @cached_property
     def fingerprint(self) -> str:
         """Hash that changes when a file is written, added, removed or renamed."""
-        return rows_mark((file.path, file.size, file.mark, file.modified) for file in self.files)
+        return rows_fingerprint((file.path, file.size, file.mark, file.modified) for file in self.files)
 
     @property
     def timestamp(self) -> int:
@@ -88,21 +88,21 @@ class VersionFiles:
         return frozenset(file.path for file in self.files)
 
 
-Tree = Mapping[ModelKey, VersionFiles]
+VersionIndex = Mapping[ModelKey, VersionFiles]
 """All versions of all models in a storage."""
 
 
-class TreeChanges(NamedTuple):
+class IndexChanges(NamedTuple):
     """Sorted differences between two trees: new or modified versions, and removed versions."""
 
     written: list[ModelKey]
     removed: list[ModelKey]
 
 
-def diff(old: Tree, new: Tree) -> TreeChanges:
+def diff_indexes(old: VersionIndex, new: VersionIndex) -> IndexChanges:
     """Compare two trees by the fingerprints of their versions."""
     written = [key for key in new if key not in old or old[key].fingerprint != new[key].fingerprint]
-    return TreeChanges(sorted(written), sorted(old.keys() - new.keys()))
+    return IndexChanges(sorted(written), sorted(old.keys() - new.keys()))
 
 
 def is_version(text: str) -> bool:
@@ -124,12 +124,12 @@ def _rank(key: ModelKey) -> tuple[int, str, str]:
     return len(digits), digits, key.version
 
 
-def versions_of(name: str, files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
+def versions_in_folder(name: str, files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
     """Return the versions in a model's folder; empty if the folder is empty or missing."""
     return _index_versions(name, [(file.path, file) for file in files if file.path])
 
 
-def models_below(files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
+def versions_by_folder(files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
     """Return the versions of all models in a folder; files outside model folders are ignored."""
     tree: dict[ModelKey, VersionFiles] = {}
     for name, placed in _by_folder((file.path, file) for file in files if "/" in file.path).items():

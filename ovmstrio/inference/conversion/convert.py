@@ -18,15 +18,24 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import AlreadyExists, ConfigError
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.conversion.inputs import InputForm, describe_inputs, make_stateful
+from ovmstrio.inference.conversion.inputs import InputSpec, apply_input_specs, make_stateful
 from ovmstrio.inference.conversion.quantization import quantize
-from ovmstrio.inference.conversion.sources import EXPORT, SCRIPT, framework_of, refused
+from ovmstrio.inference.conversion.sources import TORCH_EXPORT, TORCHSCRIPT, conversion_error, detect_framework
 from ovmstrio.inference.conversion.torch_programs import read_torch
-from ovmstrio.inference.reading import check_files, read_onnx_content, read_paddle
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.inference.signature import own_specs, read_signature
+from ovmstrio.inference.reading import check_model_files, read_onnx_content, read_paddle
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
+from ovmstrio.inference.signature import model_specs, read_signature
 
-__all__ = ["Conversion", "Converted", "convert", "new_folder", "new_version", "read_source", "refuse_existing", "save"]
+__all__ = [
+    "Conversion",
+    "Converted",
+    "check_not_existing",
+    "convert",
+    "new_folder",
+    "new_version",
+    "read_source",
+    "save",
+]
 
 _FRONTENDS: Final = {
     "OpenVINO IR": "ir",
@@ -47,18 +56,18 @@ def read_source(source: Path, framework: str) -> ov.Model:
     """
     if framework == "PaddlePaddle":
         model = read_paddle(source)
-    elif framework in {EXPORT, SCRIPT}:
+    elif framework in {TORCH_EXPORT, TORCHSCRIPT}:
         model = read_torch(source, framework)
     else:
         model = _read(source, framework)
     if not model.outputs:
         # Some frontends read an empty file as an empty model.
-        raise refused(source, f"the {framework} model has no outputs", "is the file complete?")
+        raise conversion_error(source, f"the {framework} model has no outputs", "is the file complete?")
     return model
 
 
 def _read(source: Path, framework: str) -> ov.Model:
-    check_files(source)
+    check_model_files(source)
     try:
         frontend = FrontEndManager().load_by_framework(_FRONTENDS[framework])
         return frontend.convert(frontend.load(str(source)))
@@ -66,12 +75,14 @@ def _read(source: Path, framework: str) -> ov.Model:
         model = read_onnx_content(source)
         if model is not None:
             return model
-        raise refused(source, f"OpenVINO cannot convert the model: {reason(error)}") from error
+        raise conversion_error(source, f"OpenVINO cannot convert the model: {openvino_error_message(error)}") from error
     except OPENVINO_ERRORS as error:
-        raise refused(source, f"cannot be read as {framework}: {reason(error)}", "is the file complete?") from error
+        raise conversion_error(
+            source, f"cannot be read as {framework}: {openvino_error_message(error)}", "is the file complete?"
+        ) from error
 
 
-def refuse_existing(target: Path, another: str, *, force: bool) -> None:
+def check_not_existing(target: Path, another: str, *, force: bool) -> None:
     """Raise AlreadyExists if ``target`` exists and ``force`` is not set; ``another`` is the option that avoids it."""
     if target.exists() and not force:
         raise AlreadyExists(f"{target} exists; choose another {another}, or replace it with --force")
@@ -87,7 +98,7 @@ def new_folder(target: Path, *, force: bool = False, another: str = "--repositor
     Raises:
         AlreadyExists: the target exists and ``force`` is not set; ``another`` is the option for another target.
     """
-    refuse_existing(target, another, force=force)
+    check_not_existing(target, another, force=force)
     new_parents = [parent for parent in target.parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
@@ -127,7 +138,7 @@ class Conversion:
     stateful: bool = False  # turn state inputs into variables
     low_latency: bool = False
     state: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, InputForm] = field(default_factory=dict)  # types and shapes of inputs
+    inputs: Mapping[str, InputSpec] = field(default_factory=dict)  # types and shapes of inputs
     calibration: Path | None = None  # folder of samples for int8 quantization
 
 
@@ -165,17 +176,17 @@ def convert(
     """
     wanted = wanted or Conversion()
     target = repository / name / str(version)
-    framework = framework_of(source)
-    refuse_existing(target, "--version", force=force)
+    framework = detect_framework(source)
+    check_not_existing(target, "--version", force=force)
     model = read_source(source, framework)
-    describe_inputs(source, model, wanted.inputs)
+    apply_input_specs(source, model, wanted.inputs)
     read_signature(model, NO_MAPPING, str(source))  # rejects unsupported tensors
     samples = 0
     if wanted.calibration is not None:
         model, samples = quantize(source, model, wanted.calibration)
     pairs = wanted.state if wanted.stateful or wanted.state else None
     state = make_stateful(source, model, pairs=pairs, low_latency=wanted.low_latency)
-    inputs, outputs = own_specs(model.inputs, is_input=True), own_specs(model.outputs, is_input=False)
+    inputs, outputs = model_specs(model.inputs, is_input=True), model_specs(model.outputs, is_input=False)
     with new_version(repository, name, version, force=force) as directory:
         save(model, directory, fp16=wanted.fp16)
         try:

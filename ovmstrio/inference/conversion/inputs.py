@@ -15,25 +15,25 @@ from openvino.passes import LowLatency2, MakeStateful, Manager
 from ovmstrio.config.shapes import parse_shape
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME, BY_OPENVINO_NAME, Datatype, Dim
-from ovmstrio.inference.conversion.sources import refused
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.inference.conversion.sources import conversion_error
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import port_names, to_partial_shape
 
-__all__ = ["InputForm", "describe_inputs", "detect_state", "make_stateful", "parse_input_form"]
+__all__ = ["InputSpec", "apply_input_specs", "detect_state", "make_stateful", "parse_input_form"]
 
 _FORM: Final = re.compile(r"(?P<name>.+?)=(?P<type>[A-Za-z0-9]*)\s*[\[(](?P<dims>[^\])]*)[\])]")
 _EXAMPLE: Final = "NAME=TYPE[SIZES] such as image=FP32[-1,3,224,224], with -1 for any size"
 
 
 @dataclass(frozen=True, slots=True)
-class InputForm:
+class InputSpec:
     """Shape of an input, and its type if specified."""
 
     shape: tuple[Dim, ...]
     datatype: Datatype | None = None
 
 
-def parse_input_form(text: str) -> tuple[str, InputForm]:
+def parse_input_form(text: str) -> tuple[str, InputSpec]:
     """Parse ``image=FP32[-1,3,224,224]``, in which the type is optional; ConfigError if malformed."""
     matched = _FORM.fullmatch(text.strip())
     if matched is None:
@@ -43,10 +43,10 @@ def parse_input_form(text: str) -> tuple[str, InputForm]:
         known = ", ".join(BY_NAME)
         raise ConfigError([Problem(f"--input: unknown element type {matched['type']!r}; known are {known}")])
     dims = parse_shape("--input", f"({matched['dims']})").dims
-    return matched["name"], InputForm(dims or (), datatype)
+    return matched["name"], InputSpec(dims or (), datatype)
 
 
-def describe_inputs(source: Path, model: ov.Model, forms: Mapping[str, InputForm]) -> None:
+def apply_input_specs(source: Path, model: ov.Model, forms: Mapping[str, InputSpec]) -> None:
     """Set types and shapes of inputs; raise ConfigError if an input is unknown, incompatible or incomplete."""
     names = port_names(model.inputs, {}, is_input=True)
     _refuse_unknown(source, names, list(forms))
@@ -57,17 +57,19 @@ def describe_inputs(source: Path, model: ov.Model, forms: Mapping[str, InputForm
         node, type_name = port.get_node(), port.get_element_type().get_type_name()
         if form.datatype is not None and type_name not in {"dynamic", form.datatype.openvino}:
             own = BY_OPENVINO_NAME[type_name].name if type_name in BY_OPENVINO_NAME else type_name
-            raise refused(source, f"input {name!r} is {own}, not {form.datatype.name}", "leave the type out")
+            raise conversion_error(source, f"input {name!r} is {own}, not {form.datatype.name}", "leave the type out")
         if form.datatype is not None:
             node.set_element_type(getattr(ov.Type, form.datatype.openvino))
         if not port.get_partial_shape().compatible(to_partial_shape(form.shape)):
             shapes = f"{port.get_partial_shape()}, not {to_partial_shape(form.shape)}"
-            raise refused(source, f"input {name!r} has the shape {shapes}")
+            raise conversion_error(source, f"input {name!r} has the shape {shapes}")
         node.set_partial_shape(to_partial_shape(form.shape))
     try:
         model.validate_nodes_and_infer_types()
     except OPENVINO_ERRORS as error:
-        raise refused(source, f"the model does not accept these inputs: {reason(error)}") from error
+        raise conversion_error(
+            source, f"the model does not accept these inputs: {openvino_error_message(error)}"
+        ) from error
     _refuse_formless(source, names, model)
 
 
@@ -91,7 +93,7 @@ def _refuse_formless(source: Path, names: Sequence[str], model: ov.Model) -> Non
     if formless:
         listed = ", ".join(map(repr, formless))
         options = " ".join(f"--input '{name}=FP32[-1,...]'" for name in formless)
-        raise refused(source, f"the file has no type or no rank for {listed}", f"specify {options}")
+        raise conversion_error(source, f"the file has no type or no rank for {listed}", f"specify {options}")
 
 
 _STATE_WORDS: Final = re.compile(r"(?i)(^|[_./])(state|hidden|cell|cache|mem|memory|past|kv|h|c)")
@@ -119,10 +121,10 @@ def make_stateful(
     try:
         manager.run_passes(model)
     except OPENVINO_ERRORS as error:
-        raise refused(source, f"OpenVINO cannot make it stateful: {reason(error)}") from error
+        raise conversion_error(source, f"OpenVINO cannot make it stateful: {openvino_error_message(error)}") from error
     if low_latency and not model.get_sinks():
         message = "--low_latency requires TensorIterator or Loop operations, and the model has none"
-        raise refused(source, message, "leave out --low_latency")
+        raise conversion_error(source, message, "leave out --low_latency")
     return made
 
 
@@ -157,12 +159,12 @@ def _check_pairs(source: Path, model: ov.Model, pairs: Mapping[str, str]) -> Non
     outputs = {name for port in model.outputs for name in port.get_names()}
     listing = f"its inputs are {sorted(inputs)}, its outputs {sorted(outputs)}"
     if not pairs:
-        raise refused(source, f"no state inputs found: {listing}", "name them: --state in=out")
+        raise conversion_error(source, f"no state inputs found: {listing}", "name them: --state in=out")
     for name, successor in pairs.items():
         for side, known, wanted in (("input", inputs, name), ("output", outputs, successor)):
             if wanted not in known:
-                raise refused(source, f"the model has no {side} {wanted!r}: {listing}")
+                raise conversion_error(source, f"the model has no {side} {wanted!r}: {listing}")
         shape = inputs[name].get_partial_shape()
         if shape.rank.is_static and len(shape) and shape[0].is_dynamic:
             message = f"the state {name!r} has no fixed batch size ({shape}), and thus no initial value"
-            raise refused(source, message, "export the model with a fixed batch, or keep the state in clients")
+            raise conversion_error(source, message, "export the model with a fixed batch, or keep the state in clients")

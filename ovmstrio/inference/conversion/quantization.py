@@ -19,14 +19,14 @@ import openvino as ov
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array, TensorSpec
-from ovmstrio.inference.conversion.sources import refused
-from ovmstrio.inference.signature import own_specs
+from ovmstrio.inference.conversion.sources import conversion_error
+from ovmstrio.inference.signature import model_specs
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["MOST_SAMPLES", "Calibration", "CalibrationBatch", "quantize", "read_calibration"]
+__all__ = ["MAX_SAMPLES", "Calibration", "CalibrationBatch", "quantize", "read_calibration"]
 
-MOST_SAMPLES: Final = 300
+MAX_SAMPLES: Final = 300
 """Maximum number of samples, the first by name; more change little and take long."""
 
 _ROOT: Final = "."
@@ -89,7 +89,7 @@ def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
             samples.extend(zip(*batches, strict=False))
     if problems:
         raise ConfigError(problems)
-    return Calibration(tuple(inputs), tuple(samples[:MOST_SAMPLES]))
+    return Calibration(tuple(inputs), tuple(samples[:MAX_SAMPLES]))
 
 
 def _files(folder: Path, inputs: Sequence[TensorSpec], problems: list[Problem]) -> dict[str, dict[str, Path]]:
@@ -156,10 +156,10 @@ def quantize(source: Path, model: ov.Model, samples: Path) -> tuple[ov.Model, in
         ConfigError: NNCF is not installed, samples do not fit, or nothing can be quantized.
     """
     if importlib.util.find_spec("nncf") is None:
-        raise refused(source, "quantization needs nncf", way_to_install(Extra.QUANTIZE))
+        raise conversion_error(source, "quantization needs nncf", way_to_install(Extra.QUANTIZE))
     if not model.inputs:
-        raise refused(source, "the model has no inputs to calibrate", "leave out --quantize")
-    calibration = read_calibration(samples, own_specs(model.inputs, is_input=True))
+        raise conversion_error(source, "the model has no inputs to calibrate", "leave out --quantize")
+    calibration = read_calibration(samples, model_specs(model.inputs, is_input=True))
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nncf: Any = importlib.import_module("nncf")
@@ -171,7 +171,7 @@ def quantize(source: Path, model: ov.Model, samples: Path) -> tuple[ov.Model, in
             raise
         except Exception as error:
             # NNCF raises exceptions of any class for unsupported models.
-            raise refused(source, f"NNCF cannot quantize it: {text_of(error)}") from error
+            raise conversion_error(source, f"NNCF cannot quantize it: {text_of(error)}") from error
     if not any(node.get_type_name() == _QUANTIZED for node in quantized.get_ops()):
-        raise refused(source, "NNCF found nothing to quantize in the model", "leave out --quantize")
+        raise conversion_error(source, "NNCF found nothing to quantize in the model", "leave out --quantize")
     return quantized, len(calibration.samples)

@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.inference.reading import PROGRAM
+from ovmstrio.inference.reading import PADDLE_PROGRAM
 from ovmstrio.util.regular_files import open_regular
 
 __all__ = [
-    "EXPORT",
-    "SCRIPT",
-    "FoundModel",
+    "TORCHSCRIPT",
+    "TORCH_EXPORT",
+    "ModelSource",
+    "conversion_error",
+    "detect_framework",
+    "detect_torch_framework",
     "find_models",
-    "framework_of",
-    "refused",
-    "torch_framework_of",
-    "was_traced",
+    "is_traced",
 ]
 
-EXPORT: Final = "PyTorch export"
-SCRIPT: Final = "TorchScript"
+TORCH_EXPORT: Final = "PyTorch export"
+TORCHSCRIPT: Final = "TorchScript"
 
 _EXPORT_HINT: Final = (
     "load the weights into their module and write torch.export.save(torch.export.export(module, inputs), 'model.pt2')"
@@ -36,18 +36,18 @@ _EXPORT_ENTRIES: Final = ("archive_format", "serialized_exported_program.json")
 _TRACED: Final = "traced_inputs.pkl"
 
 
-def torch_framework_of(source: Path) -> str:
+def detect_torch_framework(source: Path) -> str:
     """Return the kind of a PyTorch file by its content; raise ConfigError if it has weights but no program."""
     inner = _entries(source)
     if inner & {*_EXPORT_ENTRIES}:
-        return EXPORT
+        return TORCH_EXPORT
     if any(entry.startswith("code/") for entry in inner):
-        return SCRIPT
+        return TORCHSCRIPT
     message = "has pickled PyTorch objects, such as weights, but no program"
     raise ConfigError([Problem(message, file=str(source), suggestion=_EXPORT_HINT)])
 
 
-def was_traced(source: Path) -> bool:
+def is_traced(source: Path) -> bool:
     """Return whether a TorchScript file contains the inputs that it was traced with."""
     return _TRACED in _entries(source)
 
@@ -86,44 +86,44 @@ _HEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class FoundModel:
+class ModelSource:
     """Model file or folder, with the name to serve it under."""
 
     path: Path
     name: str
 
 
-def refused(source: Path, message: str, suggestion: str = "") -> ConfigError:
+def conversion_error(source: Path, message: str, suggestion: str = "") -> ConfigError:
     """Return the error of a source that cannot be converted."""
     return ConfigError([Problem(message, file=str(source), suggestion=suggestion)])
 
 
-def framework_of(source: Path) -> str:
+def detect_framework(source: Path) -> str:
     """Return the framework of a file (by suffix) or folder (by content); raise ConfigError if it is not supported."""
     if not source.exists():
-        raise refused(source, "no such file or folder")
+        raise conversion_error(source, "no such file or folder")
     if source.is_dir():
         if (source / _SAVED_MODEL).is_file():
             return "TensorFlow SavedModel"
         if _is_paddle(source, _names_in(source)):
             return "PaddlePaddle"
-        raise refused(source, f"the folder is not a model: it has no {_SAVED_MODEL} and no {PROGRAM}")
-    if source.name == PROGRAM:
+        raise conversion_error(source, f"the folder is not a model: it has no {_SAVED_MODEL} and no {PADDLE_PROGRAM}")
+    if source.name == PADDLE_PROGRAM:
         return "PaddlePaddle"
     suffix = source.suffix.lower()
     if suffix in _TORCH:
-        return torch_framework_of(source)
+        return detect_torch_framework(source)
     if suffix not in _FRAMEWORK_BY_SUFFIX:
         known = ", ".join([*_FRAMEWORK_BY_SUFFIX, *_TORCH])
         hint = _HINTS.get(suffix, f"known are {known}, and folders of TensorFlow (SavedModel) and Paddle")
-        raise refused(source, f"unsupported file type {suffix or '(no suffix)'}", hint)
+        raise conversion_error(source, f"unsupported file type {suffix or '(no suffix)'}", hint)
     partner = source.with_suffix(_PARTNERS.get(suffix, suffix))
     if not partner.is_file():
-        raise refused(source, f"the weights {partner.name} are missing")
+        raise conversion_error(source, f"the weights {partner.name} are missing")
     return _FRAMEWORK_BY_SUFFIX[suffix]
 
 
-def find_models(source: Path) -> tuple[FoundModel, ...]:
+def find_models(source: Path) -> tuple[ModelSource, ...]:
     """Find the models at a path: the file or folder itself, or all models in the folder, sorted by path.
 
     A model is named after its file or, for generic names (``inference.pdmodel``), its folder; on conflict, after both.
@@ -133,19 +133,19 @@ def find_models(source: Path) -> tuple[FoundModel, ...]:
         ConfigError: there is no model, or two have the same name.
     """
     if not source.is_dir() or _is_model(source, _names_in(source)):
-        return (FoundModel(source, _valid_name(source.resolve().stem)),)
+        return (ModelSource(source, _valid_name(source.resolve().stem)),)
     paths = list(_walk(source))
     if not paths:
         known = ", ".join([*_FRAMEWORK_BY_SUFFIX, *_TORCH])
         hint = f"known are {known}, and folders of TensorFlow (SavedModel) and Paddle"
-        raise refused(source, "no model found in the folder", hint)
-    return tuple(FoundModel(*pair) for pair in zip(paths, _names(source, paths), strict=True))
+        raise conversion_error(source, "no model found in the folder", hint)
+    return tuple(ModelSource(*pair) for pair in zip(paths, _names(source, paths), strict=True))
 
 
 def _is_paddle(folder: Path, names: Sequence[str]) -> bool:
     """Return whether a folder is a Paddle model other than a ``.pdmodel``; the reader reports incomplete ones."""
     alone = (name for name in names if name.endswith(".pdiparams"))
-    return PROGRAM in names or any(not (folder / name).with_suffix(".pdmodel").exists() for name in alone)
+    return PADDLE_PROGRAM in names or any(not (folder / name).with_suffix(".pdmodel").exists() for name in alone)
 
 
 def _names_in(folder: Path) -> list[str]:

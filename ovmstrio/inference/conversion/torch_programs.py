@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import openvino as ov
 
-from ovmstrio.inference.conversion.sources import EXPORT, refused, was_traced
-from ovmstrio.inference.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.inference.conversion.sources import TORCH_EXPORT, conversion_error, is_traced
+from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 from ovmstrio.util.truncation import text_of
@@ -36,14 +36,16 @@ def read_torch(source: Path, framework: str) -> ov.Model:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         message = f"reading {framework} needs {' and '.join(missing)}"
-        raise refused(source, message, f"{way_to_install(Extra.TORCH)}, or give the model as ONNX")
+        raise conversion_error(source, message, f"{way_to_install(Extra.TORCH)}, or give the model as ONNX")
     with _quiet():
         program = _load(source, framework)
         try:
             model: ov.Model = ov.convert_model(program)
         except OPENVINO_ERRORS as error:
-            raise refused(source, f"OpenVINO cannot convert the model: {reason(error)}") from error
-        if framework == EXPORT:
+            raise conversion_error(
+                source, f"OpenVINO cannot convert the model: {openvino_error_message(error)}"
+            ) from error
+        if framework == TORCH_EXPORT:
             _describe(model, _sizes(program))
         else:
             _describe(model, {str(argument.name): None for argument in program.forward.schema.arguments[1:]})
@@ -53,14 +55,16 @@ def read_torch(source: Path, framework: str) -> ov.Model:
 def _load(source: Path, framework: str) -> Any:
     torch: Any = importlib.import_module("torch")
     try:
-        if framework == EXPORT:
+        if framework == TORCH_EXPORT:
             with open_regular(source) as opened:  # by path, torch requires the suffix .pt2
                 return importlib.import_module("torch.export").load(opened)
-        return torch.jit.load(str(source), map_location="cpu", _restore_shapes=was_traced(source)).eval()
+        return torch.jit.load(str(source), map_location="cpu", _restore_shapes=is_traced(source)).eval()
     except Exception as error:
         # A file of another version may raise any exception.
         first, _, _ = text_of(error).strip().partition("\n")
-        raise refused(source, f"torch cannot read the file: {type(error).__name__}: {first}", _REWRITE) from error
+        raise conversion_error(
+            source, f"torch cannot read the file: {type(error).__name__}: {first}", _REWRITE
+        ) from error
 
 
 def _sizes(program: Any) -> dict[str, list[int] | None]:

@@ -11,17 +11,17 @@ Only the worker's program imports OpenVINO, so that a server without models does
 
 from __future__ import annotations
 
-from ovmstrio.inference.crash_probe.results import TrialMemory, trials_folder
-from ovmstrio.inference.crash_probe.verdict import Trial, Verdict
-from ovmstrio.inference.crash_probe.workers import TrialPool, try_model, try_model_from_thread, trying_models
+from ovmstrio.inference.crash_probe.results import VerdictStore, verdicts_folder
+from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
+from ovmstrio.inference.crash_probe.workers import CrashProbe, enable_crash_probe, probe_model, probe_model_from_thread
 
 __all__ = [
-    "Trial",
-    "TrialMemory",
-    "TrialPool",
+    "CrashProbe",
+    "ProbeModel",
     "Verdict",
-    "trials_folder",
-    "try_model",
-    "try_model_from_thread",
-    "trying_models",
+    "VerdictStore",
+    "enable_crash_probe",
+    "probe_model",
+    "probe_model_from_thread",
+    "verdicts_folder",
 ]

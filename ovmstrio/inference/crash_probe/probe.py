@@ -10,9 +10,9 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe.verdict import Trial
+from ovmstrio.inference.crash_probe.verdict import ProbeModel
 
-__all__ = ["compile_plain", "trial_of"]
+__all__ = ["compile_from_plain_data", "probe_model_of"]
 
 
 # Settings that do not affect what OpenVINO runs.
@@ -31,13 +31,13 @@ _IGNORED_SETTINGS: Final = {
 }
 
 
-def trial_of(source: ModelFile, directory: Path) -> Trial:
+def probe_model_of(source: ModelFile, directory: Path) -> ProbeModel:
     """Return the probe subject of a model file; ``directory`` has all its files, the mapping included."""
     spec, names = source.spec, {"inputs": dict(source.mapping.inputs), "outputs": dict(source.mapping.outputs)}
-    return Trial(
+    return ProbeModel(
         name=spec.name,
         path=directory,
-        compile=f"{__name__}:{compile_plain.__name__}",
+        compile=f"{__name__}:{compile_from_plain_data.__name__}",
         argument={
             "file": str(source.file),
             "spec": spec.model_dump_json(exclude={"problems"}),
@@ -51,7 +51,7 @@ def trial_of(source: ModelFile, directory: Path) -> Trial:
     )
 
 
-def compile_plain(argument: Mapping[str, Any]) -> Compiled:
+def compile_from_plain_data(argument: Mapping[str, Any]) -> Compiled:
     """Compile a model described by plain data, like :func:`~ovmstrio.inference.compile.compile_model`."""
     spec = ModelSpec.model_validate_json(argument["spec"])
     kept = None if argument["kept"] is None else Path(argument["kept"])

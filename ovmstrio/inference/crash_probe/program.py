@@ -23,17 +23,17 @@ from ovmstrio.core.tensor import BYTES
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core
 from ovmstrio.inference.tensors import placeholder
-from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 from ovmstrio.telemetry.logs import configure_logs
 
-__all__ = ["layers_of", "main", "run_part"]
+__all__ = ["layer_names", "main", "run_part"]
 
 _NON_LAYER_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 _ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
 _LONG_STRING_BYTES: Final = 40  # strings of this length are allocated on the heap, where a double free shows
 
 
-def layers_of(model: ov.Model) -> list[str]:
+def layer_names(model: ov.Model) -> list[str]:
     """Return the layer names in execution order; empty for a stateful model, which cannot be cut."""
     return [] if model.get_sinks() else [f"{node.friendly_name} ({node.get_type_name()})" for node in _layers(model)]
 
@@ -112,7 +112,7 @@ class _ProbedModel:
         gc.collect()
 
     def layers(self, request: Mapping[str, Any]) -> list[str]:
-        return layers_of(_function(request["read"])(Path(request["source"])))
+        return layer_names(_function(request["read"])(Path(request["source"])))
 
     def part(self, request: Mapping[str, Any]) -> None:
         model = _function(request["read"])(Path(request["source"]))
@@ -154,7 +154,7 @@ def main() -> None:
     # Crashes are expected here, so write no core dumps.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     run_program(_serve)
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from typing import Any, Final
 import structlog
 from platformdirs import user_cache_path
 
-from ovmstrio.inference.crash_probe.verdict import Trial, Verdict
+from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 
-__all__ = ["TrialMemory", "trials_folder"]
+__all__ = ["VerdictStore", "verdicts_folder"]
 
 log = structlog.get_logger(__name__)
 
@@ -32,19 +32,19 @@ _MAX_FILES: Final = 4_000
 _FLAGS: Final = re.compile(r"^(?:flags|Features|model name)\s*:.*$", re.MULTILINE)
 
 
-def trials_folder(cache: Path | None = None) -> Path:
+def verdicts_folder(cache: Path | None = None) -> Path:
     """Return the folder of verdicts: in ``cache`` or the user's cache folder."""
     return (cache or user_cache_path("ovmstrio")) / "trials"
 
 
-class TrialMemory:
+class VerdictStore:
     """Verdicts by model, settings and machine; kept in memory without a writable ``folder``. Blocks for disk access."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._in_memory: dict[str, Verdict] = {}
 
-    def key_of(self, trial: Trial) -> str:
+    def key_of(self, trial: ProbeModel) -> str:
         """Return a hash of the model's files, settings, OpenVINO version, device and processor.
 
         Files of known path, size, time and inode are not read.

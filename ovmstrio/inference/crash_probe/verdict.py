@@ -8,11 +8,11 @@ from typing import Any
 
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["Trial", "Verdict"]
+__all__ = ["ProbeModel", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProbeModel:
     """A model to probe."""
 
     name: str  # name for messages
@@ -35,7 +35,7 @@ class Verdict:
     zeros_layer: str = ""  # layer that crashes on zeros
     day: str = ""  # date of the probe, ISO format
 
-    def refusal(self, trial: Trial, remembered: Path | None) -> ConfigError:
+    def refusal(self, trial: ProbeModel, remembered: Path | None) -> ConfigError:
         """Return the error of a model that crashed; ``remembered`` is the file of a stored verdict."""
         message, hint = f"OpenVINO crashes with {self.crash} when it runs the model{_at(self.layer)}", ""
         if remembered is not None:
@@ -43,7 +43,7 @@ class Verdict:
             hint = f"to repeat the probe, remove {remembered} or start with --trial_load again"
         return ConfigError([Problem(message, file=str(trial.source), suggestion=hint)])
 
-    def remark(self, trial: Trial) -> Problem | None:
+    def remark(self, trial: ProbeModel) -> Problem | None:
         """Return a warning if the model crashes on zeros."""
         if not self.zeros_crash:
             return None

@@ -16,21 +16,21 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe.results import TrialMemory
-from ovmstrio.inference.crash_probe.verdict import Trial, Verdict
+from ovmstrio.inference.crash_probe.results import VerdictStore
+from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
 from ovmstrio.isolation.program import signal_name
-from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.util.placement import run_load
 
 __all__ = [
-    "Crashed",
-    "TrialMode",
-    "TrialPool",
-    "TrialWorker",
-    "TrialWorkers",
-    "try_model",
-    "try_model_from_thread",
-    "trying_models",
+    "CrashProbe",
+    "ProbeCrashed",
+    "ProbeMode",
+    "ProbeWorker",
+    "ProbeWorkerPool",
+    "enable_crash_probe",
+    "probe_model",
+    "probe_model_from_thread",
 ]
 
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
@@ -41,7 +41,7 @@ _IDLE_SECONDS: Final = 3.0
 _CLOSE_SECONDS: Final = 2.0
 
 
-class Crashed(Exception):
+class ProbeCrashed(Exception):
     """The probing process ended with the signal ``name`` during the operation ``operation``."""
 
     def __init__(self, name: str, operation: str) -> None:
@@ -50,7 +50,7 @@ class Crashed(Exception):
         self.operation = operation
 
 
-class TrialWorker:
+class ProbeWorker:
     """Worker process; ``has_tried`` is True after its first use."""
 
     def __init__(self) -> None:
@@ -71,17 +71,17 @@ class TrialWorker:
             return
         try:
             await self.worker.start(nursery, None)
-        except (OSError, WorkerEnded) as error:
+        except (OSError, WorkerExited) as error:
             raise NotReady(f"crash probe worker not started: {error}") from error
 
-    async def do(self, trial: Trial, operations: Sequence[str]) -> None:
+    async def do(self, trial: ProbeModel, operations: Sequence[str]) -> None:
         """Run several operations on a model; raise ConfigError if it cannot be compiled. See :meth:`ask`."""
         for operation in operations:
             problems = await self.ask(trial, operation)
             if problems:
                 raise ConfigError([Problem(**problem) for problem in problems])
 
-    async def ask(self, trial: Trial, operation: str, **details: Any) -> Any:
+    async def ask(self, trial: ProbeModel, operation: str, **details: Any) -> Any:
         """Run one operation on a model and return its answer.
 
         Raises:
@@ -97,26 +97,26 @@ class TrialWorker:
         }
         try:
             return await self.worker.call(request)
-        except WorkerEnded as error:
+        except WorkerExited as error:
             await self.worker.ended.wait()
             status = self.worker.status or 0
             if status < 0 and signal_name(-status) in _CRASHES:
-                raise Crashed(signal_name(-status), operation) from error
+                raise ProbeCrashed(signal_name(-status), operation) from error
             raise NotReady(f"crash probe of model {trial.name!r} failed: the worker process {error.why}") from error
 
 
-class TrialWorkers:
+class ProbeWorkerPool:
     """Pool of idle worker processes, which starts new ones on demand."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self._idle: list[TrialWorker] = []
+        self._idle: list[ProbeWorker] = []
 
     @asynccontextmanager
-    async def lend(self, *, is_new: bool = False) -> AsyncIterator[TrialWorker]:
+    async def lend(self, *, is_new: bool = False) -> AsyncIterator[ProbeWorker]:
         """Provide a worker, an unused one if ``is_new``, and keep it for the next model unless it has ended."""
         sound = [process for process in self._idle if not (is_new or process.worker.is_retired)]
-        process = sound[-1] if sound else TrialWorker()
+        process = sound[-1] if sound else ProbeWorker()
         if sound:
             self._idle.remove(process)
         await process.take(self._nursery)
@@ -130,11 +130,11 @@ class TrialWorkers:
             raise
         self._keep(process)
 
-    def _keep(self, process: TrialWorker) -> None:
+    def _keep(self, process: ProbeWorker) -> None:
         self._idle.append(process)
         self._nursery.start_soon(self._dismiss_when_idle, process, process.put_back())
 
-    async def _dismiss_when_idle(self, process: TrialWorker, taken: trio.Event) -> None:
+    async def _dismiss_when_idle(self, process: ProbeWorker, taken: trio.Event) -> None:
         with trio.move_on_after(_IDLE_SECONDS):
             await taken.wait()
         if not taken.is_set():
@@ -144,11 +144,11 @@ class TrialWorkers:
 
 log = structlog.get_logger(__name__)
 
-LAYER_SECONDS: Final = 30.0
+LAYER_SEARCH_SECONDS: Final = 30.0
 """Timeout of the search for the layer that crashes."""
 
 
-class TrialPool:
+class CrashProbe:
     """Probes models that are not known to run.
 
     Args:
@@ -160,21 +160,21 @@ class TrialPool:
     def __init__(
         self,
         nursery: trio.Nursery,
-        memory: TrialMemory,
+        memory: VerdictStore,
         *,
         tries_again: bool = False,
-        layer_seconds: float = LAYER_SECONDS,
+        layer_seconds: float = LAYER_SEARCH_SECONDS,
     ) -> None:
         self.token = trio.lowlevel.current_trio_token()  # token of the event loop, for threads
         self._memory = memory
         self._retries = tries_again
         self._layer_seconds = layer_seconds
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
-        self._workers = TrialWorkers(nursery)
+        self._workers = ProbeWorkerPool(nursery)
         self._seen: set[str] = set()
         self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
-    async def try_model(self, trial: Trial) -> Verdict:
+    async def try_model(self, trial: ProbeModel) -> Verdict:
         """Return the verdict on a model, from this or an earlier probe.
 
         Raises:
@@ -202,7 +202,7 @@ class TrialPool:
             log.warning("model crashes on zeros", model=trial.name, reason=str(remark))
         return verdict
 
-    async def _probe(self, trial: Trial) -> Verdict:
+    async def _probe(self, trial: ProbeModel) -> Verdict:
         """Run a model on ones, then on zeros; a crash on zeros is reported only."""
         log.info("crash probe started", model=trial.name, path=str(trial.source))
         verdict = Verdict(day=datetime.now(UTC).date().isoformat())
@@ -216,13 +216,13 @@ class TrialPool:
                 return replace(verdict, crash=on_ones.name, layer=await self._layer(trial, 1))
             return replace(verdict, zeros_crash=crashed.name, zeros_layer=await self._layer(trial, 0))
 
-    async def _crash_of(self, trial: Trial, *operations: str) -> Crashed | None:
+    async def _crash_of(self, trial: ProbeModel, *operations: str) -> ProbeCrashed | None:
         for is_new in (False, True):
             try:
                 async with self._workers.lend(is_new=is_new) as process:
                     may_be_corrupted = process.has_tried
                     await process.do(trial, operations)
-            except Crashed as crash:
+            except ProbeCrashed as crash:
                 # An earlier model may have corrupted a used process, so repeat in a new one.
                 if not may_be_corrupted:
                     return crash
@@ -230,7 +230,7 @@ class TrialPool:
                 return None
         return None
 
-    async def _layer(self, trial: Trial, value: int) -> str:
+    async def _layer(self, trial: ProbeModel, value: int) -> str:
         """Return the layer that crashes on inputs of a value: the last one of the shortest prefix that crashes."""
         with trio.move_on_after(self._layer_seconds):
             try:
@@ -246,43 +246,43 @@ class TrialPool:
                     else:
                         sound = middle
                 return str(layers[crashing - 1])
-            except (Crashed, NotReady):
+            except (ProbeCrashed, NotReady):
                 return ""
         return ""
 
-    async def _crashes(self, trial: Trial, count: int, value: int) -> bool:
+    async def _crashes(self, trial: ProbeModel, count: int, value: int) -> bool:
         try:
             async with self._workers.lend() as process:
                 await process.ask(trial, "part", count=count, value=value)
-        except Crashed:
+        except ProbeCrashed:
             return True
         return False
 
 
-TrialMode = Literal["auto", "off", "again"]
+ProbeMode = Literal["auto", "off", "again"]
 """Probe of unknown models: on, off, or on with one more attempt for models that crashed before."""
 
 # User code may load models too, in threads that reach the server through their context only.
-_current: Final[ContextVar[TrialPool | None]] = ContextVar("crash probe", default=None)
+_current: Final[ContextVar[CrashProbe | None]] = ContextVar("crash probe", default=None)
 
 
 @contextmanager
-def trying_models(
-    nursery: trio.Nursery, mode: TrialMode, folder: Path | None, *, layer_seconds: float = LAYER_SECONDS
+def enable_crash_probe(
+    nursery: trio.Nursery, mode: ProbeMode, folder: Path | None, *, layer_seconds: float = LAYER_SEARCH_SECONDS
 ) -> Iterator[None]:
     """Probe models loaded by tasks that start in the block; ``folder`` stores verdicts, ``nursery`` hosts workers."""
     if mode == "off":
         yield
         return
-    memory = TrialMemory(folder)
-    before = _current.set(TrialPool(nursery, memory, tries_again=mode == "again", layer_seconds=layer_seconds))
+    memory = VerdictStore(folder)
+    before = _current.set(CrashProbe(nursery, memory, tries_again=mode == "again", layer_seconds=layer_seconds))
     try:
         yield
     finally:
         _current.reset(before)
 
 
-async def try_model(trial: Trial) -> Verdict:
+async def probe_model(trial: ProbeModel) -> Verdict:
     """Return once a model may be loaded; at once if the probe is off.
 
     Raises:
@@ -293,8 +293,8 @@ async def try_model(trial: Trial) -> Verdict:
     return Verdict() if pool is None else await pool.try_model(trial)
 
 
-def try_model_from_thread(trial: Trial) -> None:
-    """Like :func:`try_model`, from a worker thread; loads on the event loop are not probed."""
+def probe_model_from_thread(trial: ProbeModel) -> None:
+    """Like :func:`probe_model`, from a worker thread; loads on the event loop are not probed."""
     pool = _current.get()
     if pool is not None and not trio.lowlevel.in_trio_run():
         trio.from_thread.run(pool.try_model, trial, trio_token=pool.token)

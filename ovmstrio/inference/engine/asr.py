@@ -11,11 +11,11 @@ from typing import Any, Final
 import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
-from ovmstrio.inference.engine.audio_files import RATE, Samples
-from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.inference.engine.audio_files import SAMPLE_RATE, Samples
+from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["HeardWindow", "Hearing", "Wanted"]
+__all__ = ["SpeechRecognizer", "TranscriptionOptions", "WindowTranscript"]
 
 Span = tuple[float, float, str]
 """Start and end in seconds from the start of the window, and the text."""
@@ -26,7 +26,7 @@ _PROMPT_TOKENS: Final = 223  # half of the decoder's context, less the start tok
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TranscriptionOptions:
     """Transcription options; see :class:`ovmstrio.core.speech.TranscriptionRequest`."""
 
     translates: bool = False
@@ -38,7 +38,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class HeardWindow:
+class WindowTranscript:
     """Transcript of a window, and the number of its samples that it covers."""
 
     text: str
@@ -48,7 +48,7 @@ class HeardWindow:
     words: list[Span] = field(default_factory=list)
 
 
-class Hearing:
+class SpeechRecognizer:
     """Whisper model as exported by Optimum; ``tells_words`` enables word timestamps, which are slower."""
 
     def __init__(self, folder: str, device: str, properties: dict[str, Any], *, tells_words: bool) -> None:
@@ -61,8 +61,14 @@ class Hearing:
         self.window = _window_samples(Path(folder))  # maximum number of samples per window
 
     def hear(
-        self, sound: Samples, wanted: Wanted, *, is_first: bool, is_last: bool, tell: Callable[[str], bool]
-    ) -> HeardWindow:
+        self,
+        sound: Samples,
+        wanted: TranscriptionOptions,
+        *,
+        is_first: bool,
+        is_last: bool,
+        tell: Callable[[str], bool],
+    ) -> WindowTranscript:
         """Transcribe up to :attr:`window` samples.
 
         ``is_first`` and ``is_last`` tell whether the recording starts or ends with this window. For a complete
@@ -76,28 +82,28 @@ class Hearing:
             config = self._config(wanted, is_first=is_first, is_timed=is_timed)
             if not is_timed:
                 made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(is_running=tell(text)))
-                return HeardWindow(made.texts[0], len(sound), made.language or "")
+                return WindowTranscript(made.texts[0], len(sound), made.language or "")
             return self._hear_timed(sound, config, is_last=is_last)
         except RuntimeError as error:
             # The failed run would stay in the pipeline's state.
             self._pipeline = self._make()
-            raise ModelFailure(f"the model failed: {reason_of(error)}") from error
+            raise ModelFailure(f"the model failed: {library_error_message(error)}") from error
 
-    def _hear_timed(self, sound: Samples, config: Any, *, is_last: bool) -> HeardWindow:
+    def _hear_timed(self, sound: Samples, config: Any, *, is_last: bool) -> WindowTranscript:
         passes = _Passes(ends_after=None if is_last else 2 if config.word_timestamps else 1)
         made = self._pipeline.generate(sound.tolist(), config, passes)
-        length = len(sound) / RATE
+        length = len(sound) / SAMPLE_RATE
         spans = [(each.start_ts, each.end_ts if each.end_ts >= 0 else length, each.text) for each in made.chunks or ()]
         words = [(each.start_ts, each.end_ts, each.word) for each in made.words or ()]
         if is_last:
             samples = len(sound)
         else:
             spans = self._first_pass(spans, passes)
-            samples = round(spans[-1][1] * RATE) if spans else len(sound)
+            samples = round(spans[-1][1] * SAMPLE_RATE) if spans else len(sound)
             # Always advance, or a model that reports no progress would loop forever.
-            samples = min(samples, len(sound)) if samples >= RATE else len(sound)
+            samples = min(samples, len(sound)) if samples >= SAMPLE_RATE else len(sound)
         text = "".join(span[2] for span in spans)
-        return HeardWindow(text, samples, made.language or "", spans, words)
+        return WindowTranscript(text, samples, made.language or "", spans, words)
 
     def _first_pass(self, spans: list[Span], passes: _Passes) -> list[Span]:
         """Return the segments of the first pass; the rest is transcribed again with the next window."""
@@ -112,7 +118,7 @@ class Hearing:
             room -= len(span[2])
         return kept
 
-    def _config(self, wanted: Wanted, *, is_first: bool, is_timed: bool) -> Any:
+    def _config(self, wanted: TranscriptionOptions, *, is_first: bool, is_timed: bool) -> Any:
         config = self._pipeline.get_generation_config()
         config.return_timestamps = is_timed
         config.word_timestamps = wanted.has_words
@@ -132,7 +138,7 @@ class Hearing:
         ids = tokenizer.encode(prompt, add_special_tokens=False).input_ids.data[0].tolist()
         return prompt if len(ids) <= _PROMPT_TOKENS else str(tokenizer.decode(ids[-_PROMPT_TOKENS:]))
 
-    def check(self, wanted: Wanted) -> None:
+    def check(self, wanted: TranscriptionOptions) -> None:
         """Check that the model supports the options; raise InvalidField if it does not."""
         if wanted.translates and not self.languages:
             raise InvalidField("this English-only model cannot translate", field="model")
@@ -168,4 +174,4 @@ def _window_samples(folder: Path) -> int:
         samples = json.loads(read_regular_bytes(folder / _PREPROCESSOR)).get("n_samples")
     except (OSError, ValueError, AttributeError):
         samples = None
-    return samples if isinstance(samples, int) and samples > 0 else _WINDOW_SECONDS * RATE
+    return samples if isinstance(samples, int) and samples > 0 else _WINDOW_SECONDS * SAMPLE_RATE

@@ -12,9 +12,9 @@ import soxr
 
 from ovmstrio.core.errors import InvalidField
 
-__all__ = ["RATE", "Recording", "Samples", "SoundWriter", "sound_writer"]
+__all__ = ["SAMPLE_RATE", "AudioReader", "AudioWriter", "Samples", "create_audio_writer"]
 
-RATE: Final = 16_000
+SAMPLE_RATE: Final = 16_000
 """Sample rate of speech models in Hz."""
 
 _MAX_SECONDS: Final = 4 * 3600
@@ -36,7 +36,7 @@ class _SoundStream(soundfile.SoundFile):  # type: ignore[misc]  # the library ha
         return False
 
 
-class Recording:
+class AudioReader:
     """Audio file, decoded sequentially; only the next window of samples is in memory.
 
     Raises:
@@ -59,11 +59,11 @@ class Recording:
         if _MAX_SECONDS * rate < self._file.frames != _UNKNOWN:
             raise InvalidField(_TOO_LONG, field=_FIELD, got=f"{self._file.frames / rate / 3600:.1f} hours")
         self._frames = max(1, _BLOCK_SAMPLES // channels)
-        self._resampler = None if rate == RATE else soxr.ResampleStream(rate, RATE, 1, dtype="float32")
+        self._resampler = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
         self._ready: Samples = np.empty(0, np.float32)
         self._start = 0
         self._is_complete = False
-        if len(self.window(0, RATE)) < _MIN_SECONDS * RATE:
+        if len(self.window(0, SAMPLE_RATE)) < _MIN_SECONDS * SAMPLE_RATE:
             message = f"Audio file is too short. Minimum audio length is {_MIN_SECONDS} seconds."
             raise InvalidField(message, field=_FIELD)
 
@@ -76,7 +76,7 @@ class Recording:
         while have <= length and not self._is_complete:
             parts.append(self._read())
             have += len(parts[-1])
-            if start + have > _MAX_SECONDS * RATE:
+            if start + have > _MAX_SECONDS * SAMPLE_RATE:
                 raise InvalidField(_TOO_LONG, field=_FIELD)
         self._ready = np.concatenate(parts) if len(parts) > 1 else self._ready
         return self._ready[:length]
@@ -88,7 +88,7 @@ class Recording:
     @property
     def seconds(self) -> float:
         """Length of the part read so far."""
-        return (self._start + len(self._ready)) / RATE
+        return (self._start + len(self._ready)) / SAMPLE_RATE
 
     def _read(self) -> Samples:
         try:
@@ -115,7 +115,7 @@ _FLOAT: Final = 3
 _BYTES: Final = 4
 
 
-class SoundWriter(Protocol):
+class AudioWriter(Protocol):
     """Encoder of one audio file."""
 
     def write(self, samples: Samples) -> bytes:
@@ -127,7 +127,7 @@ class SoundWriter(Protocol):
         ...
 
 
-def sound_writer(form: str, rate: int, *, is_streamed: bool) -> SoundWriter:
+def create_audio_writer(form: str, rate: int, *, is_streamed: bool) -> AudioWriter:
     """Create the encoder of a mono file of ``rate`` Hz.
 
     ``form`` is ``wav`` (32-bit floats), ``pcm`` (16-bit, 24 kHz, little-endian, no header), ``flac``, ``mp3`` or

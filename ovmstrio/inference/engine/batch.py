@@ -9,26 +9,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
-from ovmstrio.inference.engine.pipeline import reason_of
-from ovmstrio.inference.engine.prefill_scheduler import PromptStarts
-from ovmstrio.inference.engine.sequences import AskedTexts, DifferentTextError, NewTokens, NoRoomError, RunningText
+from ovmstrio.inference.engine.pipeline import library_error_message
+from ovmstrio.inference.engine.prefill_scheduler import PrefillScheduler
+from ovmstrio.inference.engine.sequences import (
+    CacheFullError,
+    QueuedRequest,
+    RunningSequence,
+    SequenceDivergedError,
+    SequenceOutput,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ovmstrio.inference.engine.pipeline import Pipeline
 
-__all__ = ["Batch", "BlockAdmission", "BlockNeed", "BlockRoom", "StepOutcome"]
+__all__ = ["Batch", "BlockAdmission", "BlockCapacity", "BlockDemand", "StepOutcome"]
 
 
 @dataclass(slots=True)
 class StepOutcome:
     """Result of a step; ``left`` are requests cancelled during prefill that have now left the batch."""
 
-    news: list[NewTokens] = field(default_factory=list)
-    failed: list[tuple[AskedTexts, ServerError]] = field(default_factory=list)
-    proven: list[AskedTexts] = field(default_factory=list)  # requests whose grammar is now known to work
-    left: list[AskedTexts] = field(default_factory=list)
+    news: list[SequenceOutput] = field(default_factory=list)
+    failed: list[tuple[QueuedRequest, ServerError]] = field(default_factory=list)
+    proven: list[QueuedRequest] = field(default_factory=list)  # requests whose grammar is now known to work
+    left: list[QueuedRequest] = field(default_factory=list)
 
 
 class Batch:
@@ -36,9 +42,9 @@ class Batch:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._prefill = PromptStarts(pipeline)
+        self._prefill = PrefillScheduler(pipeline)
         self._numbers = itertools.count(1)
-        self._texts: dict[int, RunningText] = {}
+        self._texts: dict[int, RunningSequence] = {}
         self.rebuilds = 0  # number of times the pipeline was recreated
         self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
 
@@ -65,7 +71,7 @@ class Batch:
             for text in self._texts.values()
         )
 
-    def takes(self, queued: AskedTexts) -> bool:
+    def takes(self, queued: QueuedRequest) -> bool:
         """Return whether a request that begins now is in the next step; otherwise it must wait."""
         texts = self._texts.values()
         return all(text.handle is not None for text in texts) and self._prefill.may_start(queued.prompt, texts)
@@ -76,32 +82,35 @@ class Batch:
         block = self._pipeline.block_tokens
         return min(1.0, sum(-(-text.length // block) for text in self._texts.values()) / self._pipeline.blocks)
 
-    def begin(self, queued: AskedTexts) -> None:
+    def begin(self, queued: QueuedRequest) -> None:
         """Add the sequences of a request, once prefill allows; raise InvalidRequest if the parameters are rejected."""
-        first = RunningText(queued)
-        texts = [first, *(RunningText(queued, index) for index in range(1, 1 if first.has_beams else queued.request.n))]
+        first = RunningSequence(queued)
+        texts = [
+            first,
+            *(RunningSequence(queued, index) for index in range(1, 1 if first.has_beams else queued.request.n)),
+        ]
         queued.left = queued.request.n
         try:
             for text in texts:
                 self._start(text)
         except (RuntimeError, TypeError, ValueError) as error:
             self.cancel(queued)
-            raise InvalidRequest(f"generation parameters rejected: {reason_of(error)}") from error
+            raise InvalidRequest(f"generation parameters rejected: {library_error_message(error)}") from error
 
-    def _start(self, text: RunningText) -> None:
+    def _start(self, text: RunningSequence) -> None:
         number = next(self._numbers)
         if all(each.handle is not None for each in self._texts.values()) and self._may_start(text):
             self._start_now(text, number)
         self._texts[number] = text
 
-    def _may_start(self, text: RunningText) -> bool:
+    def _may_start(self, text: RunningSequence) -> bool:
         """Return whether a sequence may start; a suspect of a failed step starts alone."""
         others = self._texts.values()
         if text.is_suspect and any(each.is_new for each in others):
             return False
         return self._prefill.may_start(text.read_first, others)
 
-    def _start_now(self, text: RunningText, number: int) -> None:
+    def _start_now(self, text: RunningSequence, number: int) -> None:
         text.start(self._pipeline, number)
         cached = self._prefill.begin(text.read_first)
         if text.index == 0 and not text.was_restarted:
@@ -116,15 +125,19 @@ class Batch:
             try:
                 self._start_now(text, number)
             except (RuntimeError, TypeError, ValueError) as error:
-                self._fail(text.asked, InvalidRequest(f"generation parameters rejected: {reason_of(error)}"), outcome)
+                self._fail(
+                    text.asked,
+                    InvalidRequest(f"generation parameters rejected: {library_error_message(error)}"),
+                    outcome,
+                )
                 self.cancel(text.asked)
 
-    def cancel(self, queued: AskedTexts) -> bool:
+    def cancel(self, queued: QueuedRequest) -> bool:
         """Remove the sequences of a request; return whether some must finish prefill, see :attr:`StepOutcome.left`."""
         self._drop(number for number, text in self._texts.items() if text.asked is queued)
         return any(text.asked is queued for text in self._texts.values())
 
-    def end(self, queued: AskedTexts, index: int) -> None:
+    def end(self, queued: QueuedRequest, index: int) -> None:
         """Remove one sequence at the next step, if it has not ended."""
         self._drop(number for number, text in self._texts.items() if text.asked is queued and text.index == index)
 
@@ -136,7 +149,7 @@ class Batch:
             if not text.is_leaving:
                 self._remove(number).cancel()
 
-    def _remove(self, number: int) -> RunningText:
+    def _remove(self, number: int) -> RunningSequence:
         text = self._texts.pop(number)
         if text.has_beams:
             self._prefill.end_of_beams(text.asked.prompt)
@@ -152,7 +165,7 @@ class Batch:
         try:
             self._pipeline.step()
         except RuntimeError as error:
-            reason = reason_of(error)
+            reason = library_error_message(error)
         stepped = [text for text in self._texts.values() if text.handle is not None]
         if not reason:
             self._follow_beams(stepped)
@@ -168,7 +181,7 @@ class Batch:
                 outcome.proven.append(text.asked)
         return outcome
 
-    def _follow_beams(self, stepped: list[RunningText]) -> None:
+    def _follow_beams(self, stepped: list[RunningSequence]) -> None:
         """Track prefill of beam sequences, of which the library reports nothing before they end.
 
         The library processes prompts in order of arrival, with the step's token budget that decoding leaves.
@@ -197,10 +210,10 @@ class Batch:
         for queued, _ in outcome.failed:
             self.cancel(queued)
 
-    def _read_text(self, text: RunningText, outcome: StepOutcome) -> bool:
+    def _read_text(self, text: RunningSequence, outcome: StepOutcome) -> bool:
         try:
             news = text.read()
-        except (DifferentTextError, NoRoomError) as error:
+        except (SequenceDivergedError, CacheFullError) as error:
             if not text.is_leaving:
                 self._fail(text.asked, ModelFailure(str(error)), outcome)
             return text.is_leaving
@@ -212,7 +225,7 @@ class Batch:
         outcome.news += news
         return bool(news) and news[-1].finish is not None
 
-    def _fail(self, queued: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
+    def _fail(self, queued: QueuedRequest, error: ServerError, outcome: StepOutcome) -> None:
         if all(each is not queued for each, _ in outcome.failed):
             outcome.failed.append((queued, error))
 
@@ -240,8 +253,8 @@ class Batch:
                 self._start(text)
 
     def _culprits(
-        self, texts: list[RunningText], newcomers: list[AskedTexts], reason: str
-    ) -> list[tuple[AskedTexts, ServerError]]:
+        self, texts: list[RunningSequence], newcomers: list[QueuedRequest], reason: str
+    ) -> list[tuple[QueuedRequest, ServerError]]:
         """Return the requests to blame: one with an unproven grammar, else the only new one, else all restarted ones.
 
         Of several new requests none is blamed before each has started alone.
@@ -265,7 +278,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRoom:
+class BlockCapacity:
     """Capacity: blocks of ``block_tokens`` tokens (0 blocks for no limit) and concurrent sequences."""
 
     blocks: int
@@ -276,7 +289,7 @@ class BlockRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockNeed:
+class BlockDemand:
     """``texts`` sequences with a prompt and up to ``most`` tokens each; ``is_open`` without a user limit."""
 
     prompt: int
@@ -291,10 +304,10 @@ class BlockAdmission(Generic[T]):
     Without a user limit, an answer reserves a margin over the recent average; the library suspends sequences if needed.
     """
 
-    def __init__(self, room: BlockRoom, most_waiting: int) -> None:
+    def __init__(self, room: BlockCapacity, most_waiting: int) -> None:
         self._room = room
         self._most_waiting = most_waiting
-        self._queue: deque[tuple[T, BlockNeed]] = deque()
+        self._queue: deque[tuple[T, BlockDemand]] = deque()
         self._reserved: dict[int, tuple[int, int]] = {}
         self._average_tokens = float(_INITIAL_ANSWER_TOKENS)
         self.blocks = 0
@@ -310,7 +323,7 @@ class BlockAdmission(Generic[T]):
         """Return whether a request that cannot run at once must be rejected."""
         return len(self._queue) >= self._most_waiting
 
-    def blocks_of(self, need: BlockNeed) -> int:
+    def blocks_of(self, need: BlockDemand) -> int:
         """Return the number of blocks to reserve for a request."""
         most = min(need.most, round(self._average_tokens * _MARGIN)) if need.is_open else need.most
         one = self._blocks(need.prompt + most)
@@ -321,7 +334,7 @@ class BlockAdmission(Generic[T]):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._room.block_tokens)
 
-    def fits_now(self, need: BlockNeed) -> bool:
+    def fits_now(self, need: BlockDemand) -> bool:
         """Return whether there is room; a lone request always fits."""
         if not self._reserved:
             return True
@@ -331,7 +344,7 @@ class BlockAdmission(Generic[T]):
             self.blocks + self.blocks_of(need) <= self._room.blocks * self._room.overcommit
         )
 
-    def wait(self, item: T, need: BlockNeed) -> None:
+    def wait(self, item: T, need: BlockDemand) -> None:
         """Append a request to the queue."""
         self._queue.append((item, need))
 

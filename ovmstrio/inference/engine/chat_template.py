@@ -23,14 +23,14 @@ from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
 __all__ = [
     "ChatTemplate",
-    "Raised",
+    "TemplateBudget",
+    "TemplateBudgetExceeded",
     "TemplateEnvironment",
     "TemplateFailure",
+    "TemplateRaised",
     "TemplateSource",
-    "TooMuchWork",
-    "Work",
     "read_template_source",
-    "with_generic_tools",
+    "tools_as_text",
 ]
 
 # ----------------------------------------------------------------------
@@ -48,11 +48,11 @@ _MAX_INTEGER_BITS: Final = 4096
 _WIDTH: Final = re.compile(r"\d{6}|%[^a-zA-Z%]*\*")
 
 
-class TooMuchWork(Exception):
+class TemplateBudgetExceeded(Exception):
     """A template exceeded its budget; the message names the limit."""
 
 
-class Work:
+class TemplateBudget:
     """Budget of one rendering, for ``values`` nested values with texts of ``characters`` characters."""
 
     def __init__(self, values: int, characters: int) -> None:
@@ -63,7 +63,7 @@ class Work:
         """Count a loop iteration or macro call whose own text has ``characters`` characters."""
         self._steps -= 1
         if self._steps < 0:
-            raise TooMuchWork("too many loop iterations")
+            raise TemplateBudgetExceeded("too many loop iterations")
         self.room(characters)
         return ""
 
@@ -71,7 +71,7 @@ class Work:
         """Count characters or items that are created."""
         self._characters -= max(size, 0)
         if self._characters < 0:
-            raise TooMuchWork("output too large")
+            raise TemplateBudgetExceeded("output too large")
 
     def made(self, value: Any) -> Any:
         """Count a created value and return it."""
@@ -86,7 +86,7 @@ class Work:
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_INTEGER_BITS:
-                raise TooMuchWork("integer too large")
+                raise TemplateBudgetExceeded("integer too large")
         elif operator == "*":
             self.room(_size(left) * _size(right))
 
@@ -94,7 +94,7 @@ class Work:
         """Reject a filter or text method whose result may be too large; count the text that it reads."""
         for argument in arguments:
             if isinstance(argument, int) and abs(argument) > _MAX_ARGUMENT:
-                raise TooMuchWork(f"argument {argument} exceeds {_MAX_ARGUMENT}")
+                raise TemplateBudgetExceeded(f"argument {argument} exceeds {_MAX_ARGUMENT}")
         if name == "join" and arguments:
             self.room(_size(subject) * _size(arguments[0]))
         if not isinstance(subject, str):
@@ -105,14 +105,14 @@ class Work:
         elif name == "indent":
             self.room((subject.count("\n") + 1) * max((_size(argument) for argument in arguments), default=0))
         elif name == "translate":
-            raise TooMuchWork("translate is not allowed")
+            raise TemplateBudgetExceeded("translate is not allowed")
         elif name == "replace" and len(arguments) > 1 and isinstance(arguments[0], str):
             self.room(subject.count(arguments[0]) * _size(arguments[1]))
 
     @staticmethod
     def _formatted(text: str) -> None:
         if _WIDTH.search(text):
-            raise TooMuchWork("format width too large")
+            raise TemplateBudgetExceeded("format width too large")
 
 
 def _size(value: Any) -> int:
@@ -128,7 +128,7 @@ def _size(value: Any) -> int:
 _MAX_INDENT: Final = 16
 
 
-class Raised(TemplateError):
+class TemplateRaised(TemplateError):
     """The template called ``raise_exception``."""
 
 
@@ -174,7 +174,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             finalize=self._finalize,
             extensions=[LoopControlExtension, _GenerationTag],
         )
-        self.work = Work(0, 0)
+        self.work = TemplateBudget(0, 0)
         self.step: Final = self._step
 
         self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
@@ -226,7 +226,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _raise(message: Any = "") -> NoReturn:
-    raise Raised(str(message))
+    raise TemplateRaised(str(message))
 
 
 def _to_json(
@@ -251,9 +251,7 @@ _TOOL_PROMPT: Final = (
 )
 
 
-def with_generic_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def tools_as_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with tools, calls and results written as text, for a template without tool support."""
     plain = [_as_text(message) for message in messages]
     if not tools:
@@ -350,7 +348,7 @@ class ChatTemplate:
         prepared = [_prepared(message) for message in messages]
         given = [dict(tool) for tool in tools]
         if "tools" not in self.tool_source:
-            prepared, given = with_generic_tools(prepared, given), []
+            prepared, given = tools_as_text(prepared, given), []
         variables = {
             "add_generation_prompt": add_generation_prompt,
             **self._variables,
@@ -359,7 +357,7 @@ class ChatTemplate:
             "tools": given or None,
             "documents": None,
         }
-        self._environment.work = work = Work(*_counted(variables))
+        self._environment.work = work = TemplateBudget(*_counted(variables))
         parts: list[str] = []
         try:
             for part in (self._with_tools if given else self._plain).generate(variables):
@@ -372,7 +370,7 @@ class ChatTemplate:
     def _compiled(self, source: str) -> Any:
         if len(source) > _MAX_SOURCE_CHARACTERS:
             raise TemplateFailure(f"template too long: {len(source)} characters, limit {_MAX_SOURCE_CHARACTERS}")
-        self._environment.work = Work(0, 0)
+        self._environment.work = TemplateBudget(0, 0)
         try:
             return self._environment.from_string(source)
         except Exception as error:
@@ -485,6 +483,6 @@ def _failure(error: Exception) -> TemplateFailure:
         return TemplateFailure("recursion too deep", line)
     if isinstance(error, MemoryError):
         return TemplateFailure("memory limit exceeded", line)
-    known = isinstance(error, TemplateError | TooMuchWork)
+    known = isinstance(error, TemplateError | TemplateBudgetExceeded)
     text = str(error) if known else f"{type(error).__name__}: {error}"
     return TemplateFailure(text[:_MAX_ERROR_CHARACTERS] or type(error).__name__, line)

@@ -19,9 +19,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ovmstrio.core.errors import ModelFailure, ServerError
-from ovmstrio.inference.engine.messages import ACCEPTED, PART, REFUSED, encode_failure
-from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelLost
-from ovmstrio.isolation.process_exit import LOST_CHANNEL, LOST_MODEL, watch_lifeline
+from ovmstrio.inference.engine.messages import ACCEPTED, PART, REJECTED, encode_failure
+from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelClosedByUserCode
+from ovmstrio.isolation.process_exit import CHANNEL_CLOSED, MODEL_LOST, exit_with_parent
 from ovmstrio.util.stdio import print_whole_lines
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from ovmstrio.isolation.packets import Message
 
-__all__ = ["TurnProgram", "run_process"]
+__all__ = ["ChunkWorker", "run_process"]
 
 _OpenedT = TypeVar("_OpenedT")
 
 
-class TurnProgram(Generic[_OpenedT]):
+class ChunkWorker(Generic[_OpenedT]):
     """Serves one model on a channel."""
 
     def __init__(self, channel: BlockingChannel) -> None:
@@ -57,7 +57,7 @@ class TurnProgram(Generic[_OpenedT]):
                 else:
                     answer = self._make_part(request)
             except ServerError as error:
-                answer = [REFUSED, encode_failure(error)]
+                answer = [REJECTED, encode_failure(error)]
             self.channel.send([number, answer])
 
     def _make_part(self, request: int) -> list[Any]:
@@ -85,7 +85,7 @@ class TurnProgram(Generic[_OpenedT]):
 def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
     """Pass the first message of the socket ``argv[1]`` to ``serve``, then end the process."""
     end, lifeline = map(int, sys.argv[1:3])
-    watch_lifeline(lifeline)
+    exit_with_parent(lifeline)
     for server_signal in (signal.SIGINT, signal.SIGTERM):
         signal.signal(server_signal, _ignore_signal)
     print_whole_lines()
@@ -95,11 +95,11 @@ def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
         first = channel.receive()
         if first is not None:
             serve(channel, *first.value)
-    except ChannelLost:
-        status = LOST_CHANNEL
+    except ChannelClosedByUserCode:
+        status = CHANNEL_CLOSED
     except Exception:  # noqa: BLE001 - reported by the exit status
         traceback.print_exc()
-        status = LOST_MODEL
+        status = MODEL_LOST
     sys.stdout.flush()
     sys.stderr.flush()
     # The library's own cleanup is slow and unnecessary.

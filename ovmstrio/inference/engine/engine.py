@@ -12,32 +12,32 @@ import numpy.typing as npt
 
 from ovmstrio.core.errors import Overloaded, ServerError
 from ovmstrio.core.generation import Conversation, Finish
-from ovmstrio.inference.engine.batch import Batch, BlockAdmission, BlockNeed, BlockRoom
-from ovmstrio.inference.engine.grammar_precompile import FormTrials
+from ovmstrio.inference.engine.batch import Batch, BlockAdmission, BlockCapacity, BlockDemand
+from ovmstrio.inference.engine.grammar_precompile import GrammarQueue
 from ovmstrio.inference.engine.messages import (
     ACCEPTED,
     CANCELLED,
-    REFUSED,
+    REJECTED,
     TOKENS,
     decode_request,
     decode_texts,
     encode_failure,
 )
-from ovmstrio.inference.engine.prompts import PromptScores
-from ovmstrio.inference.engine.sequences import AskedTexts, NewTokens
-from ovmstrio.inference.engine.step_output import TextRows
-from ovmstrio.inference.engine.template_process import Renderings
+from ovmstrio.inference.engine.prompts import PromptScorer
+from ovmstrio.inference.engine.sequences import QueuedRequest, SequenceOutput
+from ovmstrio.inference.engine.step_output import OutputRows
+from ovmstrio.inference.engine.template_process import RenderQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.core.generation import GenerationRequest
-    from ovmstrio.inference.engine.grammar_precompile import CompilesForms
+    from ovmstrio.inference.engine.grammar_precompile import GrammarCompilerProtocol
     from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.prompts import Prompts
+    from ovmstrio.inference.engine.prompts import PromptTokenizer
     from ovmstrio.inference.engine.template_process import TemplateProcess
 
-__all__ = ["Engine", "Limits", "TextTokenizing"]
+__all__ = ["Engine", "Limits", "TokenizeQueue"]
 
 _PACE_WEIGHT: Final = 0.2
 _MAX_RETRY_SECONDS: Final = 60.0
@@ -75,10 +75,10 @@ class Engine:
     def __init__(
         self,
         pipeline: Pipeline,
-        prompts: Prompts,
+        prompts: PromptTokenizer,
         limits: Limits,
         answer: Callable[[int, Any], None],
-        forms: CompilesForms,
+        forms: GrammarCompilerProtocol,
         *,
         templates: TemplateProcess | None = None,
         caches_prefixes: bool = True,
@@ -87,15 +87,15 @@ class Engine:
         self._prompts = prompts
         self._limits = limits
         self._answer = answer
-        room = BlockRoom(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
-        self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
+        room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
+        self._admission: BlockAdmission[QueuedRequest] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
-        self._grammars = FormTrials(forms)
-        self._renderings = None if templates is None else Renderings[_AddedRequest](templates)
-        self._scores = PromptScores(pipeline, limits.tokens)
-        self._rows = TextRows(self._decode)
+        self._grammars = GrammarQueue(forms)
+        self._renderings = None if templates is None else RenderQueue[_AddedRequest](templates)
+        self._scores = PromptScorer(pipeline, limits.tokens)
+        self._rows = OutputRows(self._decode)
         self._unrendered: dict[int, _AddedRequest] = {}
-        self._requests: dict[int, AskedTexts] = {}
+        self._requests: dict[int, QueuedRequest] = {}
         self._new_rows: list[list[Any]] = []
         self._failures: list[list[Any]] = []
         self._seconds_per_request = 1.0
@@ -142,7 +142,7 @@ class Engine:
             self._renderings.add(added, request.prompt, _RENDER_SECONDS)
             self._take_rendered()
         except ServerError as error:
-            self._answer(message, [REFUSED, encode_failure(error)])
+            self._answer(message, [REJECTED, encode_failure(error)])
 
     def _take_rendered(self) -> None:
         while self._renderings is not None and self._renderings.has_ended:
@@ -156,7 +156,7 @@ class Engine:
                     raise outcome
                 self._add_tokens(added, self._prompts.tokens_of_rendered(outcome))
             except ServerError as error:
-                self._answer(added.message, [REFUSED, encode_failure(error)])
+                self._answer(added.message, [REJECTED, encode_failure(error)])
 
     def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
         queued = self._prepare(added, tokens)
@@ -178,13 +178,13 @@ class Engine:
         message = f"{waiting} requests are queued already (max_queue); try again in {seconds:.0f} s"
         return Overloaded(message, retry_after_seconds=seconds)
 
-    def _prepare(self, added: _AddedRequest, tokens: list[int]) -> AskedTexts:
+    def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:
         request = added.request
         max_tokens = request.sampling.max_tokens
         self._prompts.check_length(tokens, needs_answer=max_tokens != 0)
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
-        return AskedTexts(
+        return QueuedRequest(
             id=added.number,
             answer_to=added.message,
             request=request,
@@ -195,9 +195,9 @@ class Engine:
             is_proven=request.grammar is None,
         )
 
-    def _take(self, queued: AskedTexts) -> None:
+    def _take(self, queued: QueuedRequest) -> None:
         texts = max(queued.request.n, queued.request.sampling.best_of)
-        need = BlockNeed(len(queued.prompt), queued.most, texts, queued.is_open)
+        need = BlockDemand(len(queued.prompt), queued.most, texts, queued.is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
             raise self._overloaded()
         self._requests[queued.id] = queued
@@ -216,7 +216,7 @@ class Engine:
             self._compile_next()
 
     def _proceed(
-        self, proceed: Callable[[AskedTexts], None], queued: AskedTexts, error: ServerError | None = None
+        self, proceed: Callable[[QueuedRequest], None], queued: QueuedRequest, error: ServerError | None = None
     ) -> None:
         """Take the next step of a request, or fail it."""
         try:
@@ -235,7 +235,7 @@ class Engine:
             self._admission.enter(queued.id)
             self._proceed(self._begin, queued)
 
-    def _begin(self, queued: AskedTexts) -> None:
+    def _begin(self, queued: QueuedRequest) -> None:
         """Run a request; if prompt log-probabilities are requested, score the prompt first."""
         request = queued.request
         queued.left = request.n
@@ -244,11 +244,11 @@ class Engine:
         elif queued.most:
             self._batch.begin(queued)
         else:
-            self._emit([NewTokens(queued, index, [], [], Finish.LENGTH) for index in range(request.n)])
+            self._emit([SequenceOutput(queued, index, [], [], Finish.LENGTH) for index in range(request.n)])
         if queued.is_proven:
             self._accept(queued)
 
-    def _accept(self, queued: AskedTexts) -> None:
+    def _accept(self, queued: QueuedRequest) -> None:
         if queued.answer_to:
             end = self._prompts.end_of(queued.request.prompt, queued.prompt)
             self._answer(queued.answer_to, [ACCEPTED, len(queued.prompt), end, queued.cached])
@@ -259,7 +259,7 @@ class Engine:
         added = self._unrendered.pop(number, None)
         if added is not None and self._renderings is not None:
             self._renderings.withdraw(added)
-            self._answer(added.message, [REFUSED, encode_failure(CANCELLED)])
+            self._answer(added.message, [REJECTED, encode_failure(CANCELLED)])
         queued = self._requests.get(number)
         if queued is None:
             return
@@ -269,12 +269,12 @@ class Engine:
         self._scores.cancel(queued)
         self._forget(queued, keeps_room=reads_on)
         if queued.answer_to:
-            self._answer(queued.answer_to, [REFUSED, encode_failure(CANCELLED)])
+            self._answer(queued.answer_to, [REJECTED, encode_failure(CANCELLED)])
             queued.answer_to = 0
         self._admit()
         self._compile_next()
 
-    def _forget(self, queued: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
+    def _forget(self, queued: QueuedRequest, *, has_ended: bool = False, keeps_room: bool = False) -> None:
         self._requests.pop(queued.id, None)
         self._rows.forget(queued)
         if keeps_room:
@@ -285,9 +285,9 @@ class Engine:
             self._seconds_per_request += _PACE_WEIGHT * (now - self._last_end - self._seconds_per_request)
             self._last_end = now
 
-    def _fail(self, queued: AskedTexts, error: ServerError) -> None:
+    def _fail(self, queued: QueuedRequest, error: ServerError) -> None:
         if queued.answer_to:
-            self._answer(queued.answer_to, [REFUSED, encode_failure(error)])
+            self._answer(queued.answer_to, [REJECTED, encode_failure(error)])
             queued.answer_to = 0
         else:
             self._failures.append([queued.id, encode_failure(error)])
@@ -327,7 +327,7 @@ class Engine:
             self._accept(queued)
         self._emit([new for new in outcome.news if new.asked.id in self._requests])
 
-    def _emit(self, news: list[NewTokens]) -> None:
+    def _emit(self, news: list[SequenceOutput]) -> None:
         rows = self._rows.make(news)
         self._new_rows += rows
         for new, row in zip(news, rows, strict=True):
@@ -369,7 +369,7 @@ class _TokenizeRequest:
         return taken
 
 
-class TextTokenizing:
+class TokenizeQueue:
     """Queue of tokenization requests, processed a few texts at a time between the steps of an engine."""
 
     def __init__(self, tokenize: Callable[..., list[Tokens]], answer: Callable[[int, Any], None]) -> None:
@@ -390,7 +390,7 @@ class TextTokenizing:
         """Cancel a request."""
         tokenized = self._open.pop(number, None)
         if tokenized is not None:
-            self._answer(tokenized.message, [REFUSED, encode_failure(CANCELLED)])
+            self._answer(tokenized.message, [REJECTED, encode_failure(CANCELLED)])
 
     def go_on(self) -> None:
         """Tokenize the next texts of the oldest request, and answer it after the last one."""
@@ -403,7 +403,7 @@ class TextTokenizing:
                 tokenized.rows += self._tokenize(tokenized.next_texts(), **tokenized.options)
         except ServerError as error:
             del self._open[number]
-            self._answer(tokenized.message, [REFUSED, encode_failure(error)])
+            self._answer(tokenized.message, [REJECTED, encode_failure(error)])
             return
         if not tokenized.texts:
             del self._open[number]

@@ -14,7 +14,7 @@ import openvino_genai as genai
 
 from ovmstrio.inference.engine.chunk_worker import run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
-from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.inference.engine.pipeline import library_error_message
 
 if TYPE_CHECKING:
     from ovmstrio.isolation.blocking_channel import BlockingChannel
@@ -31,7 +31,7 @@ def convert(channel: BlockingChannel, number: int, value: list[str]) -> None:
         genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
         link.unlink()
     except Exception as error:  # noqa: BLE001 - the server reports any reason
-        channel.send([number, [FAILED, reason_of(error)]])
+        channel.send([number, [FAILED, library_error_message(error)]])
     else:
         channel.send([number, [LOADED, {}]])
 

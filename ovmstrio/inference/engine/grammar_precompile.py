@@ -18,15 +18,15 @@ from openvino import opset13
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Sampling
-from ovmstrio.inference.engine.pipeline import reason_of
-from ovmstrio.inference.engine.sampling import configure
+from ovmstrio.inference.engine.pipeline import library_error_message
+from ovmstrio.inference.engine.sampling import configure_generation
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest, Grammar
     from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.sequences import AskedTexts
+    from ovmstrio.inference.engine.sequences import QueuedRequest
 
-__all__ = ["CompilesForms", "FormCompiler", "FormTrials"]
+__all__ = ["GrammarCompiler", "GrammarCompilerProtocol", "GrammarQueue"]
 
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
@@ -34,7 +34,7 @@ _TOKENS: Final = 2
 _PROPERTIES: Final = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": 1}
 
 
-class FormCompiler:
+class GrammarCompiler:
     """Compiles grammars with a weightless pipeline; the shared tokenizer caches them for the batch."""
 
     def __init__(self, pipeline: Pipeline, folder: Path) -> None:
@@ -46,7 +46,7 @@ class FormCompiler:
     def ask(self, request: GenerationRequest) -> Any:
         """Return the argument of :meth:`compile` for a request; call it in the thread that steps the batch."""
         defaults = self._batch.defaults()
-        config = configure(genai.GenerationConfig(), Sampling(temperature=0), grammar=request.grammar)
+        config = configure_generation(genai.GenerationConfig(), Sampling(temperature=0), grammar=request.grammar)
         config.max_new_tokens = _TOKENS
         config.eos_token_id = defaults.eos_token_id
         config.stop_token_ids = {*defaults.stop_token_ids, *request.sampling.stop_token_ids}
@@ -64,7 +64,7 @@ class FormCompiler:
                 self._pipeline = self._make()
             except RuntimeError as error:
                 # This says nothing about the grammar; the disk may be full, for example.
-                raise LookupError(f"grammar check not available: {reason_of(error)}") from error
+                raise LookupError(f"grammar check not available: {library_error_message(error)}") from error
         pipeline, self._pipeline = self._pipeline, None
         pipeline.generate(ov.Tensor(np.zeros((1, 1), np.int64)), config)
         # A pipeline that failed is not reused.
@@ -110,8 +110,8 @@ _NICENESS_STEP: Final = 10
 _MAX_NICENESS: Final = 19
 
 
-class CompilesForms(Protocol):
-    """Grammar compiler; see :class:`FormCompiler`."""
+class GrammarCompilerProtocol(Protocol):
+    """Grammar compiler; see :class:`GrammarCompiler`."""
 
     def ask(self, request: GenerationRequest) -> Any:
         """Return the argument of :meth:`compile` for a request."""
@@ -123,22 +123,22 @@ class CompilesForms(Protocol):
 
 
 class _Compilation(NamedTuple):
-    asked: AskedTexts | None
+    asked: QueuedRequest | None
     form: bytes
     done: Future[None] | None
 
 
-class FormTrials:
+class GrammarQueue:
     """FIFO queue of requests whose grammars are not known to work.
 
     Attributes:
         descriptor: event descriptor, readable from the end of a compilation until :meth:`take`.
     """
 
-    def __init__(self, compiler: CompilesForms) -> None:
+    def __init__(self, compiler: GrammarCompilerProtocol) -> None:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "forms", _lower_priority)
-        self._waiting: deque[AskedTexts] = deque()
+        self._waiting: deque[QueuedRequest] = deque()
         self._current: _Compilation | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -153,11 +153,11 @@ class FormTrials:
         """Return whether :meth:`take` has a result."""
         return self._current is not None and (self._current.done is None or self._current.done.done())
 
-    def wait(self, queued: AskedTexts) -> None:
+    def wait(self, queued: QueuedRequest) -> None:
         """Queue a request."""
         self._waiting.append(queued)
 
-    def withdraw(self, queued: AskedTexts) -> bool:
+    def withdraw(self, queued: QueuedRequest) -> bool:
         """Remove a request and return whether it was here; a started compilation continues without effect."""
         if self._current is not None and self._current.asked is queued:
             self._current = self._current._replace(asked=None)
@@ -187,7 +187,7 @@ class FormTrials:
         finally:
             os.eventfd_write(self.descriptor, 1)
 
-    def take(self) -> tuple[AskedTexts, InvalidField | None] | None:
+    def take(self) -> tuple[QueuedRequest, InvalidField | None] | None:
         """Return the finished request and the error of its grammar; None if it was withdrawn."""
         if self._current is None or not self.has_ended:
             return None
@@ -197,7 +197,7 @@ class FormTrials:
             os.eventfd_read(self.descriptor)
             error = done.exception()
         if isinstance(error, RuntimeError):
-            why = f"response format rejected: {reason_of(error)}"
+            why = f"response format rejected: {library_error_message(error)}"
             return None if queued is None else (queued, InvalidField(why, field="response_format"))
         if error is None:
             self._known[form] = None

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from ovmstrio.core.errors import (
-    ContextExceeded,
+    ContextLengthExceeded,
     InvalidField,
     InvalidRequest,
     ModelFailure,
@@ -27,10 +27,10 @@ __all__ = [
     "CANCELLED",
     "CONTEXT_FILE",
     "FAILED",
-    "FINISHES",
+    "FINISH_REASONS",
     "LOADED",
     "PART",
-    "REFUSED",
+    "REJECTED",
     "TOKENS",
     "VOICE_FILES",
     "decode_failure",
@@ -47,7 +47,7 @@ CONTEXT_FILE: Final = "ovmstrio.json"
 VOICE_FILES: Final = "*.onnx"
 """Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""
 
-FINISHES: Final = tuple(Finish)
+FINISH_REASONS: Final = tuple(Finish)
 """Finish reasons by their number in output rows."""
 
 LOADED: Final = "loaded"
@@ -59,7 +59,7 @@ FAILED: Final = "failed"
 ACCEPTED: Final = "accepted"
 """Answer when a request runs: number of prompt tokens, end of the rendered prompt, cached prompt tokens."""
 
-REFUSED: Final = "refused"
+REJECTED: Final = "refused"
 """Answer to a rejected request, with an error."""
 
 TOKENS: Final = "tokens"
@@ -158,7 +158,7 @@ def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
 
 _FAILURES: Final[dict[str, type[ServerError]]] = {
     each.__name__: each
-    for each in (ContextExceeded, InvalidField, InvalidRequest, ModelFailure, NotSupported, Overloaded)
+    for each in (ContextLengthExceeded, InvalidField, InvalidRequest, ModelFailure, NotSupported, Overloaded)
 }
 _DETAILS: Final = ("field", "code", "retry_after_seconds")
 

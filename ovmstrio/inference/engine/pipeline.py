@@ -11,9 +11,9 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
-from ovmstrio.inference.engine.sampling import configure
+from ovmstrio.inference.engine.sampling import configure_generation
 
-__all__ = ["GIB", "Pipeline", "PipelineOptions", "reason_of"]
+__all__ = ["GIB", "Pipeline", "PipelineOptions", "library_error_message"]
 
 GIB: Final = 2**30
 _BLOCK_TOKENS: Final = 32
@@ -128,7 +128,7 @@ class Pipeline:
 
     def _warm(self) -> None:
         """Generate a few tokens with a grammar, as the first one in a process takes much longer."""
-        config = configure(self.defaults(), Sampling(temperature=0), grammar=_WARMING)
+        config = configure_generation(self.defaults(), Sampling(temperature=0), grammar=_WARMING)
         config.max_new_tokens = _WARMING_STEPS
         handle = self.add(0, [0], config)
         self._drain()
@@ -168,7 +168,7 @@ _LOGGED: Final = re.compile(r"(?s)^\[[0-9:]+\] \S+:\d+: (?P<why>.*)$")
 _RAISED: Final = re.compile(r"(?s)^Exception from \S+:\d+:\s*(?P<why>.*)$")
 
 
-def reason_of(error: BaseException) -> str:
+def library_error_message(error: BaseException) -> str:
     """Return the message of a library error without source positions."""
     text = str(error).strip()
     for _ in range(3):

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.sequences import RunningText
+    from ovmstrio.inference.engine.sequences import RunningSequence
 
-__all__ = ["CachedPrefixes", "OpenBlocks", "PromptStarts", "block_keys"]
+__all__ = ["PartialBlocks", "PrefillScheduler", "PrefixCacheModel", "block_keys"]
 
 
 def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, int]]:
@@ -27,7 +27,7 @@ def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, 
         yield start + len(block), key
 
 
-class CachedPrefixes:
+class PrefixCacheModel:
     """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
@@ -76,7 +76,7 @@ class CachedPrefixes:
         self._known.clear()
 
 
-class OpenBlocks:
+class PartialBlocks:
     """Ends of finished sequences; ``most`` limits how many are remembered."""
 
     def __init__(self, most: int, block_tokens: int) -> None:
@@ -124,16 +124,16 @@ class OpenBlocks:
 _EXTRA_ENDS: Final = 512
 
 
-class PromptStarts:
+class PrefillScheduler:
     """Decides which prompts may be in prefill at the same time."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.caches = pipeline.caches_prefixes
         self._block = pipeline.block_tokens
-        self._prefixes = CachedPrefixes(pipeline.blocks if self.caches else 0, self._block)
-        self._ends = OpenBlocks(pipeline.blocks + _EXTRA_ENDS, self._block)
+        self._prefixes = PrefixCacheModel(pipeline.blocks if self.caches else 0, self._block)
+        self._ends = PartialBlocks(pipeline.blocks + _EXTRA_ENDS, self._block)
 
-    def may_start(self, tokens: Sequence[int], running: Collection[RunningText]) -> bool:
+    def may_start(self, tokens: Sequence[int], running: Collection[RunningSequence]) -> bool:
         """Return whether prefill of a prompt may start in the next step."""
         if not self.caches:
             return True
@@ -143,7 +143,7 @@ class PromptStarts:
         begin = tokens[: self._most_shared(tokens, (text for text in running if not text.is_settled))]
         return not any(self._ends.find(begin)) and not any(text.ends_within(begin, self._block) for text in running)
 
-    def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningText]) -> int:
+    def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningSequence]) -> int:
         return max(
             (_common(tokens, each.read_first, self._block) for each in texts if each.handle is not None), default=0
         )

@@ -16,11 +16,11 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.inference.engine.engine import Engine, Limits, TextTokenizing
-from ovmstrio.inference.engine.grammar_precompile import FormCompiler
-from ovmstrio.inference.engine.messages import CANCELLED, FAILED, LOADED, REFUSED, encode_failure
-from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, reason_of
-from ovmstrio.inference.engine.prompts import Prompts, choose_renderer, context_length
+from ovmstrio.inference.engine.engine import Engine, Limits, TokenizeQueue
+from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler
+from ovmstrio.inference.engine.messages import CANCELLED, FAILED, LOADED, REJECTED, encode_failure
+from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, library_error_message
+from ovmstrio.inference.engine.prompts import PromptTokenizer, choose_renderer, context_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ _RECEIVE_SECONDS: Final = 0.05  # time limit for receiving messages between two 
 class EngineProgram:
     """Serves one channel."""
 
-    def __init__(self, channel: BlockingChannel, engine: Engine, tokenizing: TextTokenizing) -> None:
+    def __init__(self, channel: BlockingChannel, engine: Engine, tokenizing: TokenizeQueue) -> None:
         self._channel = channel
         self._engine = engine
         self._tokenizing = tokenizing
@@ -87,27 +87,27 @@ class EngineProgram:
             self._tokenizing.cancel(request)
             self._engine.cancel(request)
         elif request in self._cancelled:
-            self._channel.send([number, [REFUSED, encode_failure(CANCELLED)]])
+            self._channel.send([number, [REJECTED, encode_failure(CANCELLED)]])
         elif kind == "tokenize":
             self._tokenizing.add(number, request, *parts)
         else:
             self._engine.add(number, request, *parts)
 
 
-def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TextTokenizing, dict[str, Any]]:
+def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TokenizeQueue, dict[str, Any]]:
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = pipeline.blocks * pipeline.block_tokens
     context = context_length(folder)
     limits = Limits(min(room, context or room), **options["limits"])
     renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
-    prompts = Prompts(pipeline.tokenizer, renderer.render, limits.tokens)
+    prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
         pipeline,
         prompts,
         limits,
         answer,
-        FormCompiler(pipeline, folder),
+        GrammarCompiler(pipeline, folder),
         templates=renderer.process,
         caches_prefixes=options["pipeline"]["caches_prefixes"],
     )
@@ -119,7 +119,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
     }
-    return engine, TextTokenizing(prompts.tokenize_all, answer), facts
+    return engine, TokenizeQueue(prompts.tokenize_all, answer), facts
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
     try:
         engine, tokenizing, facts = _load(options, answer)
     except Exception as error:  # noqa: BLE001 - the server reports any reason
-        channel.send([number, [FAILED, reason_of(error)]])
+        channel.send([number, [FAILED, library_error_message(error)]])
         return
     channel.send([number, [LOADED, facts]])
     EngineProgram(channel, engine, tokenizing).run()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.core.errors import ContextLengthExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
 from ovmstrio.inference.engine.messages import CONTEXT_FILE
-from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.inference.engine.template_process import TemplateProcess
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import has_enough_tokens, max_characters, prefix_lengths
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Prompt
     from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.sequences import AskedTexts
+    from ovmstrio.inference.engine.sequences import QueuedRequest
 
-__all__ = ["PromptRenderer", "PromptScores", "Prompts", "choose_renderer", "context_length"]
+__all__ = ["PromptRenderer", "PromptScorer", "PromptTokenizer", "choose_renderer", "context_length"]
 
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
@@ -60,7 +60,7 @@ def _positive(*parts: Any) -> int | None:
     return None
 
 
-class Prompts:
+class PromptTokenizer:
     """Tokenizes prompts; ``most`` is the maximum of prompt and answer tokens together."""
 
     def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], most: int) -> None:
@@ -124,7 +124,7 @@ class Prompts:
         try:
             return self._tokenizer.encode(texts, **options)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"tokenization failed: {reason_of(error)}") from error
+            raise InvalidRequest(f"tokenization failed: {library_error_message(error)}") from error
 
     def tokenize_all(self, texts: Sequence[str], **options: Any) -> list[npt.NDArray[np.int64]]:
         """Return the tokens of each text, like :meth:`tokenize`."""
@@ -166,9 +166,9 @@ class Prompts:
         if len(tokens) > most:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
 
-    def _exceeded(self, why: str) -> ContextExceeded:
+    def _exceeded(self, why: str) -> ContextLengthExceeded:
         most = f"This model's maximum context length is {self._most} tokens, its answer included"
-        return ContextExceeded(f"{most}; {why}", field=_FIELD)
+        return ContextLengthExceeded(f"{most}; {why}", field=_FIELD)
 
 
 def _without_surrogates(text: str) -> str:
@@ -227,19 +227,19 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
             extra_context=options or None,
         )
     except (RuntimeError, TypeError, ValueError) as error:
-        message = f"the chat template rejects the messages: {reason_of(error)}"
+        message = f"the chat template rejects the messages: {library_error_message(error)}"
         raise InvalidField(message, field=_FIELD) from error
     return text
 
 
-class PromptScores:
+class PromptScorer:
     """Computes the log-probabilities of prompt tokens, one prompt of at most ``tokens`` tokens at a time."""
 
     def __init__(self, pipeline: Pipeline, tokens: int) -> None:
         self._model = pipeline
         self._tokens = tokens
         self._pipeline: Pipeline | None = None
-        self._waiting: deque[AskedTexts] = deque()
+        self._waiting: deque[QueuedRequest] = deque()
         self._handle: Any = None
         self._scores: list[float | None] = []
 
@@ -248,11 +248,11 @@ class PromptScores:
         """Return whether :meth:`step` has work."""
         return bool(self._waiting) or (self._pipeline is not None and self._pipeline.is_busy)
 
-    def begin(self, queued: AskedTexts) -> None:
+    def begin(self, queued: QueuedRequest) -> None:
         """Queue the prompt of a request."""
         self._waiting.append(queued)
 
-    def cancel(self, queued: AskedTexts) -> None:
+    def cancel(self, queued: QueuedRequest) -> None:
         """Cancel a queued or running prompt."""
         if queued in self._waiting:
             if queued is self._waiting[0] and self._handle is not None:
@@ -260,7 +260,7 @@ class PromptScores:
                 self._handle = None
             self._waiting.remove(queued)
 
-    def step(self) -> list[tuple[AskedTexts, ServerError | None]]:
+    def step(self) -> list[tuple[QueuedRequest, ServerError | None]]:
         """Process a part of a prompt; return the request when its prompt is scored or failed."""
         if not self.is_busy:
             return []
@@ -270,10 +270,10 @@ class PromptScores:
             self._pipeline = self._handle = None
             if not self._waiting:
                 return []
-            failure = ModelFailure(f"the model failed on this prompt: {reason_of(error)}")
+            failure = ModelFailure(f"the model failed on this prompt: {library_error_message(error)}")
             return [(self._waiting.popleft(), failure)]
 
-    def _step(self) -> list[tuple[AskedTexts, ServerError | None]]:
+    def _step(self) -> list[tuple[QueuedRequest, ServerError | None]]:
         if self._pipeline is None:
             self._pipeline = self._model.uncached(self._tokens)
         if self._handle is None and self._waiting:

@@ -11,7 +11,7 @@ from ovmstrio.core.generation import Grammar, GrammarKind
 if TYPE_CHECKING:
     from ovmstrio.core.generation import Sampling
 
-__all__ = ["NO_TOP_K", "configure"]
+__all__ = ["NO_TOP_K", "configure_generation"]
 
 DEFAULT_TOP_K: Final = 40
 
@@ -44,7 +44,9 @@ _GRAMMARS: Final = {
 _ANY_OBJECT: Final = '{"type": "object"}'
 
 
-def configure(config: Any, sampling: Sampling, *, texts: int = 1, seed: int = 0, grammar: Grammar | None = None) -> Any:
+def configure_generation(
+    config: Any, sampling: Sampling, *, texts: int = 1, seed: int = 0, grammar: Grammar | None = None
+) -> Any:
     """Set sampling parameters on ``config``, the model's defaults, and return it; RuntimeError if a value is invalid.
 
     The caller sets the length. ``texts`` is the number of sequences returned from beam search.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationStatus
 
 from ovmstrio.core.generation import Finish
-from ovmstrio.inference.engine.sampling import configure
+from ovmstrio.inference.engine.sampling import configure_generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import Pipeline
 
-__all__ = ["AskedTexts", "DifferentTextError", "NewTokens", "NoRoomError", "RunningText"]
+__all__ = ["CacheFullError", "QueuedRequest", "RunningSequence", "SequenceDivergedError", "SequenceOutput"]
 
 
 _FINISH_REASONS: Final = {
@@ -27,14 +27,14 @@ _FINISH_REASONS: Final = {
 _SEEDS: Final = 2**32
 
 
-class DifferentTextError(Exception):
+class SequenceDivergedError(Exception):
     """A restarted sequence produced different tokens."""
 
     def __init__(self) -> None:
         super().__init__("the model failed and could not continue the same text")
 
 
-class NoRoomError(Exception):
+class CacheFullError(Exception):
     """The KV cache has no room for a sequence, even alone."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class NoRoomError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class AskedTexts:
+class QueuedRequest:
     """A request ready to run.
 
     Attributes:
@@ -64,24 +64,24 @@ class AskedTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class NewTokens:
+class SequenceOutput:
     """New tokens of one sequence, and its finish reason if it has ended."""
 
-    asked: AskedTexts
+    asked: QueuedRequest
     index: int
     tokens: list[int]
     logprobs: list[float]
     finish: Finish | None
 
 
-class RunningText:
+class RunningSequence:
     """One sequence of a request, or all of them for beam search.
 
     Attributes:
         is_settled: has had two tokens since the start, so that the library has hashed its last block completely.
     """
 
-    def __init__(self, queued: AskedTexts, index: int = 0) -> None:
+    def __init__(self, queued: QueuedRequest, index: int = 0) -> None:
         self.asked = queued
         self.index = index
         self.handle: Any = None  # the library's handle, None before the start; dropping it ends the sequence
@@ -137,7 +137,9 @@ class RunningText:
         made = len(self._tokens)
         sampling = request.sampling
         seed = (queued.seed + self.index + made) % _SEEDS
-        config = configure(pipeline.defaults(), sampling, texts=request.n, seed=seed, grammar=request.grammar)
+        config = configure_generation(
+            pipeline.defaults(), sampling, texts=request.n, seed=seed, grammar=request.grammar
+        )
         config.max_new_tokens = queued.most - made
         config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), queued.most - made)
         config.logprobs = int(request.logprobs)
@@ -152,7 +154,7 @@ class RunningText:
         penalties = sampling.frequency_penalty, sampling.presence_penalty
         return self.asked.request.grammar is not None or any(penalties)
 
-    def read(self) -> list[NewTokens]:
+    def read(self) -> list[SequenceOutput]:
         """Return the output of the last step.
 
         Raises:
@@ -164,7 +166,7 @@ class RunningText:
         self._record_step(has_come=has_come)
         if not has_come:
             if self.handle.get_status() == GenerationStatus.IGNORED:
-                raise NoRoomError
+                raise CacheFullError
             return []
         if self.has_beams:
             return self._read_beams()
@@ -179,11 +181,11 @@ class RunningText:
         self._tokens += tokens
         sent = min(len(self._sent_tokens), len(tokens))
         if self._sent_tokens[:sent] != tokens[:sent]:
-            raise DifferentTextError
+            raise SequenceDivergedError
         del self._sent_tokens[:sent]
         if sent == len(tokens) and finish is None:
             return []
-        return [NewTokens(self.asked, self.index, tokens[sent:], logprobs[sent:], finish)]
+        return [SequenceOutput(self.asked, self.index, tokens[sent:], logprobs[sent:], finish)]
 
     def _record_step(self, *, has_come: bool) -> None:
         """Record whether the step produced a token; a running sequence gets one per step unless the cache is full."""
@@ -201,10 +203,10 @@ class RunningText:
         self.is_reading = self._prompt_tokens_left > 0
         return taken
 
-    def _read_beams(self) -> list[NewTokens]:
+    def _read_beams(self) -> list[SequenceOutput]:
         best = sorted(self.handle.read().values(), key=lambda output: output.score, reverse=True)
         return [
-            NewTokens(
+            SequenceOutput(
                 self.asked,
                 index,
                 list(output.generated_ids),

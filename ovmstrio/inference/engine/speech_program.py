@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.inference.engine.chunk_worker import TurnProgram, run_process
+from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED, VOICE_FILES
-from ovmstrio.inference.engine.pipeline import reason_of
-from ovmstrio.inference.engine.tts import sentences_of
+from ovmstrio.inference.engine.pipeline import library_error_message
+from ovmstrio.inference.engine.tts import split_sentences
 from ovmstrio.util.extras import Extra, way_to_install
 
 if TYPE_CHECKING:
-    from ovmstrio.inference.engine.audio_files import SoundWriter
+    from ovmstrio.inference.engine.audio_files import AudioWriter
     from ovmstrio.inference.engine.tts import Speaker
     from ovmstrio.isolation.blocking_channel import BlockingChannel
 
@@ -38,7 +38,7 @@ class _Synthesis:
         self.speed: float = options["speed"]
         self.form: str = options["form"]
         self.is_streamed: bool = options["is_streamed"]
-        self.writer: SoundWriter | None = None
+        self.writer: AudioWriter | None = None
         self.seconds = 0.0
 
     def add_seconds(self, seconds: float) -> None:
@@ -48,14 +48,14 @@ class _Synthesis:
             raise InvalidField(f"{limit}; use stream_format: audio, or shorten the input", field="input")
 
 
-class _Program(TurnProgram[_Synthesis]):
+class _Program(ChunkWorker[_Synthesis]):
     def __init__(self, channel: BlockingChannel, speaker: Speaker) -> None:
         super().__init__(channel)
         self._speaker = speaker
 
     def open(self, *arguments: Any) -> _Synthesis:
         text, options = arguments
-        sentences = sentences_of(text)
+        sentences = split_sentences(text)
         if not sentences:
             raise InvalidField("input has nothing speakable", field="input")
         synthesis = _Synthesis(sentences, options)
@@ -63,14 +63,14 @@ class _Program(TurnProgram[_Synthesis]):
         return synthesis
 
     def make_part(self, number: int, opened: _Synthesis) -> dict[str, Any]:
-        from ovmstrio.inference.engine.audio_files import sound_writer  # noqa: PLC0415 - loaded by then
+        from ovmstrio.inference.engine.audio_files import create_audio_writer  # noqa: PLC0415 - loaded by then
 
         del number
         sentence = opened.sentences.popleft()
         samples, rate = self._speaker.say(sentence, opened.voice, opened.language, opened.speed)
         opened.add_seconds(len(samples) / rate)
         if opened.writer is None:
-            opened.writer = sound_writer(opened.form, rate, is_streamed=opened.is_streamed)
+            opened.writer = create_audio_writer(opened.form, rate, is_streamed=opened.is_streamed)
         audio = opened.writer.write(samples)
         is_last = not opened.sentences
         if is_last:
@@ -80,16 +80,16 @@ class _Program(TurnProgram[_Synthesis]):
 
 def _load(options: dict[str, Any]) -> Speaker:
     from ovmstrio.inference.engine.tts import (  # noqa: PLC0415 - import errors are reported
+        InvalidVoice,
         PipelineSpeaker,
         PiperSpeaker,
-        UnusableVoice,
     )
 
     folder, device, properties = options["folder"], options["device"], options["properties"]
     networks = sorted(Path(folder).glob(VOICE_FILES))
     if len(networks) > 1:
         names = ", ".join(each.name for each in networks)
-        raise UnusableVoice(f"the folder has several Piper voices, {names}: use one folder per voice")
+        raise InvalidVoice(f"the folder has several Piper voices, {names}: use one folder per voice")
     if networks:
         return PiperSpeaker(networks[0], device, properties)
     return PipelineSpeaker(folder, device, properties, options["voices"])
@@ -104,7 +104,7 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
         channel.send([number, [FAILED, message]])
         return
     except Exception as error:  # noqa: BLE001 - the server reports any reason
-        channel.send([number, [FAILED, reason_of(error)]])
+        channel.send([number, [FAILED, library_error_message(error)]])
         return
     channel.send([number, [LOADED, {"voices": list(speaker.voices)}]])
     _Program(channel, speaker).run()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.generation import Finish, StopStrings
-from ovmstrio.inference.engine.messages import FINISHES
+from ovmstrio.inference.engine.messages import FINISH_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.inference.engine.sequences import AskedTexts, NewTokens
+    from ovmstrio.inference.engine.sequences import QueuedRequest, SequenceOutput
 
-__all__ = ["TextRows", "TokenWindow"]
+__all__ = ["OutputRows", "TokenWindow"]
 
 _MAX_WINDOW: Final = 24
 _OVERLAP: Final = 6  # tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens
@@ -65,13 +65,13 @@ def _stable_length(text: str) -> int:
 class _Output:
     __slots__ = ("echoes", "stops", "window")
 
-    def __init__(self, queued: AskedTexts) -> None:
+    def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
         self.stops = StopStrings(queued.request.stop, keeps=queued.request.keeps_stop)
         self.echoes = queued.request.echo
 
 
-class TextRows:
+class OutputRows:
     """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]]) -> None:
@@ -79,24 +79,24 @@ class TextRows:
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._token_texts: dict[int, str] = {}
 
-    def forget(self, queued: AskedTexts) -> None:
+    def forget(self, queued: QueuedRequest) -> None:
         """Drop the state of a request."""
         for index in range(queued.request.n):
             self._outputs.pop((queued.id, index), None)
 
-    def make(self, news: Sequence[NewTokens]) -> list[list[Any]]:
+    def make(self, news: Sequence[SequenceOutput]) -> list[list[Any]]:
         """Return a row for each item, in order; a row ends at a stop string."""
         texts = self._texts(news)
         self._decode_single_tokens(news)
         return [self._row(new, text) for new, text in zip(news, texts, strict=True)]
 
-    def _output(self, new: NewTokens) -> _Output:
+    def _output(self, new: SequenceOutput) -> _Output:
         key = new.asked.id, new.index
         if key not in self._outputs:
             self._outputs[key] = _Output(new.asked)
         return self._outputs[key]
 
-    def _texts(self, news: Sequence[NewTokens]) -> list[str]:
+    def _texts(self, news: Sequence[SequenceOutput]) -> list[str]:
         """Decode in one call per setting of special tokens."""
         queued = [
             (self._output(new).window.push(_output_tokens(new)), new.asked.request.skips_special_tokens) for new in news
@@ -113,7 +113,7 @@ class TextRows:
             texts.append(self._output(new).window.take(taken, is_last=new.finish is not None))
         return texts
 
-    def _decode_single_tokens(self, news: Sequence[NewTokens]) -> None:
+    def _decode_single_tokens(self, news: Sequence[SequenceOutput]) -> None:
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
             if new.asked.prompt_logprobs and self._output(new).echoes:
@@ -123,7 +123,7 @@ class TextRows:
             shown = self._decode([[token] for token in unknown], False)
             self._token_texts.update(zip(unknown, shown, strict=True))
 
-    def _row(self, new: NewTokens, text: str) -> list[Any]:
+    def _row(self, new: SequenceOutput, text: str) -> list[Any]:
         output, request, finish = self._output(new), new.asked.request, new.finish
         text = output.stops.feed(text)
         if output.stops.has_stopped:
@@ -139,14 +139,14 @@ class TextRows:
             text = prompt + text
             if new.asked.prompt_logprobs:
                 logprobs = self._logprobs(new.asked.prompt, new.asked.prompt_logprobs) + (logprobs or [])
-        position = None if finish is None else FINISHES.index(finish)
+        position = None if finish is None else FINISH_REASONS.index(finish)
         return [new.asked.id, new.index, text, len(new.tokens), logprobs, position]
 
     def _logprobs(self, tokens: Sequence[int], values: Sequence[float | None]) -> list[list[Any]]:
         return [[self._token_texts[token], value, token] for token, value in zip(tokens, values, strict=False)]
 
 
-def _output_tokens(new: NewTokens) -> list[int]:
+def _output_tokens(new: SequenceOutput) -> list[int]:
     """Return the tokens without the one that ended the text, unless stop strings are kept."""
     if new.finish is Finish.STOP and not new.asked.request.keeps_stop and new.asked.request.sampling.best_of == 1:
         return new.tokens[:-1]

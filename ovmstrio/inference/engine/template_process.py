@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Conversation
 
-__all__ = ["Renderings", "TemplateProcess"]
+__all__ = ["RenderQueue", "TemplateProcess"]
 
 _PROGRAM: Final = "ovmstrio.inference.engine.template_program"
 _FIELD: Final = "messages"
@@ -167,7 +167,7 @@ class TemplateProcess:
         return size >= 0 and size >= HEADER.unpack_from(self._received)[0]
 
 
-class Renderings(Generic[T]):
+class RenderQueue(Generic[T]):
     """Queue of requests whose conversations are rendered one after the other."""
 
     def __init__(self, process: TemplateProcess) -> None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.inference.engine.chunk_worker import TurnProgram, run_process
+from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
-from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.extras import Extra, way_to_install
 
 if TYPE_CHECKING:
-    from ovmstrio.inference.engine.asr import Hearing, Wanted
-    from ovmstrio.inference.engine.audio_files import Recording
+    from ovmstrio.inference.engine.asr import SpeechRecognizer, TranscriptionOptions
+    from ovmstrio.inference.engine.audio_files import AudioReader
     from ovmstrio.isolation.blocking_channel import BlockingChannel
 
 __all__ = ["serve"]
@@ -31,28 +31,28 @@ _UNSOLICITED: Final = 0
 class _Opened:
     __slots__ = ("position", "recording", "wanted")
 
-    def __init__(self, recording: Recording, wanted: Wanted) -> None:
+    def __init__(self, recording: AudioReader, wanted: TranscriptionOptions) -> None:
         self.recording = recording
         self.wanted = wanted
         self.position = 0
 
 
-class _Program(TurnProgram[_Opened]):
-    def __init__(self, channel: BlockingChannel, hearing: Hearing) -> None:
+class _Program(ChunkWorker[_Opened]):
+    def __init__(self, channel: BlockingChannel, hearing: SpeechRecognizer) -> None:
         super().__init__(channel)
         self._hearing = hearing
 
     def open(self, *arguments: Any) -> _Opened:
-        from ovmstrio.inference.engine.asr import Wanted  # noqa: PLC0415 - loaded by then
-        from ovmstrio.inference.engine.audio_files import Recording  # noqa: PLC0415 - loaded by then
+        from ovmstrio.inference.engine.asr import TranscriptionOptions  # noqa: PLC0415 - loaded by then
+        from ovmstrio.inference.engine.audio_files import AudioReader  # noqa: PLC0415 - loaded by then
 
         data, wanted = arguments
-        options = Wanted(**wanted)
+        options = TranscriptionOptions(**wanted)
         self._hearing.check(options)
-        return _Opened(Recording(data), options)
+        return _Opened(AudioReader(data), options)
 
     def make_part(self, number: int, opened: _Opened) -> dict[str, Any]:
-        from ovmstrio.inference.engine.audio_files import RATE  # noqa: PLC0415 - loaded by then
+        from ovmstrio.inference.engine.audio_files import SAMPLE_RATE  # noqa: PLC0415 - loaded by then
 
         start, length = opened.position, self._hearing.window
         sound = opened.recording.window(start, length)
@@ -61,7 +61,12 @@ class _Program(TurnProgram[_Opened]):
             sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._send_text(number, text)
         )
         opened.position += transcript.samples
-        return {**asdict(transcript), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
+        return {
+            **asdict(transcript),
+            "start": start / SAMPLE_RATE,
+            "is_last": is_last,
+            "seconds": opened.recording.seconds,
+        }
 
     def _send_text(self, number: int, text: str) -> bool:
         if text:
@@ -72,17 +77,17 @@ class _Program(TurnProgram[_Opened]):
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
     """Serve the model named in the first message."""
     try:
-        from ovmstrio.inference.engine.asr import Hearing  # noqa: PLC0415 - import errors are reported
+        from ovmstrio.inference.engine.asr import SpeechRecognizer  # noqa: PLC0415 - import errors are reported
     except ImportError as error:
         message = f"audio files require {error.name or error}, which is not installed: {way_to_install(Extra.LLM)}"
         channel.send([number, [FAILED, message]])
         return
     try:
-        hearing = Hearing(
+        hearing = SpeechRecognizer(
             options["folder"], options["device"], options["properties"], tells_words=options["tells_words"]
         )
     except Exception as error:  # noqa: BLE001 - the server reports any reason
-        channel.send([number, [FAILED, reason_of(error)]])
+        channel.send([number, [FAILED, library_error_message(error)]])
         return
     facts = {"languages": sorted(hearing.languages), "window": hearing.window}
     channel.send([number, [LOADED, facts]])

@@ -15,7 +15,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField, ModelFailure
-from ovmstrio.inference.engine.pipeline import reason_of
+from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.audio_files import Samples
 
 __all__ = [
-    "MOST_CHARACTERS",
+    "MAX_SENTENCE_CHARACTERS",
+    "InvalidVoice",
     "PipelineSpeaker",
     "PiperSpeaker",
     "Speaker",
-    "UnusableVoice",
-    "bounded_memory",
-    "sentences_of",
-    "voice_missing",
+    "split_sentences",
+    "voice_not_found",
+    "without_shape_cache",
 ]
 
 # ----------------------------------------------------------------------
@@ -65,12 +65,12 @@ class Speaker(Protocol):
         ...
 
 
-def bounded_memory(device: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+def without_shape_cache(device: str, properties: Mapping[str, Any]) -> dict[str, Any]:
     """Disable the shape cache: an entry takes tens of megabytes and only helps sentences of the same length."""
     return {_SHAPE_CACHE: 0, **properties} if device == "CPU" else dict(properties)
 
 
-def voice_missing(voice: str, voices: tuple[str, ...]) -> InvalidField:
+def voice_not_found(voice: str, voices: tuple[str, ...]) -> InvalidField:
     """Return the error for an unknown voice."""
     more = f" and {len(voices) - _SHOWN_VOICES} more" if len(voices) > _SHOWN_VOICES else ""
     there = (
@@ -85,7 +85,7 @@ class PipelineSpeaker:
 
     def __init__(self, folder: str, device: str, properties: Mapping[str, Any], voices: Mapping[str, str]) -> None:
         if (Path(folder) / _KOKORO_FILE).is_file():
-            properties = bounded_memory(device, properties)
+            properties = without_shape_cache(device, properties)
         self._make: Callable[[], Any] = lambda: genai.Text2SpeechPipeline(folder, device, **properties)
         self._pipeline = self._make()
         shape = tuple(self._pipeline.get_speaker_embedding_shape())
@@ -98,7 +98,7 @@ class PipelineSpeaker:
     def check(self, voice: str, language: str, speed: float) -> None:
         """See :meth:`Speaker.check`."""
         if voice and voice not in self._embeddings:
-            raise voice_missing(voice, self.voices)
+            raise voice_not_found(voice, self.voices)
         if not self._is_kokoro:
             if speed != 1:
                 raise InvalidField("speed must be 1: this model has a fixed speed", field="speed", got=f"{speed:g}")
@@ -120,7 +120,7 @@ class PipelineSpeaker:
             made = self._pipeline.generate(sentence, embedding, **options)
             return np.array(made.speeches[0].data, np.float32).reshape(-1), made.output_sample_rate
         except Exception as error:  # the library raises builtin exception types
-            reason = reason_of(error)
+            reason = library_error_message(error)
             # The failed run would stay in the pipeline's state.
             self._pipeline = self._make()
             raise ModelFailure(f"the model failed: {reason}") from error
@@ -154,7 +154,7 @@ _MIN_PHONEMES: Final = 50
 _NOISE, _LENGTH, _NOISE_OF_LENGTH = 0.667, 1.0, 0.8
 
 
-class UnusableVoice(Exception):
+class InvalidVoice(Exception):
     """A voice cannot be served; the message gives the reason."""
 
 
@@ -177,7 +177,7 @@ class PiperSpeaker:
         self.languages = _languages_of(config)
         self.voices = tuple(dict.fromkeys((network.stem, str(config.get("dataset") or network.stem), *self._speakers)))
         # Reduced precision (bf16, f16) is audibly worse.
-        settings = {_PRECISION: "f32", **bounded_memory(device, properties)}
+        settings = {_PRECISION: "f32", **without_shape_cache(device, properties)}
         model = ov.Core().compile_model(str(network), device, settings)
         self._has_speakers = len(model.inputs) > len(("input", "input_lengths", "scales"))
         self._request = model.create_infer_request()
@@ -187,7 +187,7 @@ class PiperSpeaker:
         """See :meth:`Speaker.check`."""
         del speed
         if voice and voice not in self.voices:
-            raise voice_missing(voice, self.voices)
+            raise voice_not_found(voice, self.voices)
         if language and self.languages and language.lower().replace("_", "-") not in self.languages:
             message = f"this voice supports {self.languages[0]} only"
             raise InvalidField(message, field="language", got=repr(language[:40]))
@@ -213,7 +213,7 @@ class PiperSpeaker:
             made = self._request.infer(inputs)
             sound: Samples = np.array(next(iter(made.values())), np.float32).reshape(-1)
         except RuntimeError as error:
-            raise ModelFailure(f"the model failed: {reason_of(error)}") from error
+            raise ModelFailure(f"the model failed: {library_error_message(error)}") from error
         return np.clip(np.nan_to_num(sound), -1, 1)
 
     def _phonemize(self, sentence: str) -> str:
@@ -254,11 +254,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         missing = [mark for mark in (_BEGIN, _PAD, _END) if mark not in known]
         rate = int(config["audio"]["sample_rate"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UnusableVoice(f"{path}: not a Piper voice configuration: {error!r:.200}") from error
+        raise InvalidVoice(f"{path}: not a Piper voice configuration: {error!r:.200}") from error
     if missing:
-        raise UnusableVoice(f"{path}: phoneme_id_map has no {' and no '.join(missing)}")
+        raise InvalidVoice(f"{path}: phoneme_id_map has no {' and no '.join(missing)}")
     if rate not in _RATES:
-        raise UnusableVoice(f"{path}: audio.sample_rate should be from {_RATES[0]} to {_RATES[-1]}: got {rate}")
+        raise InvalidVoice(f"{path}: audio.sample_rate should be from {_RATES[0]} to {_RATES[-1]}: got {rate}")
     described: dict[str, Any] = config
     return described
 
@@ -269,14 +269,14 @@ def _phonemes_of(config: Mapping[str, Any]) -> str | None:
     if kind == _LETTERS:
         return None
     if kind != _ESPEAK:
-        raise UnusableVoice(f"phoneme_type {kind!r:.40} is not supported: expected {_ESPEAK} or {_LETTERS}")
+        raise InvalidVoice(f"phoneme_type {kind!r:.40} is not supported: expected {_ESPEAK} or {_LETTERS}")
     if shutil.which(_PROGRAM) is None:
-        raise UnusableVoice(
+        raise InvalidVoice(
             f"this voice requires the program {_PROGRAM}, which is not installed: apt install {_PROGRAM}"
         )
     language = (config.get("espeak") or {}).get("voice")
     if not isinstance(language, str):
-        raise UnusableVoice("espeak.voice is missing: the language for espeak-ng is unknown")
+        raise InvalidVoice("espeak.voice is missing: the language for espeak-ng is unknown")
     _run_espeak(language, "a")
     return language
 
@@ -305,7 +305,7 @@ def _languages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 # Sentences
 # ----------------------------------------------------------------------
 
-MOST_CHARACTERS: Final = 300
+MAX_SENTENCE_CHARACTERS: Final = 300
 """Limit of one sentence: about twenty seconds of sound, between which requests can be cancelled and take turns."""
 _WIDE_CHARACTER_WEIGHT: Final = 5  # weight of a wide character, which is a syllable, a word or an emoji
 
@@ -319,7 +319,7 @@ _ABBREVIATED_CHARACTERS: Final = len(" Prof.")
 _SPEAKABLE_CATEGORIES: Final = frozenset("LNS")  # Unicode categories of letters, numbers and symbols
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Return the speakable sentences of a text, in order; empty if there are none."""
     cleaned = "".join(" " if unicodedata.category(letter) == "Cc" and letter != "\n" else letter for letter in text)
     found = [part for sentence in _split(cleaned) for part in _split_long(sentence)]
@@ -353,7 +353,7 @@ def _split_long(sentence: str) -> list[str]:
 
 
 def _fitting(sentence: str) -> int:
-    room = MOST_CHARACTERS
+    room = MAX_SENTENCE_CHARACTERS
     for at, letter in enumerate(sentence):
         room -= _WIDE_CHARACTER_WEIGHT if unicodedata.east_asian_width(letter) in "WF" else 1
         if room < 0:

@@ -25,28 +25,28 @@ import trio
 
 from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
 from ovmstrio.core.service import SequenceInfo
-from ovmstrio.core.worker_peers import SequenceElsewhere
+from ovmstrio.core.worker_peers import SequenceMoved
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.core.worker_peers import SequenceDirectory
     from ovmstrio.inference.tensors import State
-    from ovmstrio.models.sequences.requests import Control
+    from ovmstrio.models.sequences.requests import SequenceControl
 
 __all__ = [
-    "EXISTS",
+    "SEQUENCE_EXISTS",
     "Sequence",
     "SequenceChanges",
     "SequenceManager",
     "SequenceManagers",
-    "Turn",
+    "SequenceTurn",
     "clean_sequences",
-    "scan",
+    "remove_idle_sequences",
 ]
 
 _MISSING: Final = "Sequence with provided ID does not exist"
-EXISTS: Final = "Sequence with provided ID already exists"
+SEQUENCE_EXISTS: Final = "Sequence with provided ID already exists"
 """OVMS's message for an id that is in use."""
 _ENDING: Final = "Sequence last request is being processed and it's not available anymore"
 _TOO_MANY: Final = "Max sequence number has been reached. Could not create new sequence."
@@ -94,11 +94,11 @@ class SequenceManager:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(tuple(self._sequences.values()))
 
-    def turn(self, control: Control, *, by_default: bool = True) -> Turn:
+    def turn(self, control: SequenceControl, *, by_default: bool = True) -> SequenceTurn:
         """Return a context manager that waits for the request's turn in its sequence."""
-        return Turn(self, control, by_default=by_default)
+        return SequenceTurn(self, control, by_default=by_default)
 
-    def admit(self, control: Control, *, by_default: bool) -> Sequence:
+    def admit(self, control: SequenceControl, *, by_default: bool) -> Sequence:
         """Find or create the sequence of a request, and mark it if this is its last request.
 
         Raises:
@@ -127,12 +127,12 @@ class SequenceManager:
             return self._start_with_new_id(by_default=by_default)
         taken = self._find_conflict(number, by_default=by_default)
         if taken is not None:
-            raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(EXISTS)
+            raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(SEQUENCE_EXISTS)
         return self._create(number, by_default=by_default)
 
     def _start_with_new_id(self, *, by_default: bool) -> Sequence:
         while True:
-            with suppress(SequenceElsewhere):
+            with suppress(SequenceMoved):
                 return self._create(self._free_id(), by_default=by_default)
 
     def _create(self, number: int | str, *, by_default: bool) -> Sequence:
@@ -207,7 +207,7 @@ class SequenceManager:
             self.changes.changed[self, sequence.id] = None
 
 
-class Turn:
+class SequenceTurn:
     """Context manager for one request of a sequence.
 
     An error or cancellation in the block undoes the request. A class, since a generator would be much slower.
@@ -215,7 +215,7 @@ class Turn:
 
     __slots__ = ("_by_default", "_control", "_manager", "_sequence")
 
-    def __init__(self, manager: SequenceManager, control: Control, *, by_default: bool) -> None:
+    def __init__(self, manager: SequenceManager, control: SequenceControl, *, by_default: bool) -> None:
         self._manager = manager
         self._control = control
         self._by_default = by_default
@@ -461,7 +461,7 @@ _PORTION: Final = 500
 """Sequences scanned or removed between checkpoints; takes less than 1 ms."""
 
 
-def scan(managers: Iterable[SequenceManager]) -> int:
+def remove_idle_sequences(managers: Iterable[SequenceManager]) -> int:
     """Remove the sequences without a successful request since the last scan; return their number."""
     return sum(_scan_portions(managers))
 

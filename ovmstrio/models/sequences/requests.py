@@ -17,8 +17,8 @@ import numpy as np
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, InferRequest, ParameterValue
 from ovmstrio.core.tensor import BY_NAME, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.models.rejections import mismatch, refused, show_shape
-from ovmstrio.models.validation import InputValidator, check_style
+from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
+from ovmstrio.models.validation import InputValidator, check_content_style
 from ovmstrio.util.truncation import utf8
 
 if TYPE_CHECKING:
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array
 
-__all__ = ["SPECIAL_INPUTS", "Control", "owner_of", "pack", "read_control", "read_outputs", "tell_outputs", "unpack"]
+__all__ = [
+    "SPECIAL_INPUTS",
+    "SequenceControl",
+    "decode_arrays",
+    "decode_outputs",
+    "encode_arrays",
+    "encode_outputs",
+    "owner_index",
+    "read_control",
+]
 
 SPECIAL_INPUTS: Final = (SEQUENCE_ID, SEQUENCE_CONTROL)
 """In the order in which they are validated."""
@@ -51,7 +60,7 @@ _NO_ID: Final = "Sequence ID has not been provided in request inputs"
 _BAD_CONTROL: Final = "Unexpected value of sequence control input"
 
 
-class Control(NamedTuple):
+class SequenceControl(NamedTuple):
     """Sequence id of a request (0 if none), and whether the request starts or ends the sequence."""
 
     id: int | str
@@ -59,7 +68,7 @@ class Control(NamedTuple):
     end: bool = False
 
 
-def read_control(request: InferRequest) -> tuple[Control, InferRequest]:
+def read_control(request: InferRequest) -> tuple[SequenceControl, InferRequest]:
     """Parse the sequence control of a request; return it and the request without the special inputs.
 
     Raises:
@@ -71,16 +80,16 @@ def read_control(request: InferRequest) -> tuple[Control, InferRequest]:
         if given.name in _CHECKS:
             positions.setdefault(given.name, position)
     if positions and request.raw_inputs:
-        check_style(request.inputs, request.raw_inputs)
+        check_content_style(request.inputs, request.raw_inputs)
     identity = _value(request, positions[SEQUENCE_ID]) if SEQUENCE_ID in positions else 0
     control = _value(request, positions[SEQUENCE_CONTROL]) if SEQUENCE_CONTROL in positions else 0
     if control not in {0, _START, _END}:
-        raise refused(_BAD_CONTROL, f"Expected: 0, {_START} (start) or {_END} (end); Actual: {control}")
-    found = Control(identity, control == _START, control == _END)
+        raise invalid_request(_BAD_CONTROL, f"Expected: 0, {_START} (start) or {_END} (end); Actual: {control}")
+    found = SequenceControl(identity, control == _START, control == _END)
     if request.parameters:
         found = _merge_parameters(found, request.parameters)
     if not found.id and not found.start:
-        raise refused(_NO_ID)
+        raise invalid_request(_NO_ID)
     return found, _without_inputs(request, positions.values()) if positions else request
 
 
@@ -93,23 +102,23 @@ def _value(request: InferRequest, position: int) -> int:
     if raw is not None and given.shape == (1,) and given.datatype == datatype.name and len(raw) == datatype.itemsize:
         return int.from_bytes(raw, "little")
     if not given.shape:
-        raise refused(_NO_SHAPE, f"Expected: (1); input name: {given.name}")
+        raise invalid_request(_NO_SHAPE, f"Expected: (1); input name: {given.name}")
     if len(given.shape) > 1:
-        raise mismatch("Invalid number of shape dimensions", "(1)", show_shape(given.shape), check.spec)
+        raise input_mismatch("Invalid number of shape dimensions", "(1)", format_shape(given.shape), check.spec)
     if given.shape != (1,):
-        raise mismatch("Invalid input shape", "(1)", show_shape(given.shape), check.spec)
+        raise input_mismatch("Invalid input shape", "(1)", format_shape(given.shape), check.spec)
     try:
         array = check(given, raw)
     except InvalidRequest as error:
-        raise refused(_NOT_FOUND[given.name], error.message) from None
+        raise invalid_request(_NOT_FOUND[given.name], error.message) from None
     return int(array[0])
 
 
-def _merge_parameters(control: Control, parameters: Mapping[str, ParameterValue]) -> Control:
+def _merge_parameters(control: SequenceControl, parameters: Mapping[str, ParameterValue]) -> SequenceControl:
     given = _parse_id(parameters.get("sequence_id", 0))
     if control.id and given and control.id != given:
         raise InvalidRequest(f"input sequence_id {control.id} contradicts parameter sequence_id {given}")
-    return Control(
+    return SequenceControl(
         control.id or given,
         control.start or _flag("sequence_start", parameters.get("sequence_start", False)),
         control.end or _flag("sequence_end", parameters.get("sequence_end", False)),
@@ -163,13 +172,13 @@ def _without_inputs(request: InferRequest, positions: Iterable[int]) -> InferReq
 _ID_BYTES: Final = 8
 
 
-def owner_of(identity: int | str, owners: int) -> int:
+def owner_index(identity: int | str, owners: int) -> int:
     """Return the index of the owner of a sequence among ``owners``, by a hash of its id."""
     data = utf8(identity) if isinstance(identity, str) else identity.to_bytes(_ID_BYTES, "little")
     return crc32(data) % owners
 
 
-def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
+def encode_arrays(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
     """Encode arrays, each with its name and a text that is passed through; return None if an array contains objects."""
     heads, buffers = [], []
     for name, told, array in arrays:
@@ -180,8 +189,8 @@ def pack(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]
     return heads, buffers
 
 
-def unpack(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str, Array]]:
-    """Decode the result of :func:`pack`; the buffers are joined in ``tail``.
+def decode_arrays(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str, Array]]:
+    """Decode the result of :func:`encode_arrays`; the buffers are joined in ``tail``.
 
     Raises:
         ValueError: ``tail`` is too short.
@@ -199,11 +208,11 @@ def unpack(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[str, str
         at += count * dtype.itemsize
 
 
-def tell_outputs(outputs: Sequence[Tensor | RawTensor]) -> list[list[Any]]:
+def encode_outputs(outputs: Sequence[Tensor | RawTensor]) -> list[list[Any]]:
     """Encode outputs of a model as plain data."""
     return [[each.name, each.datatype_name, each.array] for each in outputs if isinstance(each, Tensor)]
 
 
-def read_outputs(told: Sequence[Sequence[Any]]) -> list[Tensor | RawTensor]:
-    """Decode outputs encoded by :func:`tell_outputs`."""
+def decode_outputs(told: Sequence[Sequence[Any]]) -> list[Tensor | RawTensor]:
+    """Decode outputs encoded by :func:`encode_outputs`."""
     return [Tensor(name, BY_NAME[datatype], np.asarray(array)) for name, datatype, array in told]

@@ -36,7 +36,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem, TooManySequences
 from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
-from ovmstrio.core.worker_peers import SequenceElsewhere
+from ovmstrio.core.worker_peers import SequenceMoved
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.models.sequences.manager import Sequence, SequenceChanges
 from ovmstrio.util.regular_files import open_regular, read_regular_bytes
@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCK_FILE",
     "STORE_FILE",
-    "DamagedStore",
+    "CorruptStore",
     "Segment",
     "SequenceStore",
     "StoredSegments",
-    "check_store",
-    "fill",
-    "kept_counts",
-    "locked_folder",
-    "part_of_store",
+    "check_worker_count",
+    "lock_folder",
     "read_segments",
+    "restore_sequences",
+    "stored_worker_counts",
+    "worker_folder",
 ]
 
 LOCK_FILE: Final = "sequences.lock"
@@ -66,7 +66,7 @@ _OPTION: Final = "--sequence_store"
 
 
 @contextmanager
-def locked_folder(folder: Path, configuration: str) -> Iterator[None]:
+def lock_folder(folder: Path, configuration: str) -> Iterator[None]:
     """Create and lock a folder against other servers, also of this process, during the block.
 
     ``configuration`` is shown to a server that finds the folder locked.
@@ -133,7 +133,7 @@ _LENGTH: Final = Struct("<Q")
 Index = dict[str, Any]
 
 
-class DamagedStore(Exception):
+class CorruptStore(Exception):
     """The bytes are not a valid sequence file."""
 
 
@@ -239,28 +239,28 @@ def read_segments(content: bytes) -> StoredSegments:
     while rest:
         try:
             index, values, rest = _decode(rest)
-        except DamagedStore:
+        except CorruptStore:
             if not segments:
                 raise
             break
         segments.append((index, values))
     if not segments:
-        raise DamagedStore("the file is empty")
+        raise CorruptStore("the file is empty")
     return StoredSegments(segments, len(rest))
 
 
 def _decode(content: memoryview) -> tuple[Index, memoryview, memoryview]:
     if len(content) < _HEAD.size + _LENGTH.size:
-        raise DamagedStore(f"the file has only {len(content)} bytes")
+        raise CorruptStore(f"the file has only {len(content)} bytes")
     magic, version, size, digest = _HEAD.unpack_from(content)
     if magic != _MAGIC:
-        raise DamagedStore("not a sequence file")
+        raise CorruptStore("not a sequence file")
     if version != _VERSION:
-        raise DamagedStore(f"unsupported format version {version}, expected {_VERSION}")
+        raise CorruptStore(f"unsupported format version {version}, expected {_VERSION}")
     end = _HEAD.size + size
     rest = content[_HEAD.size : end]
     if len(rest) < size or hashlib.sha256(rest).digest() != digest:
-        raise DamagedStore("checksum mismatch: the file is damaged or incomplete")
+        raise CorruptStore("checksum mismatch: the file is damaged or incomplete")
     (length,) = _LENGTH.unpack_from(rest)
     index: Index = orjson.loads(rest[_LENGTH.size : _LENGTH.size + length])
     return index, rest[_LENGTH.size + length :], content[end:]
@@ -279,7 +279,7 @@ class _StoredManager:
     sequences: dict[int | str, _Stored] = field(default_factory=dict)
 
 
-def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> int:
+def restore_sequences(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> int:
     """Restore sequences into managers, whose models are loaded later; return their number.
 
     ``now`` is the wall-clock time; the time since the file was written counts as idle.
@@ -297,7 +297,7 @@ def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> i
             sequence.state = _decode_state(found.variables, entry["shapes"], values)
             try:
                 # The sequence may have ended just before the kill, and another worker may use its id.
-                with suppress(SequenceElsewhere):
+                with suppress(SequenceMoved):
                     manager.take(sequence)
                     count += 1
             except TooManySequences:
@@ -386,7 +386,7 @@ class SequenceStore:
         async with self._lock:
             try:
                 stored = await trio.to_thread.run_sync(_read, self._folder / STORE_FILE)
-            except (OSError, DamagedStore) as error:
+            except (OSError, CorruptStore) as error:
                 await self._rename_damaged(error)
                 stored = None
             if stored is not None:
@@ -408,7 +408,7 @@ class SequenceStore:
 
     def _restore_managers(self, stored: StoredSegments) -> None:
         now = time.time()
-        count = fill(self._managers, stored, now=now)
+        count = restore_sequences(self._managers, stored, now=now)
         log.info(
             "sequences restored",
             folder=str(self._folder),
@@ -556,12 +556,12 @@ def _write(path: Path, mode: int, segments: Iterable[Segment]) -> int:
 _PART: Final = re.compile(r"worker-[0-9]+-of-([0-9]+)")
 
 
-def part_of_store(folder: Path, row: int, rows: int) -> Path:
+def worker_folder(folder: Path, row: int, rows: int) -> Path:
     """Return the folder of worker ``row`` of ``rows``."""
     return folder / f"worker-{row}-of-{rows}"
 
 
-def kept_counts(folder: Path) -> list[int]:
+def stored_worker_counts(folder: Path) -> list[int]:
     """Return the sorted worker counts for which a folder contains sequences."""
     kept = {1} if (folder / STORE_FILE).exists() else set()
     for file in folder.glob(f"worker-*/{STORE_FILE}"):
@@ -570,13 +570,13 @@ def kept_counts(folder: Path) -> list[int]:
     return sorted(kept)
 
 
-def check_store(folder: Path, rows: int) -> None:
+def check_worker_count(folder: Path, rows: int) -> None:
     """Check that the sequences in a folder belong to ``rows`` workers.
 
     Raises:
         ConfigError: the sequences belong to another number of workers, and would be lost.
     """
-    others = [count for count in kept_counts(folder) if count != rows]
+    others = [count for count in stored_worker_counts(folder) if count != rows]
     if others:
         counts = " and ".join(map(str, others))
         problem = Problem(

@@ -19,7 +19,7 @@ import trio
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.observing.hooks import Span, Stage
 
-__all__ = ["Channel", "ReportStage", "Result", "Sample", "StallDetector", "Ticket", "Worker"]
+__all__ = ["Channel", "Result", "Sample", "StageCallback", "StallDetector", "Ticket", "Worker"]
 
 
 _QUIET_SECONDS: Final = 0.01
@@ -103,7 +103,7 @@ class Result:
     jumps: bool = False
 
 
-ReportStage = Callable[[Stage, Sequence[int], Span], None]
+StageCallback = Callable[[Stage, Sequence[int], Span], None]
 """Callback with a stage, its data ids, and its begin and end times."""
 
 

@@ -21,25 +21,31 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.core.events import note_failure
+from ovmstrio.core.events import set_failure
 from ovmstrio.isolation.thread_pool import WorkerThreads
-from ovmstrio.isolation.user_code import LoopCalls, UserCodeRaisedError, call_in_thread, call_on_loop, is_async
-from ovmstrio.ops.config_file import settings_of
+from ovmstrio.isolation.user_code import (
+    AbandonableLoopCalls,
+    UserCodeRaisedError,
+    call_in_thread,
+    call_on_loop,
+    is_async,
+)
+from ovmstrio.ops.config_file import resolve_op_settings
 from ovmstrio.ops.executor import failures
-from ovmstrio.ops.executor.channel import Channel, ReportStage, Result, Sample, StallDetector, Ticket
+from ovmstrio.ops.executor.channel import Channel, Result, Sample, StageCallback, StallDetector, Ticket
 from ovmstrio.ops.executor.failures import OpFailure
-from ovmstrio.ops.executor.op_instance import init_failed
+from ovmstrio.ops.executor.op_instance import init_error
 from ovmstrio.ops.executor.pipeline_source import PipelineSource
 from ovmstrio.ops.executor.process_worker import ProcessWorker
-from ovmstrio.ops.executor.stages import channel_data
+from ovmstrio.ops.executor.stages import make_channel_data
 from ovmstrio.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.ops.graph import OpGraph
-from ovmstrio.ops.observing.figures import PIPELINE, SAMPLES, names_of_code
-from ovmstrio.ops.observing.hooks import NULL, ChannelState, OpHooks
+from ovmstrio.ops.observing.figures import PIPELINE, SAMPLES, log_fields_of
+from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks
 from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
-from ovmstrio.ops.predictor.protocol import MakePredictor
+from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
-from ovmstrio.ops.tensors import ArrayTensor, as_response, unpack
+from ovmstrio.ops.tensors import ArrayTensor, to_response, unpack_request
 from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode, PipelineRequest, PipelineResponse
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.stdio import running_code_of
@@ -47,20 +53,20 @@ from ovmstrio.util.truncation import text_of
 
 __all__ = [
     "GRACE_SECONDS",
-    "LONGEST_SECONDS",
-    "MOST_JUMPS",
-    "PACK_SECONDS",
+    "MAX_JUMPS",
+    "MAX_REQUEST_SECONDS",
+    "MIN_PACK_SECONDS",
     "PROFILE_KEY",
-    "Copier",
     "Executor",
     "OpRunner",
+    "OutputCopier",
     "PackageHooks",
     "RequestRun",
-    "failed",
-    "kept_by_preprocess",
+    "attributes_set_by_preprocess",
+    "failure_data",
     "open_executor",
-    "refuse_unpredictable",
-    "without_profile",
+    "reject_ambiguous_loops",
+    "remove_profile_key",
 ]
 
 # Package hooks
@@ -68,7 +74,7 @@ __all__ = [
 PROFILE_KEY: Final = "pipeline.profile"
 """Request key that enables the timeline, and response key that holds it."""
 
-PACK_SECONDS: Final = 1.0
+MIN_PACK_SECONDS: Final = 1.0
 """Least time of a pack hook in seconds, even after the request's deadline."""
 
 _HOOKS: Final = "hooks of the RequestOp or the ResponseOp"
@@ -82,7 +88,7 @@ _MAX_INLINE_BYTES: Final = 1 << 20
 log = structlog.get_logger(__name__)
 
 
-def failed(data_id: int, log_id: int, failure: OpFailure) -> ChannelData:
+def failure_data(data_id: int, log_id: int, failure: OpFailure) -> ChannelData:
     """Return a failure in the form that a ResponseOp receives."""
     data = ChannelData(ChannelDataType.ERROR.value, id=data_id, log_id=log_id)
     if failure.is_product:
@@ -93,7 +99,7 @@ def failed(data_id: int, log_id: int, failure: OpFailure) -> ChannelData:
     return data
 
 
-def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
+def remove_profile_key(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
     """Return the request without its timeline key, and whether the key was set to "1"."""
     if PROFILE_KEY not in request.keys:
         return request, False
@@ -112,22 +118,24 @@ class PackageHooks:
 
     def __init__(self, graph: OpGraph, threads: int, nursery: trio.Nursery) -> None:
         self._request, self._response = graph.request, graph.response
-        refusal = failures.refusal(threads / 2, _HOOKS)
+        refusal = failures.abandoned_call_limit(threads / 2, _HOOKS)
         self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
-        self._calls = LoopCalls(nursery, failures.closed, failures.refusal(threads, _HOOKS))
+        self._calls = AbandonableLoopCalls(
+            nursery, failures.closed_failure, failures.abandoned_call_limit(threads, _HOOKS)
+        )
         self._unpacks_inline = _is_plain(graph.request.unpack_request_package, RequestOp.unpack_request_package)
         self._packs_inline = _is_plain(graph.response.pack_response_package, ResponseOp.pack_response_package)
         self._packing: set[trio.CancelScope] = set()
         self._is_closing = False
 
     def unpack_here(self, request: PipelineRequest) -> tuple[dict[str, Any], int] | None:
-        """Return the result of :meth:`unpack` if the default hook can read the request at once, otherwise None."""
+        """Return the result of :meth:`unpack_request` if the default hook can read the request at once, otherwise None."""
         if not self._unpacks_inline:
             return None
         try:
             if request.tensors and not _is_small_request(request):
                 return None
-            return unpack(request), request.logid
+            return unpack_request(request), request.logid
         except Exception as error:  # malformed request
             raise _unreadable(error) from error
 
@@ -139,7 +147,7 @@ class PackageHooks:
         except Exception as error:  # raised by user code
             raise (_unreadable if self._unpacks_inline else _package_error)(error) from error
         if code is not None:
-            raise failures.of_product(code, info)
+            raise failures.product_failure(code, info)
         return data, log_id
 
     def pack_here(self, data: ChannelData) -> PipelineResponse | None:
@@ -151,33 +159,33 @@ class PackageHooks:
                 elements = sum(value.size for value in data.npdata.values() if isinstance(value, np.ndarray))
                 if elements > _MAX_INLINE_ELEMENTS:
                     return None
-            return as_response(self._response.pack_response_package(data))
+            return to_response(self._response.pack_response_package(data))
         except Exception as error:  # noqa: BLE001 - values of users
             return _failed_response(_package_error(error))
 
     async def pack(self, data: ChannelData, deadline: float) -> PipelineResponse:
         """Return the response; a hook that exceeds its deadline gives error 6000."""
-        soon = trio.current_time() + PACK_SECONDS
+        soon = trio.current_time() + MIN_PACK_SECONDS
         scope = trio.CancelScope(deadline=soon if self._is_closing else max(deadline, soon))
         self._packing.add(scope)
         try:
             with scope:
-                return as_response(await self._call(self._response.pack_response_package, data))
+                return to_response(await self._call(self._response.pack_response_package, data))
         except Exception as error:  # noqa: BLE001 - raised by user code
             return _failed_response(_package_error(error))
         finally:
             self._packing.discard(scope)
-        return _failed_response(failures.out_of_time())
+        return _failed_response(failures.deadline_failure())
 
     def hurry(self) -> None:
         """Limit all pack hooks to the least time from now on."""
         self._is_closing = True
-        soon = trio.current_time() + PACK_SECONDS
+        soon = trio.current_time() + MIN_PACK_SECONDS
         for scope in self._packing:
             scope.deadline = min(scope.deadline, soon)
 
     async def _call(self, hook: Callable[[Any], Any], argument: Any) -> Any:
-        with running_code_of(names_of_code(getattr(getattr(hook, "__self__", None), "name", ""))):
+        with running_code_of(log_fields_of(getattr(getattr(hook, "__self__", None), "name", ""))):
             if is_async(hook):
                 return await self._calls.call(hook, argument)
             return await call_in_thread(self.threads, hook, argument)
@@ -226,7 +234,7 @@ _PLAIN: Final = frozenset({str, bytes, int, float, bool, complex, NoneType})
 _MAX_INLINE_VALUES: Final = 1000
 
 
-class Copier:
+class OutputCopier:
     """Copier of outputs for several consumers, each of which may modify its input.
 
     Small plain data is copied on the loop; the rest in ``threads``, which the owner must run, because objects of users
@@ -234,7 +242,7 @@ class Copier:
     """
 
     def __init__(self, threads: int) -> None:
-        refusal = failures.refusal(threads / 2, "copies of outputs")
+        refusal = failures.abandoned_call_limit(threads / 2, "copies of outputs")
         self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
 
     async def copies(self, output: dict[str, Any], count: int) -> list[dict[str, Any]]:
@@ -288,7 +296,7 @@ class OpRunner:
         pool: WorkerPool,
         *,
         stall_detector: StallDetector,
-        report_stage: ReportStage,
+        report_stage: StageCallback,
     ) -> None:
         self.name = name
         self.report_stage = report_stage
@@ -344,7 +352,7 @@ class OpRunner:
                 else:
                     self._stall_detector.go()
         except (NotReady, trio.ClosedResourceError):
-            return [Result(failure=failures.closed())]
+            return [Result(failure=failures.closed_failure())]
 
     async def _run(self, samples: Sequence[Sample]) -> Sequence[Result | OpFailure]:
         for sample in samples:
@@ -357,7 +365,7 @@ class OpRunner:
 
 # Request run
 
-MOST_JUMPS: Final = 1000
+MAX_JUMPS: Final = 1000
 """Most jumps of one request, so that a loop of Ops ends."""
 
 
@@ -377,7 +385,7 @@ class RequestRun:
         *,
         takes_first: bool,
         stall_detector: StallDetector,
-        copier: Copier,
+        copier: OutputCopier,
     ) -> None:
         self._graph = graph
         self._runners = runners
@@ -463,8 +471,8 @@ class RequestRun:
             return self._op_failed(name, failure)
         except Exception as error:  # must not leave the nursery in one group with cancellations
             log.exception("Op failed", op=name, data_id=self._data_id)
-            note_failure(node=name)
-            self._fail(failures.unforeseen(name, error))
+            set_failure(node=name)
+            self._fail(failures.unexpected_failure(name, error))
             return []
         else:
             return ready
@@ -474,7 +482,7 @@ class RequestRun:
 
     def _op_failed(self, name: str, failure: OpFailure) -> list[tuple[str, Ticket]]:
         if not self._is_unneeded(name):
-            note_failure(node=name)
+            set_failure(node=name)
             self._fail(failure)
         return []
 
@@ -541,8 +549,8 @@ class RequestRun:
 
     async def _jump(self, name: str, output: dict[str, Any]) -> list[tuple[str, Ticket]]:
         self._jumps += 1
-        if self._jumps > MOST_JUMPS:
-            text = f"Op {name} exceeded {MOST_JUMPS} jumps for one request"
+        if self._jumps > MAX_JUMPS:
+            text = f"Op {name} exceeded {MAX_JUMPS} jumps for one request"
             raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
         targets = self._graph.jumps[name]
         if self._graph.last in targets:
@@ -593,7 +601,7 @@ class PipelineAdmission:
         Raises OpFailure 3001 if the pipeline is closed, 6000 if the deadline passes, 3002 if the queue is full.
         """
         if self.is_closed:
-            raise failures.closed()
+            raise failures.closed_failure()
         if self.enter_now():
             return
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
@@ -613,7 +621,7 @@ class PipelineAdmission:
         if waiter.is_admitted:
             return
         self._withdraw(waiter)
-        raise failures.closed() if self.is_closed else failures.out_of_time()
+        raise failures.closed_failure() if self.is_closed else failures.deadline_failure()
 
     def _withdraw(self, waiter: _Waiter) -> None:
         if waiter.is_admitted:
@@ -638,7 +646,7 @@ class PipelineAdmission:
             waiter.resumed.set()
 
 
-LONGEST_SECONDS: Final = 3600.0
+MAX_REQUEST_SECONDS: Final = 3600.0
 """Time limit of a request without a deadline: a hook that never ends must not keep its caller forever."""
 
 
@@ -662,14 +670,14 @@ class Executor:
     ) -> None:
         self.graph = graph
         self._dag = settings.dag
-        self._longest_seconds = settings.dag.request_timeout_seconds or LONGEST_SECONDS
+        self._longest_seconds = settings.dag.request_timeout_seconds or MAX_REQUEST_SECONDS
         self._runners = runners
         self._hooks = hooks
         self._stall_detector = stall_detector
         self._numbers = numbers
         self._admission = PipelineAdmission(settings.worker_num, settings.dag.max_queue)
         self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, nursery)
-        self._copier = Copier(2 * settings.worker_num)
+        self._copier = OutputCopier(2 * settings.worker_num)
         self._nursery = nursery
         self._pipeline = PIPELINE.get()
         self._now = trio.lowlevel.current_clock().current_time
@@ -735,7 +743,7 @@ class Executor:
                 self._idle.set()
 
     async def _refused(self, request: PipelineRequest, failure: OpFailure, limit: float) -> PipelineResponse:
-        data = failed(0, request.logid, failure)
+        data = failure_data(0, request.logid, failure)
         response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
         response.is_overload = failure.is_overload
         return response
@@ -744,7 +752,7 @@ class Executor:
         data_id, begin, code, message = next(self._numbers), time.perf_counter(), None, ""
         wants_profile = False
         if PROFILE_KEY in request.keys:
-            request, wants_profile = without_profile(request)
+            request, wants_profile = remove_profile_key(request)
         self._stall_detector.enter()
         caller = request.clientip, request.method
         self._hooks.request_started(data_id, request.logid, profile=wants_profile, caller=caller)
@@ -774,16 +782,18 @@ class Executor:
                 first, log_id = self._package_hooks.unpack_here(request) or await self._package_hooks.unpack(request)
                 self._hooks.stage(EXECUTOR_NAME, 0, "prepack", [data_id], (begin, time.perf_counter()))
                 if self._dag.retry > 1:
-                    return channel_data(data_id, log_id, await self._attempts(first, data_id, log_id))
-                return channel_data(data_id, log_id, await self._run(data_id, log_id).run(first))
+                    return make_channel_data(data_id, log_id, await self._attempts(first, data_id, log_id))
+                return make_channel_data(data_id, log_id, await self._run(data_id, log_id).run(first))
         except OpFailure as failure:
-            return failed(data_id, log_id, failure)
+            return failure_data(data_id, log_id, failure)
         except Exception as error:  # last resort: every caller gets a response
             log.exception("request failed", data_id=data_id)
-            return failed(data_id, log_id, failures.unforeseen(EXECUTOR_NAME, error))
+            return failure_data(data_id, log_id, failures.unexpected_failure(EXECUTOR_NAME, error))
         finally:
             self._running.discard(scope)
-        return failed(data_id, request.logid, failures.closed() if self._is_aborted else failures.out_of_time())
+        return failure_data(
+            data_id, request.logid, failures.closed_failure() if self._is_aborted else failures.deadline_failure()
+        )
 
     def _run(self, data_id: int, log_id: int) -> RequestRun:
         return RequestRun(
@@ -830,7 +840,7 @@ class Executor:
 # Opening
 
 
-def kept_by_preprocess(op: Op) -> list[str]:
+def attributes_set_by_preprocess(op: Op) -> list[str]:
     """Return the names of the attributes that an Op's ``preprocess`` assigns, from its bytecode."""
     method: Any = inspect.unwrap(type(op).preprocess)
     code = getattr(method, "__code__", None)
@@ -866,7 +876,7 @@ _Startable = InstanceWorker | ProcessWorker
 class _Opening:
     graph: OpGraph
     settings: PipelineSettings
-    make_predictor: MakePredictor | None
+    make_predictor: CreatePredictor | None
     hooks: OpHooks
     source: PipelineSource | None
     nursery: trio.Nursery
@@ -876,7 +886,7 @@ class _Opening:
     problems: list[Problem] = field(default_factory=list)
 
     async def runners(self) -> dict[str, OpRunner]:
-        resolved = {name: settings_of(op, self.settings) for name, op in self.graph.ops.items()}
+        resolved = {name: resolve_op_settings(op, self.settings) for name, op in self.graph.ops.items()}
         runners = {name: self._runner(self.graph.ops[name], one) for name, one in resolved.items()}
         for end in (self.graph.request, self.graph.response):
             if is_async(end.init_op):
@@ -902,7 +912,7 @@ class _Opening:
 
     def _runner(self, op: Op, settings: OpSettings) -> OpRunner:
         make = self._thread_worker if self.settings.dag.is_thread_op else self._process_worker
-        if settings.batch_size > 1 and (kept := kept_by_preprocess(op)):
+        if settings.batch_size > 1 and (kept := attributes_set_by_preprocess(op)):
             event = "preprocess stores sample state on self, batches share it: set batch_size to 1"
             log.warning(event, op=op.name, attributes=kept, batch_size=settings.batch_size)
         workers = [make(op, settings, index) for index in range(settings.concurrency)]
@@ -939,9 +949,9 @@ class _Opening:
 
 async def _init_end(end: Op) -> None:
     try:
-        await call_on_loop(end.init_op, names=names_of_code(end.name))
+        await call_on_loop(end.init_op, names=log_fields_of(end.name))
     except UserCodeRaisedError as raised:
-        raise init_failed(end, raised) from raised.error
+        raise init_error(end, raised) from raised.error
 
 
 @asynccontextmanager
@@ -949,8 +959,8 @@ async def open_executor(
     graph: OpGraph,
     settings: PipelineSettings,
     *,
-    make_predictor: MakePredictor | None = None,
-    hooks: OpHooks = NULL,
+    make_predictor: CreatePredictor | None = None,
+    hooks: OpHooks = NULL_HOOKS,
     source: PipelineSource | None = None,
     numbers: Iterable[int] = range(_LAST_NUMBER),
     grace_seconds: float = GRACE_SECONDS,
@@ -969,7 +979,7 @@ async def open_executor(
     Raises:
         ConfigError: an Op cannot be started, for example because ``init_op`` raised; all problems are listed.
     """
-    refuse_unpredictable(graph, settings)
+    reject_ambiguous_loops(graph, settings)
     if source is None and not settings.dag.is_thread_op:
         message = f"worker processes of {', '.join(graph.ops)} have no pipeline source"
         raise ConfigError([Problem(message, suggestion="pass `source`, or set `is_thread_op: true`")])
@@ -997,7 +1007,7 @@ async def open_executor(
         raise ConfigError(problems)
 
 
-def refuse_unpredictable(graph: OpGraph, settings: PipelineSettings) -> None:
+def reject_ambiguous_loops(graph: OpGraph, settings: PipelineSettings) -> None:
     """Raise ConfigError for loops with an Op that takes its first input, which may belong to the previous round."""
     joins = [name for name, inputs in graph.inputs.items() if len(inputs) > 1]
     if settings.dag.channel_recv_frist_arrive and graph.jumps and joins:

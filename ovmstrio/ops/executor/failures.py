@@ -6,25 +6,25 @@ Codes and texts are those of Paddle Serving.
 from __future__ import annotations
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.isolation.thread_pool import Refusal
+from ovmstrio.isolation.thread_pool import RefusalCheck
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
-from ovmstrio.ops.values import CustomException, CustomExceptionCode, product_number
+from ovmstrio.ops.values import CustomException, CustomExceptionCode, code_number
 from ovmstrio.util.truncation import MOST_CHARACTERS, cut, text_of
 
 __all__ = [
     "OpFailure",
+    "abandoned_call_limit",
     "cause_of",
-    "closed",
-    "in_hook",
-    "in_process",
-    "late",
-    "lost",
-    "of_product",
-    "out_of_time",
-    "refusal",
-    "returned_by_process",
-    "unforeseen",
+    "closed_failure",
+    "deadline_failure",
+    "hook_failure",
+    "process_failure",
+    "product_failure",
+    "returned_failure",
+    "timeout_failure",
+    "unexpected_failure",
+    "worker_exited_failure",
 ]
 
 _HIDDEN = "the message is in the log of the server"
@@ -45,15 +45,15 @@ class OpFailure(Exception):
         self.is_overload = is_overload
 
 
-def refusal(most: float, what: str) -> Refusal:
+def abandoned_call_limit(most: float, what: str) -> RefusalCheck:
     """Return a function that rejects calls while ``most`` abandoned calls still run."""
     return lambda left: TimeoutError(f"{left} {what} do not end") if left >= most else None
 
 
-def of_product(code: object, info: object) -> OpFailure:
+def product_failure(code: object, info: object) -> OpFailure:
     """Return the failure for an error code that a hook returned."""
     try:
-        return OpFailure(product_number(code), cut(str(info)), is_product=True)
+        return OpFailure(code_number(code), cut(str(info)), is_product=True)
     except (TypeError, ValueError):
         text = f"error codes of products are numbers, got {type(code).__name__}"
         return OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
@@ -64,7 +64,7 @@ def cause_of(raised: BaseException) -> BaseException:
     return raised.error if isinstance(raised, UserCodeRaisedError) else raised
 
 
-def in_hook(raised: BaseException, log_id: int, stage: str) -> OpFailure:
+def hook_failure(raised: BaseException, log_id: int, stage: str) -> OpFailure:
     """Return the failure for an exception of ``preprocess`` or ``postprocess``."""
     error = cause_of(raised)
     if isinstance(error, CustomException):
@@ -80,7 +80,7 @@ def _framed(text: str, log_id: int, stage: str) -> str:
     )
 
 
-def in_process(op: str, raised: BaseException, log_id: int) -> OpFailure:
+def process_failure(op: str, raised: BaseException, log_id: int) -> OpFailure:
     """Return the failure for an exception of the feed check or the model."""
     error = cause_of(raised)
     if isinstance(error, CustomException):
@@ -101,33 +101,33 @@ def _failed(op: str, text: str) -> str:
     )
 
 
-def returned_by_process(op: str, code: int, info: object) -> OpFailure:
+def returned_failure(op: str, code: int, info: object) -> OpFailure:
     """Return the failure for an error code that ``process`` returned."""
     return OpFailure(code, _failed(op, cut(str(info))))
 
 
-def late(op: str, attempts: int, seconds: float) -> OpFailure:
+def timeout_failure(op: str, attempts: int, seconds: float) -> OpFailure:
     """Return the failure of a sample whose ``process`` timed out in every attempt."""
     text = f"{attempts} attempts of {seconds:g} s each: exceeded retry count"
     return OpFailure(CustomExceptionCode.TIMEOUT.value, _failed(op, text))
 
 
-def unforeseen(op: str, error: Exception) -> OpFailure:
+def unexpected_failure(op: str, error: Exception) -> OpFailure:
     """Return the failure for an unexpected exception outside of hooks."""
     return OpFailure(CustomExceptionCode.UNKNOW.value, f"[{op}] {type(error).__name__}: {text_of(error)}")
 
 
-def closed() -> OpFailure:
+def closed_failure() -> OpFailure:
     """Return the failure of a request that the shutdown of the pipeline ended."""
     return OpFailure(CustomExceptionCode.CLOSED_ERROR.value, "dag closed.")
 
 
-def out_of_time() -> OpFailure:
+def deadline_failure() -> OpFailure:
     """Return the failure of a request whose deadline passed."""
     return OpFailure(CustomExceptionCode.TIMEOUT.value, "the deadline passed before the request was answered")
 
 
-def lost(op: str, why: str) -> OpFailure:
+def worker_exited_failure(op: str, why: str) -> OpFailure:
     """Return the failure of a sample whose worker process exited."""
     return OpFailure(
         CustomExceptionCode.UNKNOW.value, f"[{op}] the worker process {why} while it worked on the request"

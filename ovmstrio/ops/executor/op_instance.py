@@ -13,15 +13,15 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.thread_pool import WorkerThreads
-from ovmstrio.isolation.user_code import LoopCalls, UserCodeRaisedError, call_in_thread, is_async
+from ovmstrio.isolation.user_code import AbandonableLoopCalls, UserCodeRaisedError, call_in_thread, is_async
 from ovmstrio.ops.executor import failures
-from ovmstrio.ops.observing.figures import names_of_code
+from ovmstrio.ops.observing.figures import log_fields_of
 from ovmstrio.ops.op import Op
-from ovmstrio.ops.predictor.protocol import MakePredictor
+from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.util.truncation import format_error
 
-__all__ = ["Hook", "OpInstance", "hooks_of", "init_failed", "start_instance"]
+__all__ = ["Hook", "OpInstance", "get_hooks", "init_error", "start_instance"]
 
 _IDS: Final = ("data_id", "log_id")
 _ID_ALIASES: Final = {"logid": "log_id", "typical_logid": "data_id", "dataid": "data_id"}
@@ -109,9 +109,9 @@ class OpInstance:
     def __init__(self, op: Op, settings: OpSettings, nursery: trio.Nursery) -> None:
         self.op = op
         self.settings = settings
-        self.preprocess, self.process, self.postprocess = hooks_of(op)
-        names = names_of_code(op.name)
-        self._calls = LoopCalls(nursery, failures.closed, names=names)
+        self.preprocess, self.process, self.postprocess = get_hooks(op)
+        names = log_fields_of(op.name)
+        self._calls = AbandonableLoopCalls(nursery, failures.closed_failure, names=names)
         # An abandoned thread still runs and must not delay the rest of its batch.  The bound on threads is stronger:
         # with very many attempts the last ones wait.
         attempts = settings.batch_size * max(1, settings.retry)
@@ -190,7 +190,7 @@ class OpInstance:
             self.op.client.close()
 
 
-def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
+def get_hooks(op: Op) -> tuple[Hook, Hook, Hook]:
     """Return the hooks ``preprocess``, ``process`` and ``postprocess`` of an Op; raises ConfigError."""
     return (
         Hook(op.name, op.preprocess, 1, Op.preprocess),
@@ -200,7 +200,7 @@ def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
 
 
 async def start_instance(
-    template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, nursery: trio.Nursery
+    template: Op, settings: OpSettings, index: int, make_predictor: CreatePredictor | None, nursery: trio.Nursery
 ) -> OpInstance:
     """Copy an Op for a worker, load its model and run its ``init_op``; the caller must close the instance.
 
@@ -229,10 +229,10 @@ async def _init(instance: OpInstance) -> None:
         if type(op).init_op is not Op.init_op:
             await instance.ask(op.init_op)
     except UserCodeRaisedError as raised:
-        raise init_failed(op, raised) from raised.error
+        raise init_error(op, raised) from raised.error
 
 
-def init_failed(op: Op, raised: UserCodeRaisedError) -> ConfigError:
+def init_error(op: Op, raised: UserCodeRaisedError) -> ConfigError:
     """Return the error of an ``init_op`` that raised, with its traceback."""
     text = format_error(raised.error)
     message = f"init_op of Op {op.name} raised {type(raised.error).__name__}: {raised}\n{text}"

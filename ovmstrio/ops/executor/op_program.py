@@ -13,10 +13,17 @@ from typing import Any
 import trio
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.isolation.trace_propagation import flush_spans, following_trace
-from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
-from ovmstrio.ops.config_file import settings_of
-from ovmstrio.ops.executor.pipeline_source import RECOVER, BatchAnswer, PipelineSource, batch_of, message_of, sendable
+from ovmstrio.isolation.trace_propagation import flush_spans, propagated_span
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
+from ovmstrio.ops.config_file import resolve_op_settings
+from ovmstrio.ops.executor.pipeline_source import (
+    RECOVER,
+    BatchReply,
+    PipelineSource,
+    decode_batch,
+    encode_reply,
+    ensure_sendable,
+)
 from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker
 from ovmstrio.ops.observing.log_files import join_log_files
 from ovmstrio.telemetry.log_writer import WRITER
@@ -34,7 +41,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: trio.Nursery) -> None:
-    answer = BatchAnswer()
+    answer = BatchReply()
     with ExitStack() as opened:
         try:
             worker = _worker(first.value, answer, opened, nursery)
@@ -49,12 +56,12 @@ async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: tri
             await worker.aclose()
 
 
-def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
+def _worker(request: dict[str, Any], answer: BatchReply, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
     sys.path[:] = request["path"]
     loaded = PipelineSource(request["loader"], request["argument"]).load()
     opened.enter_context(join_log_files(loaded.settings.logging))
     op = loaded.graph.ops[request["op"]]
-    settings = settings_of(op, loaded.settings)
+    settings = resolve_op_settings(op, loaded.settings)
 
     def report_stage(*stage: Any) -> None:
         answer.stages.append(stage)
@@ -64,24 +71,24 @@ def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nur
     )
 
 
-async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequest) -> None:
+async def _answer(worker: InstanceWorker, answer: BatchReply, request: WorkRequest) -> None:
     if request.value == RECOVER:
         if worker.is_spoiled:
             await worker.recover()
         await request.answer(RECOVER)
         return
-    samples, trace = batch_of(request.value)
-    with following_trace("hooks", trace) if trace else nullcontext() as fail:
+    samples, trace = decode_batch(request.value)
+    with propagated_span("hooks", trace) if trace else nullcontext() as fail:
         answer.results = await worker.run(samples)
         failures = [result.failure.info for result in answer.results if result.failure is not None]
         if fail is not None and failures:
             fail(failures[0])
     answer.is_spoiled = worker.is_spoiled
     try:
-        await request.answer(message_of(answer))
+        await request.answer(encode_reply(answer))
     except TypeError:
-        answer.results = [sendable(result) for result in answer.results]
-        await request.answer(message_of(answer))
+        answer.results = [ensure_sendable(result) for result in answer.results]
+        await request.answer(encode_reply(answer))
     # Free large arrays before the next batch.
     answer.results, answer.stages = [], []
 
@@ -92,7 +99,7 @@ def main() -> None:
     print_whole_lines()
     run_program(_serve)
     flush_spans()
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

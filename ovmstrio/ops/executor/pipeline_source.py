@@ -16,38 +16,38 @@ from ovmstrio.ops.values import CustomExceptionCode
 
 if TYPE_CHECKING:
     from ovmstrio.ops.graph import OpGraph
-    from ovmstrio.ops.predictor.protocol import MakePredictor
+    from ovmstrio.ops.predictor.protocol import CreatePredictor
 
 __all__ = [
     "RECOVER",
-    "BatchAnswer",
+    "BatchReply",
     "LoadedPipeline",
     "PipelineSource",
-    "answer_of",
-    "batch_message",
-    "batch_of",
-    "message_of",
-    "sendable",
-    "unsendable",
+    "decode_batch",
+    "decode_reply",
+    "encode_batch",
+    "encode_reply",
+    "ensure_sendable",
+    "unsendable_failure",
 ]
 
 RECOVER: Final = "recover"
 """Request in place of a batch: the worker process answers when it can work again."""
 
 
-def batch_message(samples: Sequence[Sample], trace: dict[str, str]) -> Any:
+def encode_batch(samples: Sequence[Sample], trace: dict[str, str]) -> Any:
     """Return the message of a batch; ``trace`` holds trace headers, empty for none."""
     return [[[one.data_id, one.log_id, dict(one.inputs)] for one in samples], trace]
 
 
-def batch_of(message: Any) -> tuple[list[Sample], dict[str, str]]:
+def decode_batch(message: Any) -> tuple[list[Sample], dict[str, str]]:
     """Return the samples and the trace headers of a message."""
     rows, trace = message
     return [Sample(*row) for row in rows], trace
 
 
 @dataclass(slots=True)
-class BatchAnswer:
+class BatchReply:
     """Answer of a worker process: results, stages, and whether the worker must recover."""
 
     results: list[Result] = field(default_factory=list)
@@ -55,21 +55,21 @@ class BatchAnswer:
     is_spoiled: bool = False
 
 
-def message_of(answer: BatchAnswer) -> Any:
+def encode_reply(answer: BatchReply) -> Any:
     """Return the message of an answer; it can be sent if every output can be encoded."""
     return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.is_spoiled]
 
 
-def sendable(result: Result) -> Result:
+def ensure_sendable(result: Result) -> Result:
     """Return the result, or a failure if its output cannot be encoded."""
     try:
         Encoded(result.output)
     except TypeError as error:
-        return Result(failure=unsendable(error))
+        return Result(failure=unsendable_failure(error))
     return result
 
 
-def unsendable(error: TypeError) -> OpFailure:
+def unsendable_failure(error: TypeError) -> OpFailure:
     """Return the failure of a sample that cannot be encoded."""
     return OpFailure(CustomExceptionCode.TYPE_ERROR.value, f"an Op in a worker process takes and returns {error}")
 
@@ -80,11 +80,11 @@ def _row(result: Result) -> list[Any]:
     return [result.output, fault, result.jumps]
 
 
-def answer_of(message: Any) -> BatchAnswer:
+def decode_reply(message: Any) -> BatchReply:
     """Parse an answer; raises ValueError or TypeError if malformed."""
     rows, stages, spoiled = message
     spans = [(stage, ids, tuple(span)) for stage, ids, span in stages]
-    return BatchAnswer([_result(*row) for row in rows], spans, spoiled)
+    return BatchReply([_result(*row) for row in rows], spans, spoiled)
 
 
 def _result(output: Any, fault: Any, jumps: Any) -> Result:
@@ -100,7 +100,7 @@ class LoadedPipeline:
 
     graph: OpGraph
     settings: PipelineSettings
-    make_predictor: MakePredictor | None = None
+    make_predictor: CreatePredictor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,19 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tracing import current_span
-from ovmstrio.isolation.packets import NO_MESSAGE
-from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.ops.executor import failures
-from ovmstrio.ops.executor.channel import ReportStage, Result, Sample
-from ovmstrio.ops.executor.pipeline_source import RECOVER, PipelineSource, answer_of, batch_message, unsendable
-from ovmstrio.ops.executor.stages import tell_stages
-from ovmstrio.ops.observing.figures import names_of_code
+from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
+from ovmstrio.ops.executor.pipeline_source import (
+    RECOVER,
+    PipelineSource,
+    decode_reply,
+    encode_batch,
+    unsendable_failure,
+)
+from ovmstrio.ops.executor.stages import report_stages
+from ovmstrio.ops.observing.figures import log_fields_of
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
 
@@ -42,12 +48,12 @@ class ProcessWorker:
         source: PipelineSource,
         *,
         nursery: trio.Nursery,
-        report_stage: ReportStage,
+        report_stage: StageCallback,
         died: Callable[[str], None],
     ) -> None:
         self.index = index
         self._op = op
-        self._names = names_of_code(op)
+        self._names = log_fields_of(op)
         self._source = source
         self._nursery = nursery
         self._report_stage = report_stage
@@ -76,7 +82,7 @@ class ProcessWorker:
         buried = partial(self._process_exited, process)
         try:
             problem = await process.start(self._nursery, self._first_request(), buried=buried)
-        except WorkerEnded as end:
+        except WorkerExited as end:
             problem = f"its process {end.why}"
         if problem:
             process.kill()
@@ -101,25 +107,25 @@ class ProcessWorker:
         if process is None:
             return self._lost("has ended", samples)
         try:
-            message = await process.call(batch_message(samples, {} if span is None else dict(span.headers())))
+            message = await process.call(encode_batch(samples, {} if span is None else dict(span.headers())))
         except TypeError as error:
             if len(samples) == 1:
-                return [Result(failure=unsendable(error))]
+                return [Result(failure=unsendable_failure(error))]
             return [result for sample in samples for result in await self.run([sample])]
-        except WorkerEnded as end:
+        except WorkerExited as end:
             return self._lost(end.why, samples)
         try:
-            answer = answer_of(message)
-        except NO_MESSAGE as error:
+            answer = decode_reply(message)
+        except MALFORMED_MESSAGE_ERRORS as error:
             process.condemn(error)
             await process.ended.wait()
             return self._lost(process.why, samples)
         self._is_spoiled = answer.is_spoiled
-        tell_stages(answer.stages, self._report_stage, span)
+        report_stages(answer.stages, self._report_stage, span)
         return answer.results
 
     def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
-        return [Result(failure=failures.lost(self._op, why))] * len(samples)
+        return [Result(failure=failures.worker_exited_failure(self._op, why))] * len(samples)
 
     async def recover(self) -> None:
         """Wait until the process finishes cancelled work, or replace it; raises as :meth:`start`."""
@@ -128,7 +134,7 @@ class ProcessWorker:
             await self.start()
 
     async def _has_recovered(self, process: WorkerProcess) -> bool:
-        with trio.move_on_after(GRACE_SECONDS), suppress(WorkerEnded):
+        with trio.move_on_after(GRACE_SECONDS), suppress(WorkerExited):
             await process.call(RECOVER)
             self._is_spoiled = False
             return True

@@ -15,23 +15,23 @@ from ovmstrio.core.tracing import Span as TracedSpan
 from ovmstrio.core.tracing import current_span
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.ops.executor import failures
-from ovmstrio.ops.executor.channel import ReportStage, Result, Sample
+from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.executor.op_instance import OpInstance
-from ovmstrio.ops.observing.figures import SAMPLES, working_on
+from ovmstrio.ops.observing.figures import SAMPLES, current_samples
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.predictor.protocol import FeedTypeError
 from ovmstrio.ops.tensors import LOD_SUFFIX, holds_arrays
 from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
 
-__all__ = ["Feed", "Outcome", "channel_data", "process_all", "run_batch", "tell_stages"]
+__all__ = ["Feed", "Outcome", "make_channel_data", "process_all", "report_stages", "run_batch"]
 
 # Merging and processing
 
 Row = Mapping[str, Any]
 
 
-def kind_of(feed: Row) -> Hashable | None:
+def merge_key(feed: Row) -> Hashable | None:
     """Return the merge key of a feed, or None: names, types and shapes except for the number of rows."""
     if not all(isinstance(name, str) for name in feed):
         return None
@@ -51,7 +51,7 @@ def _type_key(value: Any) -> tuple[Any, ...]:
     return (value.dtype.str, value.shape[1:]) if isinstance(value, np.ndarray) else ("list",)
 
 
-def rows_of(feed: Row) -> int:
+def row_count(feed: Row) -> int:
     """Return the number of rows of a mergeable feed."""
     return len(next(iter(feed.values())))
 
@@ -123,9 +123,9 @@ async def process_all(
     for position, feed in feeds.items():
         try:
             _check(instance, feed.data)
-            kind = kind_of(feed.data) if isinstance(feed.data, dict) else None
+            kind = merge_key(feed.data) if isinstance(feed.data, dict) else None
         except Exception as error:  # noqa: BLE001 - other samples of the batch continue
-            outcomes[position] = failures.in_process(instance.op.name, error, samples[position].log_id)
+            outcomes[position] = failures.process_failure(instance.op.name, error, samples[position].log_id)
             continue
         groups.setdefault((kind, None if kind is not None else position), []).append(position)
     for positions in groups.values():
@@ -155,7 +155,7 @@ class _Run:
         try:
             if len(feeds) == 1:
                 return [await self._run_with_timeout(feeds[0])]
-            parts = split(await self._run_with_timeout(merge(feeds)), [rows_of(feed) for feed in feeds])
+            parts = split(await self._run_with_timeout(merge(feeds)), [row_count(feed) for feed in feeds])
             if parts is not None:
                 return parts
             log.warning("batch output rows do not match input rows", op=self._name)
@@ -164,7 +164,7 @@ class _Run:
         except Exception as error:
             log.warning("process failed", op=self._name, data_ids=self._sample_ids(), exc_info=failures.cause_of(error))
             if len(feeds) == 1:
-                return [failures.in_process(self._name, error, self._samples[0].log_id)]
+                return [failures.process_failure(self._name, error, self._samples[0].log_id)]
         return await self._run_singly(feeds)
 
     async def _run_singly(self, feeds: Sequence[Any]) -> list[Outcome]:
@@ -185,7 +185,7 @@ class _Run:
             with trio.move_on_after(limit):
                 return await self._attempt(feed)
             log.warning("process timed out", op=self._name, data_ids=self._sample_ids(), seconds=limit)
-        raise failures.late(self._name, attempts, limit)
+        raise failures.timeout_failure(self._name, attempts, limit)
 
     async def _attempt(self, feed: Any) -> Any:
         if isinstance(feed, list):
@@ -197,7 +197,7 @@ class _Run:
         if isinstance(returned, tuple) and len(returned) == _TUPLE_LENGTH:
             returned, code, info = returned
             if code:
-                raise failures.returned_by_process(self._name, int(code), info)
+                raise failures.returned_failure(self._name, int(code), info)
         if not isinstance(returned, dict):
             text = f"process should return a dict, got {type(returned).__name__}"
             raise UserCodeRaisedError(TypeError(text))
@@ -210,8 +210,8 @@ _NAMES: Final[Mapping[Stage, str]] = {"prep": "preprocess", "midp": "process", "
 """Span names of the hook stages."""
 
 
-def tell_stages(
-    stages: Iterable[tuple[Stage, Sequence[int], Span]], report_stage: ReportStage, op: TracedSpan | None
+def report_stages(
+    stages: Iterable[tuple[Stage, Sequence[int], Span]], report_stage: StageCallback, op: TracedSpan | None
 ) -> None:
     """Report the stages of a finished batch and add them to the Op's span."""
     for stage, ids, span in stages:
@@ -221,7 +221,7 @@ def tell_stages(
 
 
 def run_batch(
-    instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage
+    instance: OpInstance, samples: Sequence[Sample], report_stage: StageCallback
 ) -> Coroutine[Any, Any, list[Result]]:  # fmt: skip
     """Return the coroutine that processes samples with one instance; a hook in a thread survives cancellation."""
     batch = _Batch(instance, samples, report_stage)
@@ -236,7 +236,7 @@ def _sample_ids(sample: Sample) -> tuple[int, int]:
 
 
 class _Batch:
-    def __init__(self, instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage) -> None:
+    def __init__(self, instance: OpInstance, samples: Sequence[Sample], report_stage: StageCallback) -> None:
         self.instance = instance
         self.samples = samples
         self.spans: list[tuple[Stage, Sequence[int], Span]] = []
@@ -245,7 +245,7 @@ class _Batch:
         self.results: dict[int, Result] = {}
 
     async def run_named(self) -> list[Result]:
-        with working_on(*map(_sample_ids, self.samples)):
+        with current_samples(*map(_sample_ids, self.samples)):
             return await self.run()
 
     async def run(self) -> list[Result]:
@@ -263,7 +263,7 @@ class _Batch:
             await self.instance.in_thread(self._pre_and_post)
         if self.instance.op.get_jump_to_ops():
             await self._decide_jumps()
-        tell_stages(self.spans, self.report_stage, current_span.get())
+        report_stages(self.spans, self.report_stage, current_span.get())
         return [*map(self.results.__getitem__, range(len(self.samples)))]
 
     def _pre_and_post(self) -> None:
@@ -285,7 +285,7 @@ class _Batch:
             if len(self.samples) == 1:
                 self._run_hook(name, position)
             else:
-                with working_on(_sample_ids(self.samples[position])):
+                with current_samples(_sample_ids(self.samples[position])):
                     self._run_hook(name, position)
         self._add_span("prep" if name == "preprocess" else "postp", positions, begin)
 
@@ -300,7 +300,7 @@ class _Batch:
     async def _each_on_loop(self, name: str, positions: Sequence[int]) -> None:
         begin = time.perf_counter()
         for position in positions:
-            with working_on(_sample_ids(self.samples[position])):
+            with current_samples(_sample_ids(self.samples[position])):
                 try:
                     returned = await self.instance.on_loop(self._call_hook, name, position)
                 except UserCodeRaisedError as raised:
@@ -326,7 +326,7 @@ class _Batch:
         except OpFailure as failure:
             self._fail(position, failure)
         except (TypeError, ValueError) as error:
-            self._fail(position, failures.in_hook(error, log_id, name))
+            self._fail(position, failures.hook_failure(error, log_id, name))
 
     def _fail_hook(self, position: int, error: BaseException, name: str) -> None:
         sample = self.samples[position]
@@ -337,7 +337,7 @@ class _Batch:
             data_id=sample.data_id,
             exc_info=failures.cause_of(error),
         )
-        self._fail(position, failures.in_hook(error, sample.log_id, name))
+        self._fail(position, failures.hook_failure(error, sample.log_id, name))
 
     def _fail(self, position: int, failure: OpFailure) -> None:
         self.feeds.pop(position, None)
@@ -366,7 +366,7 @@ class _Batch:
             if result.output is None:
                 continue
             sample = self.samples[position]
-            batch = {sample.data_id: channel_data(sample.data_id, sample.log_id, result.output)}
+            batch = {sample.data_id: make_channel_data(sample.data_id, sample.log_id, result.output)}
             try:
                 jumps = bool(await self.instance.ask(self.instance.op.check_jumping, batch))
             except UserCodeRaisedError as raised:
@@ -378,7 +378,7 @@ class _Batch:
 def _feed(op: str, returned: Any) -> Feed:
     data, is_skipped, code, info = returned if isinstance(returned, tuple) else (returned, False, None, "")
     if code is not None:
-        raise failures.of_product(code, info)
+        raise failures.product_failure(code, info)
     if not isinstance(data, dict | list):
         text = f"[{op}] preprocess should return a dict, a list of dicts or 4 values, got {type(data).__name__}"
         raise OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
@@ -388,14 +388,14 @@ def _feed(op: str, returned: Any) -> Feed:
 def _output(op: str, returned: Any) -> dict[str, Any]:
     output, code, info = returned if isinstance(returned, tuple) else (returned, None, "")
     if code is not None:
-        raise failures.of_product(code, info)
+        raise failures.product_failure(code, info)
     if not isinstance(output, dict):
         text = f"[{op}] postprocess should return dict, got {type(output).__name__}"
         raise OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
     return dict(output)
 
 
-def channel_data(data_id: int, log_id: int, output: Mapping[str, Any]) -> ChannelData:
+def make_channel_data(data_id: int, log_id: int, output: Mapping[str, Any]) -> ChannelData:
     """Return an output in the form that hooks receive."""
     if holds_arrays(output):
         kind = ChannelDataType.CHANNEL_NPDATA.value

@@ -12,16 +12,16 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.service import readiness_may_have_changed
-from ovmstrio.core.tracing import part_of_call
+from ovmstrio.core.service import notify_readiness_changed
+from ovmstrio.core.tracing import child_span
 from ovmstrio.ops.executor import failures
-from ovmstrio.ops.executor.channel import ReportStage, Result, Sample, Worker
+from ovmstrio.ops.executor.channel import Result, Sample, StageCallback, Worker
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.executor.op_instance import OpInstance, start_instance
 from ovmstrio.ops.executor.stages import run_batch
 from ovmstrio.ops.observing.hooks import OpHooks
 from ovmstrio.ops.op import Op
-from ovmstrio.ops.predictor.protocol import MakePredictor
+from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.ops.values import CustomExceptionCode
 from ovmstrio.util.backoff import Backoff
@@ -32,10 +32,10 @@ __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
 GRACE_SECONDS: Final = 5.0
 """Time for a cancelled hook to end before its worker gets a new copy of the Op."""
 
-MOST_STUCK: Final = 8
+MAX_STUCK_INSTANCES: Final = 8
 """Most copies of one worker that may be stuck in hooks; at this limit the worker counts as failing."""
 
-PATIENCE_SECONDS: Final = 60.0
+RECOVERY_TIMEOUT_SECONDS: Final = 60.0
 """Time for a worker to recover before requests fail instead of waiting for it."""
 
 _FIRST_DELAY: Final = 0.1
@@ -54,9 +54,9 @@ class InstanceWorker:
         op: Op,
         settings: OpSettings,
         index: int,
-        make_predictor: MakePredictor | None,
+        make_predictor: CreatePredictor | None,
         *,
-        report_stage: ReportStage,
+        report_stage: StageCallback,
         nursery: trio.Nursery,
     ) -> None:
         self.index = index
@@ -100,7 +100,7 @@ class InstanceWorker:
         for instance in [one for one in self._stuck if not one.is_busy]:
             self._stuck.remove(instance)
             instance.close()
-        if len(self._stuck) >= MOST_STUCK:
+        if len(self._stuck) >= MAX_STUCK_INSTANCES:
             message = f"{len(self._stuck)} hooks of Op {self._op.name} do not end"
             raise ConfigError([Problem(message, suggestion="check what the hooks wait for")])
 
@@ -140,14 +140,14 @@ class WorkerPool:
         started_at = self._report_start(worker, samples)
         failed: bool | None = None
         try:
-            with part_of_call(f"op {self._name}") as span:
+            with child_span(f"op {self._name}") as span:
                 try:
                     results = await worker.run(samples)
                 except OpFailure as error:
                     results = [Result(failure=error)] * len(samples)
                 except Exception as error:  # last resort: every sample gets a result
                     log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
-                    results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
+                    results = [Result(failure=failures.unexpected_failure(self._name, error))] * len(samples)
                 first = next(filter(None, map(_FAILURE, results)), None)
                 if span is not None and first is not None:
                     span.end(first)
@@ -188,7 +188,7 @@ class WorkerPool:
 
     def _release(self, worker: Worker) -> None:
         if self._failing.pop(worker.index, None) is not None:
-            readiness_may_have_changed()
+            notify_readiness_changed()
         self._free_since[worker.index] = time.perf_counter()
         self._free.append(worker)
         if self._parked:
@@ -217,12 +217,12 @@ class WorkerPool:
 
     async def _fail_after_timeout(self, worker: Worker, scope: trio.CancelScope) -> None:
         with scope:
-            await trio.sleep(PATIENCE_SECONDS)
+            await trio.sleep(RECOVERY_TIMEOUT_SECONDS)
             log.error("worker restart timed out", op=self._name, worker=worker.index)
-            self._fail(worker, f"worker {worker.index} has not started within {PATIENCE_SECONDS:g} s")
+            self._fail(worker, f"worker {worker.index} has not started within {RECOVERY_TIMEOUT_SECONDS:g} s")
 
     def _fail(self, worker: Worker, why: str) -> None:
         self._failing[worker.index] = why
         if not self.is_working:
             self._lot.unpark_all()
-            readiness_may_have_changed()
+            notify_readiness_changed()

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
-from ovmstrio.core.service import NodeTally
-from ovmstrio.ops.observing.hooks import NOBODY, STAGES, Asker, ChannelState, OpHooks, Span, Stage
+from ovmstrio.core.service import NodeCounters
+from ovmstrio.ops.observing.hooks import STAGES, UNKNOWN_CALLER, Caller, ChannelState, OpHooks, Span, Stage
 
 __all__ = [
     "PIPELINE",
     "SAMPLES",
-    "OpFigures",
-    "PipelineFigures",
-    "RequestFigures",
-    "Window",
+    "CounterWindow",
+    "OpCounters",
+    "PipelineCounters",
+    "RequestCounters",
     "current_ids",
-    "names_of_code",
-    "no_hooks",
+    "current_samples",
+    "log_fields_of",
+    "null_node_hooks",
     "percentile",
-    "working_on",
 ]
 
 SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
@@ -34,13 +34,13 @@ PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
 """Pipeline name of the current task or thread; empty for none."""
 
 
-def names_of_code(op: str) -> dict[str, str]:
+def log_fields_of(op: str) -> dict[str, str]:
     """Return the log fields for output of an Op's code."""
     pipeline = PIPELINE.get()
     return {"servable": pipeline, "op": op} if pipeline else {"op": op}
 
 
-class working_on:  # noqa: N801 - used like a function; a class takes half the calls of a generator
+class current_samples:  # noqa: N801 - used like a function; a class takes half the calls of a generator
     """Context manager that sets the current samples for log lines; trio threads inherit the value."""
 
     __slots__ = ("_samples", "_token")
@@ -69,7 +69,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 @dataclass(slots=True)
-class OpFigures:
+class OpCounters:
     """Counters of one Op: seconds and calls by stage, processed samples, and batch sizes."""
 
     seconds: dict[Stage, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class OpFigures:
 
 
 @dataclass(slots=True)
-class RequestFigures:
+class RequestCounters:
     """Counters of requests: seconds of answered ones, ids of failed ones, and number of disconnected clients."""
 
     seconds: list[float] = field(default_factory=list)
@@ -106,20 +106,20 @@ class RequestFigures:
 
 
 @dataclass(slots=True)
-class Window:
+class CounterWindow:
     """Counters of one tracer interval."""
 
     began: float
-    ops: dict[str, OpFigures] = field(default_factory=dict)
-    requests: RequestFigures = field(default_factory=RequestFigures)
+    ops: dict[str, OpCounters] = field(default_factory=dict)
+    requests: RequestCounters = field(default_factory=RequestCounters)
 
 
-def no_hooks(_op: str) -> NodeHooks:
+def null_node_hooks(_op: str) -> NodeHooks:
     """Return hooks that ignore everything."""
     return NULL_NODE_HOOKS
 
 
-class PipelineFigures(OpHooks):
+class PipelineCounters(OpHooks):
     """Counters of one pipeline, updated by executor hooks; ``tallies`` holds statistics of batches by Op.
 
     ``keeps_window`` fills tracer windows, which grow until taken.  ``hooks_of`` returns additional hooks for an Op.
@@ -130,22 +130,22 @@ class PipelineFigures(OpHooks):
         clock: Callable[[], float] = time.perf_counter,
         *,
         keeps_window: bool = True,
-        hooks_of: Callable[[str], NodeHooks] = no_hooks,
+        hooks_of: Callable[[str], NodeHooks] = null_node_hooks,
     ) -> None:
         self._clock = clock
         self._hooks_of = hooks_of
-        self.tallies: dict[str, NodeTally] = {}
+        self.tallies: dict[str, NodeCounters] = {}
         self._keeps_window = keeps_window
         self.began = clock()
         self.running = 0
         self.codes: Counter[int] = Counter()
         self.left = 0
         self.seconds = 0.0
-        self._package_hooks: dict[str, OpFigures] = {}
-        self.totals: dict[str, OpFigures] = {}
+        self._package_hooks: dict[str, OpCounters] = {}
+        self.totals: dict[str, OpCounters] = {}
         self.newest: dict[tuple[str, Stage], deque[float]] = {}
         self.newest_requests: deque[tuple[float, float]] = deque(maxlen=_MAX_NEWEST)
-        self._window = Window(self.began)
+        self._window = CounterWindow(self.began)
         self._channels: Callable[[], Sequence[ChannelState]] = tuple
 
     @property
@@ -154,7 +154,7 @@ class PipelineFigures(OpHooks):
         return self._clock()
 
     @property
-    def with_ends(self) -> dict[str, OpFigures]:
+    def with_ends(self) -> dict[str, OpCounters]:
         """Totals of the Ops, and of RequestOp and ResponseOp under their common name."""
         return {**self._package_hooks, **self.totals}
 
@@ -163,18 +163,20 @@ class PipelineFigures(OpHooks):
         """Current state of the channels."""
         return self._channels()
 
-    def take_window(self) -> Window:
+    def take_window(self) -> CounterWindow:
         """Return the current window and start a new one."""
-        taken, self._window = self._window, Window(self.now)
+        taken, self._window = self._window, CounterWindow(self.now)
         return taken
 
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         """Start counters for these Ops."""
-        self.totals = {op: OpFigures() for op in ops}
-        self.tallies = {op: NodeTally(self._hooks_of(op)) for op in ops}
+        self.totals = {op: OpCounters() for op in ops}
+        self.tallies = {op: NodeCounters(self._hooks_of(op)) for op in ops}
         self._channels = channels
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
+    def request_started(
+        self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
+    ) -> None:
         """Count a started request."""
         del data_id, log_id, profile, caller
         self.running += 1
@@ -185,10 +187,10 @@ class PipelineFigures(OpHooks):
         is_op = op in self.totals
         totals = self.totals if is_op else self._package_hooks
         if op not in totals:
-            totals[op] = OpFigures()
+            totals[op] = OpCounters()
         counters = [totals[op]]
         if is_op and self._keeps_window:
-            counters.append(self._window.ops.setdefault(op, OpFigures()))
+            counters.append(self._window.ops.setdefault(op, OpCounters()))
         for figures in counters:
             figures.seconds[stage] = figures.seconds.get(stage, 0.0) + seconds
             figures.counts[stage] = figures.counts.get(stage, 0) + 1
@@ -207,7 +209,7 @@ class PipelineFigures(OpHooks):
             self.tallies[op].begin()
             self.totals[op].batches[len(data_ids)] += 1
             if self._keeps_window:
-                self._window.ops.setdefault(op, OpFigures()).batches[len(data_ids)] += 1
+                self._window.ops.setdefault(op, OpCounters()).batches[len(data_ids)] += 1
 
     def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:  # noqa: ARG002 - the hook has it
         """Count a finished batch."""
@@ -240,7 +242,7 @@ class PipelineFigures(OpHooks):
             _count_end(self._window.requests, data_id, code, span[1] - span[0])
 
 
-def _count_end(requests: RequestFigures, data_id: int, code: int | None, seconds: float) -> None:
+def _count_end(requests: RequestCounters, data_id: int, code: int | None, seconds: float) -> None:
     if code is None:
         requests.left += 1
         return

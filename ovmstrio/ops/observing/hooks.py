@@ -10,12 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-__all__ = ["NOBODY", "NULL", "STAGES", "Asker", "ChannelState", "OpHooks", "Several", "Span", "Stage"]
+__all__ = [
+    "NULL_HOOKS",
+    "STAGES",
+    "UNKNOWN_CALLER",
+    "Caller",
+    "ChannelState",
+    "CompositeHooks",
+    "OpHooks",
+    "Span",
+    "Stage",
+]
 
-Asker = tuple[str, str]
+Caller = tuple[str, str]
 """Client and method of a request; empty if unknown."""
 
-NOBODY: Final[Asker] = ("", "")
+UNKNOWN_CALLER: Final[Caller] = ("", "")
 
 Span = tuple[float, float]
 """Begin and end time."""
@@ -49,7 +59,9 @@ class OpHooks:
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         """Handle the start of Ops; ``channels`` returns the current state of the channels."""
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
+    def request_started(
+        self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
+    ) -> None:
         """Handle the start of a request; with ``profile`` the timeline will be requested."""
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
@@ -72,7 +84,7 @@ class OpHooks:
         """Handle the end of a request with its ``err_no``, or None if the client disconnected, and its ``err_msg``."""
 
 
-class Several(OpHooks):
+class CompositeHooks(OpHooks):
     """Composite that forwards events, in order, to the observers that override their hook."""
 
     def __init__(self, *observers: OpHooks) -> None:
@@ -95,7 +107,9 @@ class Several(OpHooks):
         for each in self._opened:
             each(ops, channels)
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
+    def request_started(
+        self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
+    ) -> None:
         """Forward the event."""
         for each in self._request_started:
             each(data_id, log_id, profile=profile, caller=caller)
@@ -131,5 +145,5 @@ class Several(OpHooks):
             each(data_id, log_id, code, span, message)
 
 
-NULL: Final[OpHooks] = OpHooks()
+NULL_HOOKS: Final[OpHooks] = OpHooks()
 """Hooks that ignore all events."""

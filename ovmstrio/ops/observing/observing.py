@@ -22,17 +22,26 @@ import trio
 import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from ovmstrio.core.service import Inside
+from ovmstrio.core.service import Introspection
 from ovmstrio.ops.observing.figures import (
-    OpFigures,
-    PipelineFigures,
-    RequestFigures,
-    Window,
-    no_hooks,
+    CounterWindow,
+    OpCounters,
+    PipelineCounters,
+    RequestCounters,
+    current_samples,
+    null_node_hooks,
     percentile,
-    working_on,
 )
-from ovmstrio.ops.observing.hooks import NOBODY, STAGES, Asker, ChannelState, OpHooks, Several, Span, Stage
+from ovmstrio.ops.observing.hooks import (
+    STAGES,
+    UNKNOWN_CALLER,
+    Caller,
+    ChannelState,
+    CompositeHooks,
+    OpHooks,
+    Span,
+    Stage,
+)
 from ovmstrio.ops.observing.log_files import open_log_files
 from ovmstrio.util.regular_files import open_regular
 
@@ -48,12 +57,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BENCHMARK_VARIABLE",
     "PERCENTS",
-    "Observing",
     "OpMetrics",
+    "PipelineObservers",
     "Timelines",
     "benchmark_document",
-    "look_inside",
-    "open_observing",
+    "inspect",
+    "open_observers",
     "snapshot",
     "tracer_lines",
 ]
@@ -77,7 +86,9 @@ class Timelines(OpHooks):
         self._began: dict[int, float] = {}
         self._offset = time.time() - time.perf_counter()
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
+    def request_started(
+        self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
+    ) -> None:
         """Start a timeline if requested."""
         del log_id, caller
         if (profile or self._everything) and len(self._timelines) < _MAX_TIMELINES:
@@ -130,7 +141,7 @@ _HEADER: Final = "==================== TRACER ======================"
 _MS: Final = 1e3
 
 
-def tracer_lines(window: Window, now: float, channels: Sequence[ChannelState], worker_num: int) -> list[str]:
+def tracer_lines(window: CounterWindow, now: float, channels: Sequence[ChannelState], worker_num: int) -> list[str]:
     """Return the lines of one window; Ops and requests without events are omitted."""
     lines = [_HEADER]
     for name, figures in window.ops.items():
@@ -140,7 +151,7 @@ def tracer_lines(window: Window, now: float, channels: Sequence[ChannelState], w
     return [*lines, *_channel_lines(channels, worker_num)]
 
 
-def benchmark_document(window: Window, now: float) -> dict[str, object]:
+def benchmark_document(window: CounterWindow, now: float) -> dict[str, object]:
     """Return the figures of a window as a mapping for load scripts; empty without events."""
     document: dict[str, object] = {name: _op_figures(figures) for name, figures in window.ops.items()}
     if window.requests.count:
@@ -148,12 +159,12 @@ def benchmark_document(window: Window, now: float) -> dict[str, object]:
     return document
 
 
-def _op_lines(name: str, figures: OpFigures) -> list[str]:
+def _op_lines(name: str, figures: OpCounters) -> list[str]:
     stages = [f"\t{stage}[{figures.average(stage) * _MS} ms]" for stage in STAGES]
     return [f"Op({name}):", *stages, f"\tidle[{figures.idle}]"]
 
 
-def _request_lines(requests: RequestFigures, seconds: float) -> list[str]:
+def _request_lines(requests: RequestCounters, seconds: float) -> list[str]:
     figures = _request_figures(requests, seconds)
     return [
         "DAGExecutor:",
@@ -177,11 +188,11 @@ def _channel_lines(channels: Sequence[ChannelState], worker_num: int) -> list[st
     ]
 
 
-def _op_figures(figures: OpFigures) -> dict[str, float]:
+def _op_figures(figures: OpCounters) -> dict[str, float]:
     return {**{stage: figures.average(stage) * _MS for stage in STAGES}, "idle": figures.idle}
 
 
-def _request_figures(requests: RequestFigures, seconds: float) -> Mapping[str, float]:
+def _request_figures(requests: RequestCounters, seconds: float) -> Mapping[str, float]:
     times = sorted(each * _MS for each in requests.seconds)
     return {
         "query_count": requests.count,
@@ -195,7 +206,7 @@ def _request_figures(requests: RequestFigures, seconds: float) -> Mapping[str, f
 # Inspection
 
 
-def look_inside(figures: PipelineFigures, drawing: Drawing | None) -> Inside:
+def inspect(figures: PipelineCounters, drawing: Drawing | None) -> Introspection:
     """Return the drawing of a pipeline with the statistics of its Ops."""
     layers = () if drawing is None else drawing.layers
     keys = {box.title: box.key for layer in layers for box in layer if box.kind == "node"}
@@ -209,7 +220,7 @@ def look_inside(figures: PipelineFigures, drawing: Drawing | None) -> Inside:
         "clients that left": figures.left,
         "worker deaths": sum(each.deaths for each in figures.totals.values()),
     }
-    return Inside(drawing, facts, nodes, waiting=waiting)
+    return Introspection(drawing, facts, nodes, waiting=waiting)
 
 
 # Prometheus metrics
@@ -222,7 +233,7 @@ _Values = Mapping[tuple[str, ...], float]
 class OpMetrics:
     """Prometheus collector for a pipeline, with the metric names of Paddle Serving."""
 
-    def __init__(self, figures: PipelineFigures) -> None:
+    def __init__(self, figures: PipelineCounters) -> None:
         self._figures = figures
         self._created = time.time()
 
@@ -296,7 +307,7 @@ def _count_up_to(batches: Mapping[int, int], most: float) -> float:
 _RATE_SECONDS: Final = 10.0
 
 
-def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
+def snapshot(figures: PipelineCounters, worker_num: int) -> dict[str, Any]:
     """Return the current figures; times are milliseconds, percentiles cover the newest values."""
     latencies = [seconds for _, seconds in figures.newest_requests]
     return {
@@ -320,7 +331,7 @@ def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
     }
 
 
-def _op_snapshot(figures: PipelineFigures, name: str) -> dict[str, Any]:
+def _op_snapshot(figures: PipelineCounters, name: str) -> dict[str, Any]:
     of_op = figures.totals[name]
     return {
         "idle": of_op.idle,
@@ -339,7 +350,7 @@ def _times(seconds: list[float]) -> dict[str, float]:
     return {"avg": average, **{str(percent): percentile(ordered, percent) for percent in PERCENTS}}
 
 
-def _rate(figures: PipelineFigures) -> float:
+def _rate(figures: PipelineCounters) -> float:
     ended = [at for at, _ in figures.newest_requests]
     since = max(figures.now - _RATE_SECONDS, figures.began)
     if len(ended) == figures.newest_requests.maxlen:
@@ -356,7 +367,9 @@ class OpLog(OpHooks):
         self._log_ids: dict[int, int] = {}
         self._callers: dict[int, str] = {}
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:  # noqa: ARG002 - the hook has it
+    def request_started(
+        self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
+    ) -> None:  # noqa: ARG002 - the hook has it
         """Record the ids and the caller."""
         self._log_ids[data_id] = log_id
         if self._files is not None:
@@ -366,7 +379,7 @@ class OpLog(OpHooks):
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
         """Log the samples of a batch with more than one sample."""
         if len(data_ids) > 1:
-            with working_on(*((data_id, self._log_ids.get(data_id, 0)) for data_id in data_ids)):
+            with current_samples(*((data_id, self._log_ids.get(data_id, 0)) for data_id in data_ids)):
                 _log.info("batch", op=op, worker=worker, data_ids=list(data_ids))
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
@@ -380,7 +393,7 @@ class OpLog(OpHooks):
         if code == 0 and self._files is None and not _LEVEL.isEnabledFor(logging.DEBUG):
             return
         milliseconds = round((span[1] - span[0]) * 1e3, 3)
-        with working_on((data_id, log_id)):
+        with current_samples((data_id, log_id)):
             if code is None:
                 _log.info("client left", ms=milliseconds)
             elif code:
@@ -401,11 +414,11 @@ _LEVEL: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Observing:
+class PipelineObservers:
     """Observers of a pipeline: hooks for the executor, counters and metrics for endpoints."""
 
     hooks: OpHooks
-    figures: PipelineFigures
+    figures: PipelineCounters
     registry: CollectorRegistry
     _worker_num: int
 
@@ -413,9 +426,9 @@ class Observing:
         """Return the figures for the live view."""
         return snapshot(self.figures, self._worker_num)
 
-    def inside(self, drawing: Drawing | None) -> Inside:
+    def inside(self, drawing: Drawing | None) -> Introspection:
         """Return the drawing of the pipeline with the statistics of its Ops."""
-        return look_inside(self.figures, drawing)
+        return inspect(self.figures, drawing)
 
     @property
     def collectors(self) -> tuple[CollectorRegistry]:
@@ -428,36 +441,36 @@ class Observing:
 
 
 @asynccontextmanager
-async def open_observing(
+async def open_observers(
     settings: PipelineSettings,
     registry: CollectorRegistry | None = None,
-    hooks_of: Callable[[str], NodeHooks] = no_hooks,
-) -> AsyncIterator[Observing]:
+    hooks_of: Callable[[str], NodeHooks] = null_node_hooks,
+) -> AsyncIterator[PipelineObservers]:
     """Open log files and run the tracer, if enabled, within the block; raises ConfigError for unwritable files.
 
     Errors of the block arrive in an exception group.  ``hooks_of`` returns additional hooks for the batches of an Op.
     """
     registry = prometheus_client.CollectorRegistry() if registry is None else registry
-    figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled, hooks_of=hooks_of)
+    figures = PipelineCounters(keeps_window=settings.dag.tracer.enabled, hooks_of=hooks_of)
     timelines = Timelines(everything=settings.dag.use_profile)
     with open_log_files(settings.logging) as files:
         registry.register(OpMetrics(figures))
-        hooks = Several(figures, timelines, OpLog(files))
+        hooks = CompositeHooks(figures, timelines, OpLog(files))
         async with trio.open_nursery() as nursery:
             if settings.dag.tracer.enabled:
                 nursery.start_soon(_trace, settings, figures, files)
-            yield Observing(hooks, figures, registry, settings.worker_num)
+            yield PipelineObservers(hooks, figures, registry, settings.worker_num)
             nursery.cancel_scope.cancel()
 
 
-async def _trace(settings: PipelineSettings, figures: PipelineFigures, files: LogFiles | None) -> None:
+async def _trace(settings: PipelineSettings, figures: PipelineCounters, files: LogFiles | None) -> None:
     wants_benchmark = os.environ.get(BENCHMARK_VARIABLE) == "1"
     while True:
         await trio.sleep(settings.dag.tracer.interval_s)
         _write(figures, settings.worker_num, files, wants_benchmark=wants_benchmark)
 
 
-def _write(figures: PipelineFigures, worker_num: int, files: LogFiles | None, *, wants_benchmark: bool) -> None:
+def _write(figures: PipelineCounters, worker_num: int, files: LogFiles | None, *, wants_benchmark: bool) -> None:
     window, now = figures.take_window(), figures.now
     if files is not None:
         for line in tracer_lines(window, now, figures.channels, worker_num):

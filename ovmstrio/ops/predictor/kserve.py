@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, ServerError
 from ovmstrio.core.tensor import Array
-from ovmstrio.core.tracing import part_of_call
+from ovmstrio.core.tracing import child_span
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE, message_class
 from ovmstrio.encoding.status_errors import Unreachable, error_of_grpc, reading
 from ovmstrio.encoding.wire_tensors import datatype_of, from_raw, to_raw
@@ -53,7 +53,7 @@ class Endpoints:
             address, channel = self._channels[(first + turn) % len(self._channels)]
             span_attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/"), "server.address": address}
             try:
-                with part_of_call(f"call {method.lstrip('/')}", span_attributes, "client") as span:
+                with child_span(f"call {method.lstrip('/')}", span_attributes, "client") as span:
                     headers = () if span is None else span.headers()
                     return await self._call_one(address, channel, method, request, answer, headers=headers)
             except Unreachable as failure:

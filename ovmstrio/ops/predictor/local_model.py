@@ -14,11 +14,11 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
-from ovmstrio.inference.compile import ModelFile, compile_read
+from ovmstrio.inference.compile import ModelFile, compile_loaded
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import Trial
+from ovmstrio.inference.crash_probe import ProbeModel
 from ovmstrio.inference.reading import read_paddle
-from ovmstrio.inference.runtime import devices
+from ovmstrio.inference.runtime import available_devices
 from ovmstrio.inference.signature import ModelSignature, port_names
 from ovmstrio.ops.predictor.model_config import ModelConfig, Variable, check, check_fetch, prepare, read_model_config
 from ovmstrio.ops.predictor.protocol import Feed
@@ -27,12 +27,12 @@ from ovmstrio.ops.settings import LocalServiceConf
 __all__ = [
     "LocalModel",
     "compile_plain",
-    "device_for",
+    "count_workers",
     "load_local_model",
-    "local_trial",
+    "local_crash_probe",
     "map_aliases",
     "plugin_config",
-    "workers_on",
+    "select_device",
 ]
 
 # Loading
@@ -129,14 +129,14 @@ def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]
     names = (port_names(model.inputs, {}, is_input=True), port_names(model.outputs, {}, is_input=False))
     mapping = map_aliases(config, *names, str(folder))
     spec = ModelSpec(name=folder.name, base_path=folder, target_device=device, plugin_config=dict(plugin_config))
-    compiled = compile_read(model, ModelFile(folder, spec, mapping))
+    compiled = compile_loaded(model, ModelFile(folder, spec, mapping))
     return LocalModel(config, compiled.signature), compiled
 
 
-def local_trial(folder: Path, device: str, plugin_config: Mapping[str, str]) -> Trial:
+def local_crash_probe(folder: Path, device: str, plugin_config: Mapping[str, str]) -> ProbeModel:
     """Return the crash probe for :func:`load_local_model`."""
     settings = [device, dict(plugin_config)]
-    return Trial(
+    return ProbeModel(
         name=folder.name,
         path=folder,
         compile=f"{__name__}:{compile_plain.__name__}",
@@ -177,8 +177,8 @@ _DEVICE_TYPES: Final = "-1 (as 'devices' says), 0 and 3 (CPU), 1 and 2 (GPU)"
 _PRECISIONS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
-def device_for(settings: LocalServiceConf, worker: int) -> str:
-    """Return a worker's device, round-robin over ``devices``, the CPU if the GPU is missing; raises ConfigError."""
+def select_device(settings: LocalServiceConf, worker: int) -> str:
+    """Return a worker's device, round-robin over ``available_devices``, the CPU if the GPU is missing; raises ConfigError."""
     kind = settings.device_type
     if kind not in {_BY_DEVICES, *_ON_CPU, *_ON_GPU}:
         message = "unsupported device type"
@@ -187,7 +187,7 @@ def device_for(settings: LocalServiceConf, worker: int) -> str:
     if kind in _ON_CPU or not (numbers or kind in _ON_GPU):
         return _CPU
     number = numbers[worker % len(numbers)] if numbers else "0"
-    available = devices()
+    available = available_devices()
     for name in (f"GPU.{number}", *(["GPU"] if number == "0" else [])):
         if name in available:
             return name
@@ -199,13 +199,15 @@ def _numbers(settings: LocalServiceConf) -> tuple[str, ...]:
     numbers = settings.device_ids
     if not all(number.isdecimal() for number in numbers):
         expected, found = "comma-separated numbers", repr(settings.devices)
-        raise ConfigError([Problem("malformed list of devices", path="devices", expected=expected, found=found)])
+        raise ConfigError(
+            [Problem("malformed list of devices", path="available_devices", expected=expected, found=found)]
+        )
     return numbers
 
 
-def workers_on(device: str, settings: LocalServiceConf, concurrency: int) -> int:
+def count_workers(device: str, settings: LocalServiceConf, concurrency: int) -> int:
     """Return the number of an Op's workers on a device."""
-    return sum(device_for(settings, worker) == device for worker in range(concurrency))
+    return sum(select_device(settings, worker) == device for worker in range(concurrency))
 
 
 def plugin_config(settings: LocalServiceConf, device: str, workers: int) -> dict[str, str]:

@@ -12,9 +12,15 @@ import structlog
 from ovmstrio.core.errors import FailedPrecondition
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import try_model_from_thread
+from ovmstrio.inference.crash_probe import probe_model_from_thread
 from ovmstrio.inference.network import BlockingNetwork
-from ovmstrio.ops.predictor.local_model import LocalModel, device_for, load_local_model, local_trial, plugin_config
+from ovmstrio.ops.predictor.local_model import (
+    LocalModel,
+    load_local_model,
+    local_crash_probe,
+    plugin_config,
+    select_device,
+)
 from ovmstrio.ops.predictor.model_config import Variable
 from ovmstrio.ops.settings import LocalServiceConf
 
@@ -83,9 +89,9 @@ class LocalPredictor:
         settings = LocalServiceConf(
             device_type=1 if use_gpu else 0, devices=str(gpu_id), thread_num=thread_num, precision=precision
         )
-        device = device_for(settings, 0)
+        device = select_device(settings, 0)
         wanted = (Path(model_path), device, plugin_config(settings, device, 1))
-        try_model_from_thread(local_trial(*wanted))
+        probe_model_from_thread(local_crash_probe(*wanted))
         self._set_model(*load_local_model(*wanted))
 
     def _set_model(self, model: LocalModel, compiled: Compiled) -> None:

@@ -14,25 +14,25 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import try_model
+from ovmstrio.inference.crash_probe import probe_model
 from ovmstrio.inference.network import Network
 from ovmstrio.ops.predictor.kserve import Endpoints, KServePredictor, PipelinePredictor
 from ovmstrio.ops.predictor.local_model import (
     LocalModel,
-    device_for,
+    count_workers,
     load_local_model,
-    local_trial,
+    local_crash_probe,
     plugin_config,
-    workers_on,
+    select_device,
 )
 from ovmstrio.ops.predictor.model_config import check_fetch, read_model_config
 from ovmstrio.ops.predictor.protocol import Feed, FeedMismatch, Predictor
 from ovmstrio.ops.settings import OpSettings
 
-__all__ = ["PredictorMaker"]
+__all__ = ["PredictorFactory"]
 
 
-class LocalNetwork:
+class SharedModel:
     """Compiled model and its infer requests, shared by all workers on a device."""
 
     def __init__(self, model: LocalModel, compiled: Compiled) -> None:
@@ -43,7 +43,7 @@ class LocalNetwork:
 class WorkerPredictor:
     """Predictor of one worker over a shared local model; FeedMismatch for unknown default outputs ``fetch``."""
 
-    def __init__(self, shared: LocalNetwork, fetch: Sequence[str]) -> None:
+    def __init__(self, shared: SharedModel, fetch: Sequence[str]) -> None:
         self._shared = shared
         self._default = shared.model.wanted(fetch)
 
@@ -83,7 +83,7 @@ _REMOTE_KINDS: Final = "kserve (or grpc) for OpenVINO Model Server, Triton and o
 _TENSORRT: Final = 2
 
 
-class PredictorMaker:
+class PredictorFactory:
     """Factory of predictors for the workers of one process; ``is_thread_op`` if it holds all workers of an Op.
 
     Workers with equal settings and device share one model while any of them is open.
@@ -92,7 +92,7 @@ class PredictorMaker:
     def __init__(self, *, is_thread_op: bool) -> None:
         self._is_thread_op = is_thread_op
         self._loading = trio.Lock()
-        self._shared: WeakValueDictionary[tuple[OpSettings, str], LocalNetwork] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[tuple[OpSettings, str], SharedModel] = WeakValueDictionary()
 
     async def __call__(self, settings: OpSettings, worker: int) -> Predictor:
         """Create the predictor of a worker; the caller must close it.  A model being loaded ignores cancellation.
@@ -104,16 +104,16 @@ class PredictorMaker:
 
     async def _local(self, settings: OpSettings, worker: int) -> WorkerPredictor:
         conf = settings.local_service_conf
-        device = device_for(conf, worker)
+        device = select_device(conf, worker)
         async with self._loading:
             shared = self._shared.get((settings, device))
             if shared is None:
-                workers = workers_on(device, conf, settings.concurrency) if self._is_thread_op else 1
+                workers = count_workers(device, conf, settings.concurrency) if self._is_thread_op else 1
                 config = plugin_config(conf, device, workers)
                 folder = Path(conf.model_config or "")
-                await try_model(local_trial(folder, device, config))
+                await probe_model(local_crash_probe(folder, device, config))
                 loaded = await trio.to_thread.run_sync(load_local_model, folder, device, config)
-                shared = self._shared[settings, device] = LocalNetwork(*loaded)
+                shared = self._shared[settings, device] = SharedModel(*loaded)
                 log.info("model loaded", op=settings.name, model=str(folder), device=device, **config)
         with _fetch_list_of(settings):
             return WorkerPredictor(shared, conf.fetch_list or ())

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.ops.settings import OpSettings
 
-__all__ = ["Feed", "FeedMismatch", "FeedTypeError", "MakePredictor", "Prediction", "Predictor"]
+__all__ = ["CreatePredictor", "Feed", "FeedMismatch", "FeedTypeError", "Prediction", "Predictor"]
 
 
 class FeedMismatch(InvalidRequest):
@@ -62,5 +62,5 @@ class Predictor(Protocol):
         ...
 
 
-MakePredictor = Callable[[OpSettings, int], Awaitable[Predictor]]
+CreatePredictor = Callable[[OpSettings, int], Awaitable[Predictor]]
 """Factory of predictors, from the Op's settings and the worker's number."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
 
 __all__ = ["AddOne"]
@@ -26,8 +26,8 @@ class AddOne:
     is_instant: ClassVar = True
 
     def __init__(self, parameters: Parameters) -> None:
-        self.inputs = {"input_numbers": described("input_numbers", "FP32", *_SHAPE)}
-        self.outputs = {"output_numbers": described("output_numbers", "FP32", *_SHAPE)}
+        self.inputs = {"input_numbers": describe_item("input_numbers", "FP32", *_SHAPE)}
+        self.outputs = {"output_numbers": describe_item("output_numbers", "FP32", *_SHAPE)}
         self._added = np.float32(parameters.integer("add_number", default=1, low=0))
         self._subtracted = np.float32(parameters.integer("sub_number", default=0, low=0))
         for name in _QUEUES:

@@ -14,17 +14,25 @@ import trio
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.core.tensor import BY_NAME, Array
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.custom_node import ItemInfo, read_only
+from ovmstrio.pipelines.custom_node import ItemInfo, read_only_views
 from ovmstrio.pipelines.native.library import NodeIdentity
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.placement import run_load
 
-__all__ = ["BUILTIN_NAMES", "CLASS_OF", "Builtin", "BuiltinNode", "builtin_name", "described", "open_builtin"]
+__all__ = [
+    "BUILTIN_NAMES",
+    "CLASS_BY_NAME",
+    "BuiltinNode",
+    "BuiltinNodeFunction",
+    "builtin_name",
+    "describe_item",
+    "open_builtin",
+]
 
 log = structlog.get_logger(__name__)
 
 
-class Builtin(Protocol):
+class BuiltinNodeFunction(Protocol):
     """A built-in node, created with its parameters.
 
     ``is_instant``: a run takes less time than a switch to a thread.
@@ -39,7 +47,7 @@ class Builtin(Protocol):
         ...
 
 
-def described(name: str, datatype: str, *shape: int) -> ItemInfo:
+def describe_item(name: str, datatype: str, *shape: int) -> ItemInfo:
     """Return the description of an input or output."""
     return ItemInfo(name, BY_NAME[datatype], shape)
 
@@ -47,7 +55,7 @@ def described(name: str, datatype: str, *shape: int) -> ItemInfo:
 class BuiltinNode:
     """Custom node that runs a built-in; see :class:`~ovmstrio.pipelines.custom_node.CustomNode`."""
 
-    def __init__(self, identity: NodeIdentity, builtin: Builtin) -> None:
+    def __init__(self, identity: NodeIdentity, builtin: BuiltinNodeFunction) -> None:
         self.inputs = builtin.inputs
         self.outputs = builtin.outputs
         self._identity = identity
@@ -60,9 +68,9 @@ class BuiltinNode:
             self._check(inputs.get(info.name), info)
         if self._builtin.is_instant:
             await trio.lowlevel.checkpoint()
-            return self._run(read_only(inputs))
+            return self._run(read_only_views(inputs))
         return await trio.to_thread.run_sync(
-            self._run, read_only(inputs), abandon_on_cancel=True, limiter=self._limiter
+            self._run, read_only_views(inputs), abandon_on_cancel=True, limiter=self._limiter
         )
 
     async def aclose(self) -> None:
@@ -98,20 +106,20 @@ async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> Bu
     """Create a built-in node, which needs no closing."""
     module = f"{__package__}.{builtin}"
     try:
-        kind = getattr(await run_load(lambda: import_module(module)), CLASS_OF[builtin])
+        kind = getattr(await run_load(lambda: import_module(module)), CLASS_BY_NAME[builtin])
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
         fix = f"install it: {way_to_install(Extra.VISION)}"
         raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=fix)]) from None
     parameters = Parameters(params)
-    node: Builtin = kind(parameters)
+    node: BuiltinNodeFunction = kind(parameters)
     for problem in parameters.finish():
         log.warning("custom node parameter problem found", node=name, problem=str(problem))
     return BuiltinNode(NodeIdentity(name, Path(builtin)), node)
 
 
-CLASS_OF: Final[Mapping[str, str]] = {
+CLASS_BY_NAME: Final[Mapping[str, str]] = {
     "add_one": "AddOne",
     "east_ocr": "EastOcr",
     "face_blur": "FaceBlur",
@@ -120,7 +128,7 @@ CLASS_OF: Final[Mapping[str, str]] = {
     "model_zoo_intel_object_detection": "ObjectDetection",
 }
 """Class name by node; the module has the node's name and is imported on use, because it needs OpenCV."""
-BUILTIN_NAMES: Final = tuple(CLASS_OF)
+BUILTIN_NAMES: Final = tuple(CLASS_BY_NAME)
 _CONTAINER_FOLDER: Final = Path("/ovms/lib/custom_nodes")
 """Library folder of OVMS's container image."""
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import Box, PictureSettings, cut, to_pixels
+from ovmstrio.pipelines.builtin.pictures import Box, ImageSettings, crop, to_pixels
 
-__all__ = ["EastOcr", "FoundText", "suppress_overlaps"]
+__all__ = ["DetectedText", "EastOcr", "suppress_overlaps"]
 
 # Text boxes from EAST detectors: per cell a score, four distances and an angle
 
@@ -24,7 +24,7 @@ _CELL: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FoundText:
+class DetectedText:
     """A text: its upright bounding box, its height, and its angle in radians."""
 
     box: Box
@@ -32,7 +32,7 @@ class FoundText:
     angle: float
     height: float
 
-    def grown(self, wider: float, higher: float, width: int, height: int) -> FoundText:
+    def grown(self, wider: float, higher: float, width: int, height: int) -> DetectedText:
         """Return the text with a box enlarged by fractions of its size, within an image."""
         box = self.box
         across, down = int(box.width * wider), int(box.height * higher)
@@ -42,7 +42,7 @@ class FoundText:
         return replace(self, box=grown)
 
 
-def _find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundText]:
+def _find_texts(scores: Array, geometry: Array, threshold: float) -> list[DetectedText]:
     """Return the text of each cell with a sufficient score, row by row."""
     rows, columns = np.nonzero(scores >= np.float32(threshold))
     found = geometry[rows, columns].astype(np.float64)
@@ -60,14 +60,14 @@ def _find_texts(scores: Array, geometry: Array, threshold: float) -> list[FoundT
     corners = np.stack([first, second, third, third + first - second])
     low, high = to_pixels(corners.min(axis=0), "geometry").T, to_pixels(corners.max(axis=0), "geometry").T
     return [
-        FoundText(Box(*start, *end), score, slant, height)
+        DetectedText(Box(*start, *end), score, slant, height)
         for start, end, score, slant, height in zip(
             low.tolist(), high.tolist(), scores[rows, columns].tolist(), angle.tolist(), heights.tolist(), strict=True
         )
     ]
 
 
-def suppress_overlaps(texts: Sequence[FoundText], threshold: float, limit: int) -> list[FoundText]:
+def suppress_overlaps(texts: Sequence[DetectedText], threshold: float, limit: int) -> list[DetectedText]:
     """Return the best texts by non-maximum suppression.
 
     Args:
@@ -77,7 +77,7 @@ def suppress_overlaps(texts: Sequence[FoundText], threshold: float, limit: int) 
     """
     edges = np.array([(text.box.left, text.box.top, text.box.right, text.box.bottom) for text in texts], np.float64)
     waiting = np.argsort([-text.score for text in texts], kind="stable")
-    taken: list[FoundText] = []
+    taken: list[DetectedText] = []
     while waiting.size and len(taken) < limit:
         best, waiting = waiting[0], waiting[1:]
         taken.append(texts[best])
@@ -107,7 +107,7 @@ class EastOcr:
     is_instant: ClassVar = False
 
     def __init__(self, parameters: Parameters) -> None:
-        self._pictures = pictures = PictureSettings.read(parameters)
+        self._pictures = pictures = ImageSettings.read(parameters)
         for name, size in (("original_image_width", pictures.width), ("original_image_height", pictures.height)):
             if parameters.is_given(name) and size % _CELL:
                 parameters.refuse(name, f"a multiple of {_CELL}")
@@ -120,8 +120,8 @@ class EastOcr:
         cells = (1, pictures.height // _CELL, pictures.width // _CELL)
         self.inputs = {
             "image": pictures.image,
-            "scores": described("scores", "FP32", *cells, 1),
-            "geometry": described("geometry", "FP32", *cells, 5),
+            "scores": describe_item("scores", "FP32", *cells, 1),
+            "geometry": describe_item("geometry", "FP32", *cells, 5),
         }
         self.outputs = pictures.texts
 
@@ -136,9 +136,9 @@ class EastOcr:
         confidences = np.array([text.score for text in texts], np.float32)
         return self._pictures.found_texts(parts, [text.box for text in texts], confidences)
 
-    def _crop_upright(self, image: Array, text: FoundText) -> Array:
+    def _crop_upright(self, image: Array, text: DetectedText) -> Array:
         """Crop a text; rotate it upright if it slants too much."""
-        part = cut(image, text.box)
+        part = crop(image, text.box)
         degrees = math.degrees(text.angle)
         if abs(degrees) <= self._angle:
             return part

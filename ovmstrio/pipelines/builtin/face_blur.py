@@ -9,9 +9,17 @@ import cv2
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import ROW, Box, PictureSettings, boxes_of, chosen_rows, resized, to_tensor
+from ovmstrio.pipelines.builtin.pictures import (
+    ROW_LENGTH,
+    Box,
+    ImageSettings,
+    boxes_of,
+    resize,
+    select_detections,
+    to_tensor,
+)
 
 __all__ = ["FaceBlur"]
 
@@ -25,20 +33,23 @@ class FaceBlur:
     is_instant: ClassVar = False
 
     def __init__(self, parameters: Parameters) -> None:
-        self._pictures = pictures = PictureSettings.read(parameters, can_be_grey=False)
+        self._pictures = pictures = ImageSettings.read(parameters, can_be_grey=False)
         self._threshold = parameters.number("confidence_threshold", low=0, high=1)
         self._kernel = parameters.integer("gaussian_blur_kernel_size", high=_LARGEST_KERNEL, must_be_odd=True)
-        self.inputs = {"image": pictures.image, "detection": described("detection", "FP32", 1, 1, _DETECTIONS, ROW)}
+        self.inputs = {
+            "image": pictures.image,
+            "detection": describe_item("detection", "FP32", 1, 1, _DETECTIONS, ROW_LENGTH),
+        }
         self.outputs = {"image": pictures.target("image", 1)}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Blur all detections, then resize the image."""
         pictures = self._pictures
         image = pictures.read_image(inputs["image"]).copy()
-        for box in boxes_of(chosen_rows(inputs["detection"], self._threshold), pictures):
+        for box in boxes_of(select_detections(inputs["detection"], self._threshold), pictures):
             if not box.is_empty:
                 self._blur(image, box)
-        made = resized(image, pictures.target_width, pictures.target_height)
+        made = resize(image, pictures.target_width, pictures.target_height)
         return {"image": to_tensor(made, pictures.target_layout)}
 
     def _blur(self, image: Array, box: Box) -> None:

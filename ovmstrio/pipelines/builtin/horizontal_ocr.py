@@ -9,9 +9,9 @@ import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import Box, PictureSettings, cut, to_pixels
+from ovmstrio.pipelines.builtin.pictures import Box, ImageSettings, crop, to_pixels
 
 __all__ = ["HorizontalOcr"]
 
@@ -24,10 +24,10 @@ class HorizontalOcr:
     is_instant: ClassVar = False
 
     def __init__(self, parameters: Parameters) -> None:
-        self._pictures = pictures = PictureSettings.read(parameters)
+        self._pictures = pictures = ImageSettings.read(parameters)
         self._threshold = parameters.number("confidence_threshold", low=0, high=1)
         self._batch = parameters.integer("max_output_batch", default=_DEFAULT_BATCH)
-        self.inputs = {"image": pictures.image, "boxes": described("boxes", "FP32", -1, 5)}
+        self.inputs = {"image": pictures.image, "boxes": describe_item("boxes", "FP32", -1, 5)}
         self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -41,5 +41,5 @@ class HorizontalOcr:
             raise CustomNodeFailure(f"{empty} is empty: the right and lower edges must be beyond the left and upper")
         boxes = boxes[: self._batch]
         image = self._pictures.read_image(inputs["image"])
-        parts = [cut(image, box) for box in boxes]
+        parts = [crop(image, box) for box in boxes]
         return self._pictures.found_texts(parts, boxes, rows[: self._batch, 4].copy())

@@ -9,9 +9,9 @@ import cv2
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import COLOURS, LAYOUTS, from_tensor, picture_shape, resized, to_tensor
+from ovmstrio.pipelines.builtin.pictures import COLOR_CHANNELS, LAYOUTS, from_tensor, image_shape, resize, to_tensor
 from ovmstrio.pipelines.custom_node import ItemInfo
 
 __all__ = ["ImageTransformation"]
@@ -56,9 +56,9 @@ class ImageTransformation:
         height = image.shape[0] if self._height == _ANY else self._height
         width = image.shape[1] if self._width == _ANY else self._width
         if height * width > image.shape[0] * image.shape[1]:
-            image = resized(self._normalized(image), width, height)
+            image = resize(self._normalized(image), width, height)
         else:
-            image = self._normalized(resized(image, width, height))
+            image = self._normalized(resize(image, width, height))
         return {"image": to_tensor(image, self._target_layout)}
 
     def _normalized(self, image: Array) -> Array:
@@ -72,11 +72,11 @@ def _optional(parameters: Parameters, name: str) -> int:
 
 
 def _channels(order: str) -> int:
-    return 1 if order == "GRAY" else COLOURS
+    return 1 if order == "GRAY" else COLOR_CHANNELS
 
 
 def _info(layout: str, channels: int, height: int, width: int) -> ItemInfo:
-    return described("image", "FP32", 1, *picture_shape(layout, channels, height, width))
+    return describe_item("image", "FP32", 1, *image_shape(layout, channels, height, width))
 
 
 def _per_channel(parameters: Parameters, name: str, channels: int) -> Array | None:

@@ -8,17 +8,17 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.builtin.pictures import (
     CONFIDENCE,
+    COORDINATES,
     LABEL,
-    PLACE,
-    ROW,
-    PictureSettings,
+    ROW_LENGTH,
+    ImageSettings,
     boxes_of,
-    chosen_rows,
-    cut,
+    crop,
+    select_detections,
     to_pixels,
 )
 
@@ -38,27 +38,27 @@ class ObjectDetection:
     is_instant: ClassVar = False
 
     def __init__(self, parameters: Parameters) -> None:
-        self._pictures = pictures = PictureSettings.read(parameters)
+        self._pictures = pictures = ImageSettings.read(parameters)
         self._threshold = parameters.number("confidence_threshold", low=0, high=1)
         self._batch = parameters.integer("max_output_batch", default=_DEFAULT_BATCH)
         self._label = parameters.integer("filter_label_id", default=_ALL_LABELS, low=_ALL_LABELS)
         parameters.integer("buffer_queue_size", default=_DEFAULT_QUEUE)
-        self.inputs = {"image": pictures.image, "detection": described("detection", "FP32", 1, 1, -1, ROW)}
+        self.inputs = {"image": pictures.image, "detection": describe_item("detection", "FP32", 1, 1, -1, ROW_LENGTH)}
         self.outputs = {
             "images": pictures.target("images", -1, 1),
-            "coordinates": described("coordinates", "FP32", -1, 1, 4),
-            "confidences": described("confidences", "FP32", -1, 1, 1),
-            "label_ids": described("label_ids", "INT32", -1, 1, 1),
+            "coordinates": describe_item("coordinates", "FP32", -1, 1, 4),
+            "confidences": describe_item("confidences", "FP32", -1, 1, 1),
+            "label_ids": describe_item("label_ids", "INT32", -1, 1, 1),
         }
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Crop the first detections with sufficient confidence and the configured label."""
-        rows = chosen_rows(inputs["detection"], self._threshold, self._label)[: self._batch]
+        rows = select_detections(inputs["detection"], self._threshold, self._label)[: self._batch]
         image = self._pictures.read_image(inputs["image"])
-        parts = [cut(image, box) for box in boxes_of(rows, self._pictures)]
+        parts = [crop(image, box) for box in boxes_of(rows, self._pictures)]
         return {
             "images": self._pictures.finished(parts),
-            "coordinates": rows[:, PLACE].reshape(-1, 1, 4),
+            "coordinates": rows[:, COORDINATES].reshape(-1, 1, 4),
             "confidences": rows[:, CONFIDENCE].reshape(-1, 1, 1),
             "label_ids": to_pixels(rows[:, LABEL], "labels").astype(np.int32).reshape(-1, 1, 1),
         }

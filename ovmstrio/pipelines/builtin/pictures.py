@@ -14,31 +14,31 @@ import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import described
+from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.custom_node import ItemInfo
 
 __all__ = [
-    "COLOURS",
+    "COLOR_CHANNELS",
     "CONFIDENCE",
+    "COORDINATES",
     "LABEL",
     "LAYOUTS",
-    "PLACE",
-    "ROW",
+    "ROW_LENGTH",
     "Box",
-    "PictureSettings",
+    "ImageSettings",
     "boxes_of",
-    "chosen_rows",
-    "cut",
+    "crop",
     "from_tensor",
-    "picture_shape",
-    "resized",
+    "image_shape",
+    "resize",
+    "select_detections",
     "to_pixels",
     "to_tensor",
 ]
 
 LAYOUTS: Final = ("NCHW", "NHWC")
-COLOURS: Final = 3
+COLOR_CHANNELS: Final = 3
 _LARGEST: Final = 2.0**31
 
 
@@ -77,7 +77,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureSettings:
+class ImageSettings:
     """Parameters of input and output images."""
 
     width: int
@@ -89,7 +89,7 @@ class PictureSettings:
     is_grey: bool = False
 
     @classmethod
-    def read(cls, parameters: Parameters, *, can_be_grey: bool = True) -> PictureSettings:
+    def read(cls, parameters: Parameters, *, can_be_grey: bool = True) -> ImageSettings:
         """Parse the parameters."""
         parameters.flag("debug")
         return cls(
@@ -105,21 +105,21 @@ class PictureSettings:
     @property
     def image(self) -> ItemInfo:
         """Description of the input ``image``."""
-        return described("image", "FP32", 1, *picture_shape(self.layout, COLOURS, self.height, self.width))
+        return describe_item("image", "FP32", 1, *image_shape(self.layout, COLOR_CHANNELS, self.height, self.width))
 
     def target(self, name: str, *before: int) -> ItemInfo:
         """Return the description of an output of finished images."""
-        channels = 1 if self.is_grey else COLOURS
-        shape = picture_shape(self.target_layout, channels, self.target_height, self.target_width)
-        return described(name, "FP32", *before, *shape)
+        channels = 1 if self.is_grey else COLOR_CHANNELS
+        shape = image_shape(self.target_layout, channels, self.target_height, self.target_width)
+        return describe_item(name, "FP32", *before, *shape)
 
     @property
     def texts(self) -> dict[str, ItemInfo]:
         """Descriptions of the outputs of OCR nodes."""
         return {
             "text_images": self.target("text_images", -1, 1),
-            "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
-            "confidence_levels": described("confidence_levels", "FP32", -1, 1, 1),
+            "text_coordinates": describe_item("text_coordinates", "INT32", -1, 1, 4),
+            "confidence_levels": describe_item("confidence_levels", "FP32", -1, 1, 1),
         }
 
     def found_texts(self, images: Sequence[Array], boxes: Sequence[Box], confidences: Array) -> dict[str, Array]:
@@ -143,11 +143,11 @@ class PictureSettings:
         return np.stack([to_tensor(image, self.target_layout) for image in made])
 
     def _finish(self, image: Array) -> Array:
-        image = resized(image, self.target_width, self.target_height)
+        image = resize(image, self.target_width, self.target_height)
         return _to_grayscale(image) if self.is_grey else image
 
 
-def picture_shape(layout: str, channels: int, height: int, width: int) -> tuple[int, int, int]:
+def image_shape(layout: str, channels: int, height: int, width: int) -> tuple[int, int, int]:
     """Return the shape of one image in a layout."""
     return (channels, height, width) if layout == "NCHW" else (height, width, channels)
 
@@ -163,7 +163,7 @@ def to_tensor(image: Array, layout: str) -> Array:
     return np.ascontiguousarray(image.transpose(2, 0, 1) if layout == "NCHW" else image)[np.newaxis]
 
 
-def resized(image: Array, width: int, height: int) -> Array:
+def resize(image: Array, width: int, height: int) -> Array:
     """Resize an image with bilinear interpolation."""
     if image.shape[:2] == (height, width):
         return image
@@ -179,7 +179,7 @@ def _to_grayscale(image: Array) -> Array:
     return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[:, :, np.newaxis]
 
 
-def cut(image: Array, box: Box) -> Array:
+def crop(image: Array, box: Box) -> Array:
     """Return a crop of an image as a new array."""
     height, width = image.shape[:2]
     if box.is_empty or box != box.clamped(width, height):
@@ -196,21 +196,21 @@ def to_pixels(values: Array, what: str) -> Array:
 
 LABEL: Final = 1
 CONFIDENCE: Final = 2
-PLACE: Final = slice(3, 7)
-ROW: Final = 7
+COORDINATES: Final = slice(3, 7)
+ROW_LENGTH: Final = 7
 
 
-def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
+def select_detections(detection: Array, threshold: float, label: int = -1) -> Array:
     """Return the rows of the first image with sufficient confidence and, unless ``label`` is -1, with this label."""
-    rows = detection.reshape(-1, ROW)
+    rows = detection.reshape(-1, ROW_LENGTH)
     is_chosen = (np.abs(rows[:, 0]) < 1) & (rows[:, CONFIDENCE] >= np.float32(threshold))
     if label != -1:
         is_chosen &= np.trunc(rows[:, LABEL]) == label
     return rows[is_chosen]
 
 
-def boxes_of(rows: Array, pictures: PictureSettings) -> list[Box]:
+def boxes_of(rows: Array, pictures: ImageSettings) -> list[Box]:
     """Return the boxes of rows, clamped to the image."""
     sizes = np.array([pictures.width, pictures.height] * 2, np.float32)
-    places = to_pixels(rows[:, PLACE] * sizes, "detections")
+    places = to_pixels(rows[:, COORDINATES] * sizes, "detections")
     return [Box(*place).clamped(pictures.width, pictures.height) for place in places.tolist()]

@@ -13,10 +13,10 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.core.tensor import BY_NAME, Array
-from ovmstrio.isolation.worker_process import WorkerEnded, WorkerProcess
-from ovmstrio.pipelines.custom_node import CALLS_AT_ONCE, ItemInfo
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.pipelines.custom_node import MAX_CONCURRENT_CALLS, ItemInfo
 from ovmstrio.pipelines.native.library import NodeIdentity, remove_leftovers
-from ovmstrio.pipelines.native.node import refuse_unknown_types
+from ovmstrio.pipelines.native.node import check_dtypes
 from ovmstrio.util.backoff import Backoff
 
 __all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
@@ -66,12 +66,12 @@ class IsolatedNode:
         Cancellation returns at once. After ``grace_seconds`` the process is replaced, and killed when no other call
         needs it.
         """
-        refuse_unknown_types(self.identity, inputs)
+        check_dtypes(self.identity, inputs)
         while True:
             worker = await self._usable_worker()
             try:
                 outputs: str | dict[str, Array] = await worker.call(dict(inputs))
-            except WorkerEnded as end:
+            except WorkerExited as end:
                 if end.was_called:
                     raise CustomNodeFailure(self._crashed(end.why)) from end
                 continue
@@ -137,7 +137,7 @@ class IsolatedNode:
 
         worker = WorkerProcess(
             _PROGRAM,
-            calls_at_once=CALLS_AT_ONCE,
+            calls_at_once=MAX_CONCURRENT_CALLS,
             grace_seconds=self._grace_seconds,
             stuck=stuck,
             names={"node": self.identity.name},
@@ -150,7 +150,7 @@ class IsolatedNode:
             raise self.identity.unusable(
                 "NODE_LIBRARY_INITIALIZE_FAILED", f"its process cannot be started ({error})"
             ) from error
-        except WorkerEnded as end:
+        except WorkerExited as end:
             await trio.to_thread.run_sync(remove_leftovers, self.identity.path)
             raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"its process {end.why}") from end
         if "problems" not in opened:

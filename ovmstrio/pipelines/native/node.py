@@ -20,15 +20,15 @@ import trio
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.core.tensor import Array
 from ovmstrio.isolation.thread_pool import WorkerThreads
-from ovmstrio.pipelines.custom_node import CALLS_AT_ONCE, ItemInfo, node_threads
+from ovmstrio.pipelines.custom_node import MAX_CONCURRENT_CALLS, ItemInfo, create_node_threads
 from ovmstrio.pipelines.native.abi import DATATYPES, PRECISIONS, NodeParam, NodeTensor, NodeTensorInfo
 from ovmstrio.pipelines.native.library import NativeLibrary, NodeIdentity, load_library
 
 __all__ = [
     "GRACE_SECONDS",
     "NativeNode",
+    "check_dtypes",
     "open_native_node",
-    "refuse_unknown_types",
 ]
 
 # Initialized nodes and library memory
@@ -151,7 +151,7 @@ def _exclusive(array: Array) -> Array:
     return array if array.flags.carray else array.copy(order="C")
 
 
-def refuse_unknown_types(identity: NodeIdentity, inputs: Mapping[str, Array]) -> None:
+def check_dtypes(identity: NodeIdentity, inputs: Mapping[str, Array]) -> None:
     """Raise ``CustomNodeFailure`` if an input has a dtype that the C interface does not support."""
     for name, array in inputs.items():
         if array.dtype not in PRECISIONS:
@@ -378,7 +378,7 @@ class NativeNode:
             CustomNodeFailure: the library returned an error or an invalid output.
             Overloaded: all threads of this node are busy with abandoned calls.
         """
-        refuse_unknown_types(self.identity, inputs)
+        check_dtypes(self.identity, inputs)
         if self._node.is_closing:
             raise self._closed()
         return await self._threads.call(self._execute, dict(inputs), may_leave=True, discard=dict.clear)
@@ -419,7 +419,7 @@ class NativeNode:
 
 
 async def open_native_node(
-    path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, calls_at_once: int = CALLS_AT_ONCE
+    path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, calls_at_once: int = MAX_CONCURRENT_CALLS
 ) -> NativeNode:
     """Load a library and initialize a node of it; the caller closes the node.
 
@@ -427,7 +427,7 @@ async def open_native_node(
     After cancellation, an initialized node is deinitialized.
     """
     identity = NodeIdentity(name, path)
-    threads = node_threads(identity.name, str(identity), calls_at_once)
+    threads = create_node_threads(identity.name, str(identity), calls_at_once)
     try:
         await tasks.start(threads.run)
         opened = await threads.call(

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from ovmstrio.core.errors import ConfigError, ServerError
-from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, leave, run_program
+from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 from ovmstrio.pipelines.custom_node import ItemInfo
 from ovmstrio.pipelines.native.node import NativeNode, open_native_node
 from ovmstrio.telemetry.log_writer import WRITER
@@ -54,7 +54,7 @@ def main() -> None:
     """Serve requests from the server whose socket descriptor is the first argument."""
     configure_logs(level="WARNING")
     run_program(_serve)
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

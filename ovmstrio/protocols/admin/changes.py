@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from ovmstrio.core.callers import Need, current_caller
+from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.connection import Loopback, UnixSocket, Unknown
 from ovmstrio.core.errors import PermissionDenied, ServerError
-from ovmstrio.telemetry.denied_admin_log import tell_refused
+from ovmstrio.telemetry.denied_admin_log import log_denied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
 
 
-__all__ = ["Changes", "check_is_local", "foreign_origin", "foreign_site", "is_local", "is_of_browser", "is_own_name"]
+__all__ = [
+    "AdminChanges",
+    "check_is_local",
+    "cross_origin",
+    "cross_site",
+    "is_from_browser",
+    "is_local",
+    "is_local_host_name",
+]
 
 # Request origin
 
@@ -49,13 +57,13 @@ _SITE: Final = "sec-fetch-site"
 _SAME: Final = frozenset({"same-origin", "none"})
 
 
-def foreign_site(request: HttpRequest) -> str:
+def cross_site(request: HttpRequest) -> str:
     """Return ``Sec-Fetch-Site`` if the page is of another origin; empty otherwise."""
     site = request.header(_SITE)
     return "" if site is None or site in _SAME else site[:20] or "unknown"
 
 
-def foreign_origin(request: HttpRequest) -> str:
+def cross_origin(request: HttpRequest) -> str:
     """Return ``Origin`` if it differs from the requested host; empty otherwise."""
     origin = request.header("origin")
     if origin is None or origin.partition("://")[2] == request.header("host"):
@@ -63,12 +71,12 @@ def foreign_origin(request: HttpRequest) -> str:
     return origin[:80] or "null"
 
 
-def is_of_browser(request: HttpRequest) -> bool:
+def is_from_browser(request: HttpRequest) -> bool:
     """Return whether a request has headers that browsers add to every request that may change state."""
     return request.header("origin") is not None or request.header(_SITE) is not None
 
 
-def is_own_name(host: str) -> bool:
+def is_local_host_name(host: str) -> bool:
     """Return whether a ``Host`` is ``localhost``, an IP address or absent, which no foreign page can have."""
     try:
         name = urlsplit(f"//{host}").hostname
@@ -92,7 +100,7 @@ log = structlog.get_logger(__name__)
 _LOCAL_ONLY: Final = "the server is changed from its own machine only"
 
 
-class Changes:
+class AdminChanges:
     """Permission check and audit log of admin changes.
 
     An authenticated caller needs the scope ``admin``; without authentication the client must be on this machine unless
@@ -118,7 +126,7 @@ class Changes:
         caller = current_caller.get()
         if caller is not None:
             return caller.scopes.admin
-        return self._allows_remote or (is_local(request.client) and is_own_name(request.header("host") or ""))
+        return self._allows_remote or (is_local(request.client) and is_local_host_name(request.header("host") or ""))
 
     @contextmanager
     def _audited(
@@ -130,7 +138,7 @@ class Changes:
             check(client)
             yield
         except PermissionDenied as error:
-            tell_refused(change, error, client=client, caller=who["caller"], facts=facts)
+            log_denied(change, error, client=client, caller=who["caller"], facts=facts)
             raise
         except ServerError as error:
             log.warning("change failed", change=change, **who, **facts, reason=error.message)
@@ -140,22 +148,22 @@ class Changes:
     def _check(self, client: ClientAddress) -> None:
         caller = current_caller.get()
         if caller is not None:
-            caller.demand(Need.ADMIN)
+            caller.demand(Permission.ADMIN)
         elif not self._allows_remote:
             check_is_local(client, _LOCAL_ONLY, "--allow_remote_admin lets other machines do it")
 
     def _check_request(self, request: HttpRequest, client: ClientAddress) -> None:
         self._check(client)
-        origin = foreign_origin(request)
-        if (origin or foreign_site(request)) and origin not in self._origins:
+        origin = cross_origin(request)
+        if (origin or cross_site(request)) and origin not in self._origins:
             raise PermissionDenied(
-                f"cross-origin change refused: this page is {origin or foreign_site(request)}; "
+                f"cross-origin change refused: this page is {origin or cross_site(request)}; "
                 "--allowed_origins admits pages by their origin"
             )
         host = request.header("host") or ""
         # DNS rebinding: a foreign name that resolves to this machine makes its page same-origin with the server.
-        is_doubtful = current_caller.get() is None and not self._allows_remote and is_of_browser(request)
-        if is_doubtful and not is_own_name(host):
+        is_doubtful = current_caller.get() is None and not self._allows_remote and is_from_browser(request)
+        if is_doubtful and not is_local_host_name(host):
             raise PermissionDenied(
                 f"change by a browser: expected Host localhost or an IP address, got {host[:80]!r}; "
                 "--allow_remote_admin or --keys_file admits it"

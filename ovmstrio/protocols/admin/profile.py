@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.serving.profiling import CalledVersion, Profiler
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.serving.profiling import Profiler, VersionCalls
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.truncation import cut
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.service import SampledThreads, StackFrame
-    from ovmstrio.core.worker_peers import Siblings
-    from ovmstrio.protocols.admin.changes import Changes
+    from ovmstrio.core.worker_peers import WorkerPeers
+    from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.profiling import ProfiledModel, ServerProfile
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["merged_profiles", "profile_rules"]
+__all__ = ["merge_profiles", "profile_rules"]
 
 # Document
 
@@ -84,7 +84,7 @@ _Document = dict[str, Any]
 class _AllWorkersProfiler:
     """Profiler of all workers, which are sampled concurrently; only this worker times model layers."""
 
-    def __init__(self, profiler: Profiler, siblings: Siblings) -> None:
+    def __init__(self, profiler: Profiler, siblings: WorkerPeers) -> None:
         self._profiler = profiler
         self._siblings = siblings
         siblings.answer_with(_RPC, self._answer)
@@ -92,23 +92,23 @@ class _AllWorkersProfiler:
     async def take(self, seconds: float, rate: float, models: Sequence[str] | None) -> _Document:
         answers: dict[int, _Document] = {}
 
-        async def others() -> list[CalledVersion]:
+        async def others() -> list[VersionCalls]:
             questions = {worker: [_RPC, seconds, rate] for worker in self._siblings.others}
             for worker, each in (await self._siblings.ask_soon(questions, seconds + _RPC_GRACE_SECONDS)).items():
                 answers[worker] = orjson.loads(each)
-            return [CalledVersion(*called) for each in answers.values() for called in each.pop("called")]
+            return [VersionCalls(*called) for each in answers.values() for called in each.pop("called")]
 
         own = _profile_document(await self._profiler.take(seconds, rate, models, others))
         silent = [worker for worker in self._siblings.others if worker not in answers]
-        return {**merged_profiles({self._siblings.row: own, **answers}), "silent": silent}
+        return {**merge_profiles({self._siblings.row: own, **answers}), "silent": silent}
 
     async def _answer(self, seconds: float, rate: float) -> bytes:
         profile = await self._profiler.take(seconds, rate, [])
         called = [[each.name, each.version, each.calls, each.seconds] for each in profile.called]
-        return json_answer({**_profile_document(profile), "called": called}).content
+        return json_response({**_profile_document(profile), "called": called}).content
 
 
-def merged_profiles(profiles: Mapping[int, _Document]) -> _Document:
+def merge_profiles(profiles: Mapping[int, _Document]) -> _Document:
     """Merge profiles given by worker index; every frame is listed once."""
     numbers: dict[tuple[str, str, int], int] = {}
     merged: _Document = {
@@ -140,7 +140,7 @@ _DEFAULTS: Final[dict[str, Any]] = {"seconds": 5, "rate": 100, "models": None}
 
 
 def profile_rules(
-    plane: DataPlane, changes: Changes, read_document: Callable[[bytes], Awaitable[dict[str, Any]]]
+    plane: DataPlane, changes: AdminChanges, read_document: Callable[[bytes], Awaitable[dict[str, Any]]]
 ) -> list[Rule]:
     """Return the route; it requires the admin scope because a profile shows code paths and costs CPU time."""
     profiler = Profiler(plane)
@@ -150,8 +150,8 @@ def profile_rules(
         with changes.requested("profile", request):
             options = _read_options(await read_document(request.body) if request.body else {})
             if all_workers is not None:
-                return json_answer(await all_workers.take(**options))
-            return json_answer(_profile_document(await profiler.take(**options)))
+                return json_response(await all_workers.take(**options))
+            return json_response(_profile_document(await profiler.take(**options)))
 
     return [rule("/v2/profile", "POST", profile)]
 

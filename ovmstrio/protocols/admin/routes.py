@@ -10,14 +10,14 @@ from urllib.parse import parse_qs
 
 import trio
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.protocols.admin.changes import Changes
-from ovmstrio.serving.aggregate import metrics_of_all
+from ovmstrio.protocols.admin.changes import AdminChanges
+from ovmstrio.serving.aggregate import aggregate_metrics
 from ovmstrio.serving.ovms_errors import INVALID_URL, status_document
 from ovmstrio.telemetry.metrics import CONTENT_TYPE, OPEN_CONTENT_TYPE
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ _FILE_FAILED: Final = "Reloading config file failed. Check server logs for more 
 _VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
 
 
-def admin_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+def admin_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
     """Return the configuration routes over one data plane."""
 
     async def config(_: HttpRequest) -> HttpAnswer:
-        return json_answer(_statuses(plane))
+        return json_response(_statuses(plane))
 
     async def reload(request: HttpRequest) -> HttpAnswer:
         with changes.requested("reload", request):
             changed = await reload_config()
-        return json_answer(_statuses(plane), 201 if changed else 200)
+        return json_response(_statuses(plane), 201 if changed else 200)
 
     async def reload_config() -> bool:
         try:
@@ -53,7 +53,10 @@ def admin_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
             text = _VERSIONS_FAILED if isinstance(error, VersionsFailure) else _FILE_FAILED
             raise type(error)(f"{text}: {error.message}") from error
 
-    return [rule("/v1/config", "GET", config, is_hot=True, need=Need.READ), rule("/v1/config/reload", "POST", reload)]
+    return [
+        rule("/v1/config", "GET", config, is_hot=True, need=Permission.READ),
+        rule("/v1/config/reload", "POST", reload),
+    ]
 
 
 def metrics_rules(plane: DataPlane) -> list[Rule]:
@@ -65,7 +68,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
         families = [*parameters.get("match[]", ()), *parameters.get("name[]", ())]
         is_gzipped = "gzip" in (request.header("accept-encoding") or "")
         is_open = _prefers_openmetrics(request.header("accept") or "")
-        text = await metrics_of_all(plane, families, limiter, is_open=is_open)
+        text = await aggregate_metrics(plane, families, limiter, is_open=is_open)
         if text is None:
             raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; start with --metrics_enable")
         if is_gzipped:
@@ -75,7 +78,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
         headers = (("content-type", content_type), *((("content-encoding", "gzip"),) if is_gzipped else ()))
         return HttpAnswer(200, headers, text)
 
-    return [rule("/metrics", "GET", metrics, is_hot=True, need=Need.METRICS)]
+    return [rule("/metrics", "GET", metrics, is_hot=True, need=Permission.METRICS)]
 
 
 def _prefers_openmetrics(accepted: str) -> bool:

@@ -16,14 +16,14 @@ from ovmstrio.serving.records import VersionState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.protocols.health.hosted_services import HostedServices
+    from ovmstrio.protocols.health.hosted_services import DynamicServices
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["EndlessCalls", "HealthService", "PlaneHealth", "ServingStatus"]
+__all__ = ["HealthService", "OpenEndedCalls", "PlaneHealth", "ServingStatus"]
 
 
-class EndlessCalls:
+class OpenEndedCalls:
     """Open calls without an end: health watches and reflection streams."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ _SERVER: Final = frozenset({"", "inference.GRPCInferenceService"})
 class PlaneHealth:
     """Health of a data plane: of the server, of servables, and of gRPC services that servables provide."""
 
-    def __init__(self, plane: DataPlane, owners: HostedServices) -> None:
+    def __init__(self, plane: DataPlane, owners: DynamicServices) -> None:
         self._plane = plane
         self._owners = owners
 
@@ -83,7 +83,7 @@ class PlaneHealth:
 class HealthService(HealthBase):
     """Health service; ``watches`` registers open watches, which a drain ends."""
 
-    def __init__(self, source: PlaneHealth, watches: EndlessCalls) -> None:
+    def __init__(self, source: PlaneHealth, watches: OpenEndedCalls) -> None:
         self._source = source
         self._watches = watches
 

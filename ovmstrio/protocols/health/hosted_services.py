@@ -22,7 +22,7 @@ from ovmstrio.core.events import CANCELLED
 from ovmstrio.encoding.messages import Descriptors
 from ovmstrio.serving.interfaces import HANDLERS_GRPC
 from ovmstrio.serving.kind import Takes
-from ovmstrio.serving.loading import declaration_of
+from ovmstrio.serving.loading import grpc_declaration
 from ovmstrio.serving.records import OK, VersionState
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.transport.grpc.stream import Call
 
-__all__ = ["HostedServices"]
+__all__ = ["DynamicServices"]
 
 
-class HostedServices:
+class DynamicServices:
     """gRPC services of user code and pipelines, as loaded now; ``root`` answers pipeline calls without a name."""
 
     def __init__(self, plane: DataPlane, root: str = "") -> None:
@@ -105,7 +105,7 @@ class HostedServices:
             service = self._registry.peek(name)
         except ServerError:
             return None
-        declaration = declaration_of(self._registry.kinds[self._registry.kind_of(name)], service)
+        declaration = grpc_declaration(self._registry.kinds[self._registry.kind_of(name)], service)
         if declaration is None:
             return None
         known = self._entries.get(name)
@@ -168,11 +168,11 @@ class HostedServices:
 
 class _HostedEntry:
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
-        from ovmstrio.handlers.grpc.rpcs import handlers_of  # noqa: PLC0415 - only servers with user services need it
+        from ovmstrio.handlers.grpc.rpcs import grpc_handlers  # noqa: PLC0415 - only servers with user services need it
 
         self.service = service
         self.declaration = declaration
-        self.handlers = handlers_of(service)
+        self.handlers = grpc_handlers(service)
 
     @cached_property
     def descriptors(self) -> Descriptors:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from ovmstrio.protocols.health.grpc_health import EndlessCalls
-    from ovmstrio.protocols.health.hosted_services import HostedServices
+    from ovmstrio.protocols.health.grpc_health import OpenEndedCalls
+    from ovmstrio.protocols.health.hosted_services import DynamicServices
     from ovmstrio.transport.grpc.server import GrpclibService
     from ovmstrio.transport.grpc.stream import Call
 
@@ -28,7 +28,7 @@ _SERVER_DESCRIPTORS: Final = Descriptors(FILES, POOL)
 class ReflectionService:
     """Reflection of fixed and dynamic services; the server's own files take precedence.  A drain ends open streams."""
 
-    def __init__(self, services: Sequence[GrpclibService], others: HostedServices, streams: EndlessCalls) -> None:
+    def __init__(self, services: Sequence[GrpclibService], others: DynamicServices, streams: OpenEndedCalls) -> None:
         self._services = {path.split("/")[1] for service in services for path in service.__mapping__()}
         self._others = others
         self._streams = streams

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.serving.records import VersionState
-from ovmstrio.telemetry.call_statistics import Total
+from ovmstrio.telemetry.call_statistics import CallTotal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,8 @@ __all__ = [
     "IndexEntry",
     "config_document",
     "config_message",
-    "extensions_of",
     "repository_index",
+    "server_extensions",
     "server_version",
     "statistics_document",
     "statistics_message",
@@ -116,7 +116,7 @@ def statistics_document(name: str, version: str, counted: VersionStatistics) -> 
         "success": counted.success,
         "fail": counted.fail,
         "queue": counted.queue,
-        "compute_input": Total(counted.success.count),
+        "compute_input": CallTotal(counted.success.count),
         "compute_infer": counted.compute,
         "compute_output": counted.rest,
     }
@@ -151,7 +151,7 @@ _EXTENSIONS: Final = (
 )
 
 
-def extensions_of(plane: DataPlane) -> list[str]:
+def server_extensions(plane: DataPlane) -> list[str]:
     """Return the KServe v2 extensions that this server was started with."""
     allowed = {
         "model_repository": plane.control is not None,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from ovmstrio.core.callers import Need
-from ovmstrio.core.errors import Gathered, InvalidRequest, NotFound, ServerError
+from ovmstrio.core.callers import Permission
+from ovmstrio.core.errors import ErrorList, InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import Contents, InferInput, InferRequest, StreamProblem
 from ovmstrio.core.tensor import BY_NAME, BYTES, INVALID, RawTensor, Tensor
@@ -26,16 +26,16 @@ from ovmstrio.protocols.kserve.rest_requests import (
     NUMBER_KINDS,
     document_in_slices,
     json_errors,
-    kind_of,
+    json_kind,
     read_contents,
     read_id,
 )
 from ovmstrio.protocols.kserve.rest_responses import check_version
 from ovmstrio.protocols.kserve.rest_routes import model_paths
 from ovmstrio.serving.interfaces import KSERVE_REST
-from ovmstrio.serving.ovms_errors import admits, body_of_call
-from ovmstrio.transport.http.event_streams import answer_with_events
-from ovmstrio.transport.http.responses import JSON_TYPE, error_answer
+from ovmstrio.serving.ovms_errors import decompressed_call_body, make_admission
+from ovmstrio.transport.http.event_streams import stream_events
+from ovmstrio.transport.http.responses import JSON_TYPE, error_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.slices import run_in_slices, run_to_end
 from ovmstrio.util.truncation import utf8
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["error_event", "event", "generate_document", "generate_rules", "read_generate_request"]
+__all__ = ["encode_error_event", "encode_event", "generate_document", "generate_rules", "read_generate_request"]
 
 _PARAMETERS: Final = "parameters"
 _ID: Final = "id"
@@ -78,9 +78,9 @@ def _request_in_slices(
     nested = document.get(_PARAMETERS, {})
     if _PARAMETERS not in specs:
         if not isinstance(nested, dict):
-            raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {kind_of(nested)}")
+            raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {json_kind(nested)}")
         document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
-    errors = Gathered()
+    errors = ErrorList()
     for name, value in document.items():
         with errors:
             if name in specs:
@@ -96,7 +96,7 @@ def _request_in_slices(
 def _add_parameter(request: InferRequest, name: str, value: Any, specs: dict[str, TensorSpec]) -> None:
     if not isinstance(value, str | bool | int | float):
         known = ", ".join(specs) or "none"
-        kind = kind_of(value)
+        kind = json_kind(value)
         raise InvalidRequest(
             f"{name[:80]}: expected a text, number or boolean for a parameter, got {kind}; inputs are: {known}"
         )
@@ -135,7 +135,7 @@ def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
     if not level:
         raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
     if not kinds <= {str, int, float, bool}:
-        found = kind_of({} if dict in kinds else None)
+        found = json_kind({} if dict in kinds else None)
         raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {found}")
     return level, tuple(shape)
 
@@ -210,14 +210,14 @@ def generate_document(response: InferResponse) -> dict[str, Any]:
     return document
 
 
-def event(response: InferResponse) -> bytes:
+def encode_event(response: InferResponse) -> bytes:
     """Encode a response as an event."""
     return b"data: %b\n\n" % orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def error_event(error: Exception) -> bytes:
+def encode_error_event(error: Exception) -> bytes:
     """Encode an error as the last event."""
-    return b"event: error\ndata: %b\n\n" % error_answer(error).content
+    return b"event: error\ndata: %b\n\n" % error_response(error).content
 
 
 def _joined(pieces: Sequence[Tensor | RawTensor]) -> Any:
@@ -266,13 +266,13 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         parsed = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
-        return await answer_with_events(request, partial(_stream, plane, parsed), error_event)
+        return await stream_events(request, partial(_stream, plane, parsed), encode_error_event)
 
-    admit = admits(plane, KSERVE_REST)
+    admit = make_admission(plane, KSERVE_REST)
     return [
-        *(rule(path, "POST", generate, admit=admit, need=Need.INFER) for path in model_paths("/generate")),
+        *(rule(path, "POST", generate, admit=admit, need=Permission.INFER) for path in model_paths("/generate")),
         *(
-            rule(path, "POST", generate_stream, is_hot=True, has_tasks=True, admit=admit, need=Need.INFER)
+            rule(path, "POST", generate_stream, is_hot=True, has_tasks=True, admit=admit, need=Permission.INFER)
             for path in model_paths("/generate_stream")
         ),
     ]
@@ -284,7 +284,7 @@ async def _read(
     described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
         raise NotFound(f'"{model[:80]}" does not stream, only graphs do; POST to /generate instead')
-    body = await body_of_call(plane, request, model, version, limit=limit)
+    body = await decompressed_call_body(plane, request, model, version, limit=limit)
     try:
         if len(body) <= AT_ONCE_BYTES:
             parsed = read_generate_request(model, version, body, described.inputs)
@@ -315,4 +315,4 @@ def _event(reply: StreamReply) -> bytes:
     """Encode a reply; an error ends the stream, which has a single request."""
     if isinstance(reply, StreamProblem):
         raise InvalidRequest(reply.message)
-    return event(reply)
+    return encode_event(reply)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import Buffer, ParameterValue
 
-__all__ = ["PlainRequests", "decode_request", "read_elements"]
+__all__ = ["RequestTemplateCache", "decode_request", "read_elements"]
 
 # Request templates
 
@@ -62,7 +62,7 @@ class _Template:
         return found
 
 
-class PlainRequests:
+class RequestTemplateCache:
     """Cache of request templates, one per message size, for requests with raw or shared-memory tensors."""
 
     __slots__ = ("_by_size", "_message", "_raw_tag")
@@ -193,7 +193,7 @@ _REGION: Final = "shared_memory_region"
 
 _MESSAGE: Final = "inference.ModelInferRequest"
 _RAW_INPUT_TAG: Final = 0x3A
-_templates: Final = PlainRequests(_RAW_INPUT_TAG, _MESSAGE)
+_templates: Final = RequestTemplateCache(_RAW_INPUT_TAG, _MESSAGE)
 
 
 def decode_request(data: bytes | memoryview) -> InferRequest:

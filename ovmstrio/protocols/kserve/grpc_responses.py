@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.request import Buffer, InferResponse, ParameterValue
-    from ovmstrio.core.tensor import MemoryPlace
+    from ovmstrio.core.tensor import SharedMemoryLocation
     from ovmstrio.encoding.raw_contents import WrittenMessage
 
 __all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
@@ -122,7 +122,7 @@ def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _encode_placed(name: str, datatype: str, shape: tuple[int, ...], place: MemoryPlace) -> bytes:
+def _encode_placed(name: str, datatype: str, shape: tuple[int, ...], place: SharedMemoryLocation) -> bytes:
     """Encode an output in shared memory, whose raw contents are empty."""
     message = _Response(outputs=[{"name": name, "datatype": datatype, "shape": shape}])
     set_parameters(message.outputs[0], place.parameters)

@@ -23,28 +23,28 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PayloadTooLarge, ServerError
 from ovmstrio.core.events import CANCELLED
-from ovmstrio.core.request import Arrivals, InferRequest, InferResponse, StreamProblem
+from ovmstrio.core.request import ArrivalOrder, InferRequest, InferResponse, StreamProblem
 from ovmstrio.encoding.generated import inference as pb
-from ovmstrio.protocols.admin.changes import Changes
+from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.kserve.documents import (
     config_message,
-    extensions_of,
     repository_index,
+    server_extensions,
     server_version,
     statistics_message,
 )
 from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.grpc_responses import StreamInferResponse, encode_response, encode_stream_response
-from ovmstrio.protocols.kserve.repository_requests import control_of, load_parameters, unload_parameters
+from ovmstrio.protocols.kserve.repository_requests import load_parameters, model_control, unload_parameters
 from ovmstrio.protocols.kserve.trace_log_settings import (
     TRACE_SETTINGS,
     change_log_settings,
     check_trace_settings,
     log_settings,
 )
-from ovmstrio.serving.aggregate import statistics_of_all
+from ovmstrio.serving.aggregate import aggregate_statistics
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region
-from ovmstrio.serving.early_admission import answer_admitted, first_text, keep_place
+from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
 from ovmstrio.serving.interfaces import KSERVE_GRPC
 from ovmstrio.transport.grpc.stream import OrderedHandler, current_call
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from ovmstrio.core.request import Arrival
+    from ovmstrio.core.request import ArrivalTicket
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.encoding.raw_contents import WrittenMessage
     from ovmstrio.serving.data_plane import DataPlane
@@ -99,7 +99,7 @@ class _RequestStream:
     def __init__(self, call: Call, plane: DataPlane) -> None:
         self._call = call
         self._plane = plane
-        self._arrivals = Arrivals()
+        self._arrivals = ArrivalOrder()
         self._answers: deque[_PendingAnswer] = deque()
         self._largest: int | None = None
         self._is_over = False
@@ -142,7 +142,7 @@ class _RequestStream:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _answer(self, message: bytes, answer: _PendingAnswer, arrival: Arrival) -> None:
+    async def _answer(self, message: bytes, answer: _PendingAnswer, arrival: ArrivalTicket) -> None:
         try:
             answer.data = await self._answered(message, arrival)
         except Exception as error:  # noqa: BLE001 - any error ends the stream in this request's turn
@@ -152,21 +152,21 @@ class _RequestStream:
         self._largest = max(self._largest or 0, len(answer.data))
         answer.done.set()
 
-    async def _answered(self, message: bytes, arrival: Arrival) -> WrittenMessage:
+    async def _answered(self, message: bytes, arrival: ArrivalTicket) -> WrittenMessage:
         request: InferRequest | None = None
 
         async def infer(name: bytes = b"") -> WrittenMessage:
             nonlocal request
             request = self._decode(message)
-            keep_place(request.model_name, name)
+            release_unless_named(request.model_name, name)
             request.deadline, request.arrival = self._call.deadline, arrival
             return await self._plane.infer(request, KSERVE_GRPC, partial(_render_reply, request))
 
         try:
             if not self._plane.has_limits():
                 return await infer()
-            name = first_text(message)
-            return await answer_admitted(self._plane, KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
+            name = first_string_field(message)
+            return await call_with_place(self._plane, KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
         except ServerError as error:
             # An admission error precedes decoding, but its message needs the request's id.
             return _problem(request or self._decode(message), error)
@@ -318,9 +318,9 @@ _SERVICE: Final = "/inference.GRPCInferenceService"
 class InferenceService(pb.GrpcInferenceServiceBase):
     """The service; without ``changes`` only clients on this machine may change the server."""
 
-    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
+    def __init__(self, plane: DataPlane, changes: AdminChanges | None = None) -> None:
         self._plane = plane
-        self._changes = changes or Changes()
+        self._changes = changes or AdminChanges()
 
     def _change(self, change: str, **facts: object) -> AbstractContextManager[None]:
         return self._changes.making(change, current_call().client, **facts)
@@ -340,15 +340,15 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def _model_infer(self, call: Call) -> None:
         data: bytes | memoryview = await call.recv_message()
         if self._plane.has_limits():
-            name = first_text(data)
+            name = first_string_field(data)
             answer = partial(self._answer_admitted, call, data, name)
-            await answer_admitted(self._plane, KSERVE_GRPC, name, answer, arrival=call.arrival)
+            await call_with_place(self._plane, KSERVE_GRPC, name, answer, arrival=call.arrival)
         else:
             await call.send_message(await self._plane.infer(_request_of(call, data), KSERVE_GRPC, _render))
 
     async def _answer_admitted(self, call: Call, data: bytes | memoryview, name: bytes) -> None:
         request = _request_of(call, data)
-        keep_place(request.model_name, name)
+        release_unless_named(request.model_name, name)
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:
@@ -360,19 +360,19 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         first: bytes | None = await call.recv_message(is_decoded=False)
         if first is None:
             raise InvalidRequest("Client disconnected during reading first streaming request")
-        name = first_text(first)
+        name = first_string_field(first)
         model = name.decode(errors="replace") or call.decode(first).model_name
         if not await self._plane.takes_streams(model):
             await _answer_requests(call, self._plane, first)
         elif self._plane.has_limits():
             answer = partial(self._answer_stream, call, first, name)
-            await answer_admitted(self._plane, KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
+            await call_with_place(self._plane, KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
         else:
             await self._answer_stream(call, first)
 
     async def _answer_stream(self, call: Call, data: bytes, name: bytes = b"") -> None:
         first: InferRequest = call.decode(data)
-        keep_place(first.model_name, name)
+        release_unless_named(first.model_name, name)
         first.deadline = call.deadline
         opened = False
         try:
@@ -408,7 +408,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 
     async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return the server's name, version and extensions."""
-        return pb.ServerMetadataResponse(self._plane.server_name, server_version(), extensions_of(self._plane))
+        return pb.ServerMetadataResponse(self._plane.server_name, server_version(), server_extensions(self._plane))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Return the inputs, outputs and callable versions of a servable."""
@@ -430,7 +430,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 
     async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         """Return the call statistics of a version, of all versions of a model, or of all models."""
-        counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
+        counted = await aggregate_statistics(self._plane, message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
 
     # Repository
@@ -451,7 +451,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         with self._change("load", model=message.model_name):
             _check_repository(message.repository_name)
             config, files = load_parameters(_parameter_values(message.parameters))
-            await control_of(self._plane).load(message.model_name, config, files)
+            await model_control(self._plane).load(message.model_name, config, files)
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(
@@ -461,7 +461,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         with self._change("unload", model=message.model_name):
             _check_repository(message.repository_name)
             with_callees = unload_parameters(_parameter_values(message.parameters))
-            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
+            await model_control(self._plane).unload(message.model_name, with_callees=with_callees)
         return pb.RepositoryModelUnloadResponse()
 
     # Traces and logs

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
-from ovmstrio.serving.broadcast_changes import control_of_all
+from ovmstrio.serving.broadcast_changes import server_model_control
 from ovmstrio.util.truncation import cut, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.serving.broadcast_changes import LoadsByName
+    from ovmstrio.serving.broadcast_changes import ServerModelControl
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["control_of", "load_parameters", "unload_parameters"]
+__all__ = ["load_parameters", "model_control", "unload_parameters"]
 
 _CONFIG: Final = "config"
 _FILE: Final = "file:"
@@ -25,9 +25,9 @@ _DEPENDENTS: Final = "unload_dependents"
 _MAX_CONFIG_CHARACTERS: Final = 64 * 1024
 
 
-def control_of(plane: DataPlane) -> LoadsByName:
+def model_control(plane: DataPlane) -> ServerModelControl:
     """Return the model control, or raise ``FailedPrecondition`` if explicit model control is off."""
-    control = control_of_all(plane)
+    control = server_model_control(plane)
     if control is None:
         raise FailedPrecondition(
             "loading and unloading by name is disabled: the server follows its configuration; "

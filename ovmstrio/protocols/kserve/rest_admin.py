@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, LONG_STRINGS
 from ovmstrio.protocols.kserve.documents import repository_index
 from ovmstrio.protocols.kserve.grpc_service import NO_CUDA
-from ovmstrio.protocols.kserve.repository_requests import control_of, load_parameters, unload_parameters
+from ovmstrio.protocols.kserve.repository_requests import load_parameters, model_control, unload_parameters
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.trace_log_settings import (
     TRACE_SETTINGS,
@@ -21,13 +21,13 @@ from ovmstrio.protocols.kserve.trace_log_settings import (
     log_settings,
 )
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.protocols.admin.changes import Changes
+    from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
@@ -36,30 +36,30 @@ __all__ = ["observation_rules", "repository_rules", "shared_memory_rules"]
 # Repository extension
 
 
-def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+def repository_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
     """Return the routes of the repository extension."""
 
     async def index(request: HttpRequest) -> HttpAnswer:
         only_ready = (await _read(request)).get("ready") is True
-        return json_answer(_index(plane, only_ready=only_ready))
+        return json_response(_index(plane, only_ready=only_ready))
 
     async def models(_: HttpRequest) -> HttpAnswer:
-        return json_answer({"models": _index(plane, only_ready=False)})
+        return json_response({"models": _index(plane, only_ready=False)})
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("load", request, model=model):
             config, files = await _load_parameters(request)
-            await control_of(plane).load(model, config, files)
+            await model_control(plane).load(model, config, files)
         return HttpAnswer(200)
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("unload", request, model=model):
-            await control_of(plane).unload(model, with_callees=unload_parameters(await _parameters(request)))
+            await model_control(plane).unload(model, with_callees=unload_parameters(await _parameters(request)))
         return HttpAnswer(200)
 
     return [
-        rule("/v2/models", "GET", models, is_hot=True, need=Need.READ),
-        rule("/v2/repository/index", "POST", index, is_hot=True, need=Need.READ),
+        rule("/v2/models", "GET", models, is_hot=True, need=Permission.READ),
+        rule("/v2/repository/index", "POST", index, is_hot=True, need=Permission.READ),
         rule("/v2/repository/models/<model>/load", "POST", load),
         rule("/v2/repository/models/<model>/unload", "POST", unload),
     ]
@@ -97,32 +97,32 @@ def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
 _TRACES = ("/v2/trace/setting", "/v2/models/<model>/trace/setting")
 
 
-def observation_rules(changes: Changes) -> list[Rule]:
+def observation_rules(changes: AdminChanges) -> list[Rule]:
     """Return the routes of the trace and logging extensions."""
 
     async def traces(_: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
-        return json_answer(TRACE_SETTINGS)
+        return json_response(TRACE_SETTINGS)
 
     async def set_traces(request: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
         settings = await read_document(request.body) if request.body else {}
         if settings:
             level = settings.get("trace_level")
             check_trace_settings(list(settings), level if isinstance(level, list) else [str(level)])
-        return json_answer(TRACE_SETTINGS)
+        return json_response(TRACE_SETTINGS)
 
     async def logs(_: HttpRequest) -> HttpAnswer:
-        return json_answer(log_settings())
+        return json_response(log_settings())
 
     async def set_logs(request: HttpRequest) -> HttpAnswer:
         with changes.requested("log settings", request):
             if request.body:
                 change_log_settings(await read_document(request.body))
-        return json_answer(log_settings())
+        return json_response(log_settings())
 
     return [
-        *(rule(path, "GET", traces, need=Need.READ) for path in _TRACES),
-        *(rule(path, "POST", set_traces, need=Need.READ) for path in _TRACES),
-        rule("/v2/logging", "GET", logs, need=Need.READ),
+        *(rule(path, "GET", traces, need=Permission.READ) for path in _TRACES),
+        *(rule(path, "POST", set_traces, need=Permission.READ) for path in _TRACES),
+        rule("/v2/logging", "GET", logs, need=Permission.READ),
         rule("/v2/logging", "POST", set_logs),
     ]
 
@@ -133,11 +133,11 @@ _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 
 
-def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+def shared_memory_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
     """Return the routes of the shared-memory extensions."""
 
     async def status(_: HttpRequest, region: str = "") -> HttpAnswer:
-        return json_answer(
+        return json_response(
             [
                 {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size}
                 for each in plane.regions.listed(region)
@@ -159,7 +159,7 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
         return HttpAnswer(200)
 
     return [
-        *(rule(f"{_SYSTEM}{path}/status", "GET", status, need=Need.READ) for path in ("", "/region/<region>")),
+        *(rule(f"{_SYSTEM}{path}/status", "GET", status, need=Permission.READ) for path in ("", "/region/<region>")),
         rule(f"{_SYSTEM}/region/<region>/register", "POST", register),
         *(rule(f"{_SYSTEM}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
         *_cuda_rules(),
@@ -168,7 +168,7 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
 
 def _cuda_rules() -> list[Rule]:
     async def status(_: HttpRequest, region: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
-        return json_answer([])
+        return json_response([])
 
     async def register(_: HttpRequest, region: str) -> HttpAnswer:  # noqa: ARG001 - the same for all
         raise NotSupported(NO_CUDA)
@@ -177,7 +177,7 @@ def _cuda_rules() -> list[Rule]:
         return HttpAnswer(200)
 
     return [
-        *(rule(f"{_CUDA}{path}/status", "GET", status, need=Need.READ) for path in ("", "/region/<region>")),
+        *(rule(f"{_CUDA}{path}/status", "GET", status, need=Permission.READ) for path in ("", "/region/<region>")),
         rule(f"{_CUDA}/region/<region>/register", "POST", register),
         *(rule(f"{_CUDA}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
     ]

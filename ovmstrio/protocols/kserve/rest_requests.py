@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from ovmstrio.core.errors import Gathered, InvalidRequest, MalformedJson, noted
+from ovmstrio.core.errors import ErrorList, InvalidRequest, MalformedJson, add_error
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, BYTES
 from ovmstrio.encoding.json_reader import (
@@ -43,11 +43,11 @@ __all__ = [
     "INPUT_UNREADABLE",
     "NUMBER_KINDS",
     "TOO_DEEP",
-    "KnownDocuments",
+    "JsonTemplateCache",
     "check_count",
     "document_in_slices",
     "json_errors",
-    "kind_of",
+    "json_kind",
     "parse_document",
     "read_contents",
     "read_document",
@@ -220,7 +220,7 @@ NUMBER_KINDS: Final[dict[str, NumberKind]] = {
 
 
 def read_infer_request(
-    model: str, version: str, body: Buffer, head_length: str | None = None, known: KnownDocuments | None = None
+    model: str, version: str, body: Buffer, head_length: str | None = None, known: JsonTemplateCache | None = None
 ) -> InferRequest:
     """Parse a body: JSON of ``head_length`` bytes (None: all), then the tensors of the binary extension.
 
@@ -270,19 +270,19 @@ def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: 
 
 
 def _read_general(request: InferRequest, document: dict[str, Any], tail: memoryview) -> InferRequest:
-    errors: Gathered | None = None
+    errors: ErrorList | None = None
     try:
         request.id = read_id(document)
     except InvalidRequest as error:
-        errors = noted(errors, error)
+        errors = add_error(errors, error)
     try:
         request.parameters = _parameters(document)
     except InvalidRequest as error:
-        errors = noted(errors, error)
+        errors = add_error(errors, error)
     try:
         request.outputs = _outputs(document)
     except InvalidRequest as error:
-        errors = noted(errors, error)
+        errors = add_error(errors, error)
     errors = _read_inputs(request, document, errors)
     if errors:
         raise errors.error()
@@ -356,11 +356,11 @@ def _refuse_syntax(error: JsonSyntaxError) -> InvalidRequest:
 
 def _as_object(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
-        raise _refuse(_NOT_OBJECT, f"got {kind_of(document)}")
+        raise _refuse(_NOT_OBJECT, f"got {json_kind(document)}")
     return document
 
 
-def kind_of(value: Any) -> str:
+def json_kind(value: Any) -> str:
     """Return the kind of a JSON value for error messages."""
     kinds = {
         dict: "an object",
@@ -377,7 +377,7 @@ def read_id(document: dict[str, Any]) -> str:
     """Return the request id, or an empty string; raise ``InvalidRequest`` unless it is a string."""
     given = document.get("id", "")
     if not isinstance(given, str):
-        raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {kind_of(given)}")
+        raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {json_kind(given)}")
     return given
 
 
@@ -386,10 +386,10 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
         return {}
     given = holder["parameters"]
     if not isinstance(given, dict):
-        raise _refuse(_PARAMETERS_UNREADABLE, f"expected an object, got {kind_of(given)}")
+        raise _refuse(_PARAMETERS_UNREADABLE, f"expected an object, got {json_kind(given)}")
     for name, value in given.items():
         if not isinstance(value, (str, bool, int)):
-            found = "a fraction" if isinstance(value, float) else kind_of(value)
+            found = "a fraction" if isinstance(value, float) else json_kind(value)
             detail = f"{name[:80]}: expected a text, whole number or boolean, got {found}"
             raise _refuse(_PARAMETERS_UNREADABLE, detail)
     return given
@@ -398,12 +398,12 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
 def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     given = document.get("outputs", [])
     if not isinstance(given, list):
-        raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {kind_of(given)}")
+        raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {json_kind(given)}")
     check_count("outputs", given)
     requested: list[RequestedOutput] = []
     if not given:
         return requested
-    errors = Gathered()
+    errors = ErrorList()
     for number, output in enumerate(given):
         with errors:
             if not isinstance(output, dict) or not isinstance(output.get("name"), str):
@@ -413,17 +413,17 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     return requested
 
 
-def _read_inputs(request: InferRequest, document: dict[str, Any], errors: Gathered | None) -> Gathered | None:
+def _read_inputs(request: InferRequest, document: dict[str, Any], errors: ErrorList | None) -> ErrorList | None:
     """Parse the inputs into a request; return all errors so far."""
     try:
         all_given = _inputs(document)
     except InvalidRequest as error:
-        return noted(errors, error)
+        return add_error(errors, error)
     for given in all_given:
         try:
             request.inputs.append(_input(given))
         except InvalidRequest as error:
-            errors = noted(errors, error)
+            errors = add_error(errors, error)
     return errors
 
 
@@ -432,7 +432,7 @@ def _inputs(document: dict[str, Any]) -> list[Any]:
         raise _refuse(NO_INPUTS)
     given = document["inputs"]
     if not isinstance(given, list):
-        found = "a list of other values" if isinstance(given, NumberArray) else kind_of(given)
+        found = "a list of other values" if isinstance(given, NumberArray) else json_kind(given)
         raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list of objects, got {found}")
     check_count("inputs", given)
     return given
@@ -467,7 +467,7 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
         with json_errors():
             data = read_array(data) if isinstance(data, NumberArray) else data.as_list()
     if not isinstance(data, list):
-        raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {kind_of(data)}")
+        raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {json_kind(data)}")
     values = _flatten(data)
     if not values and 0 not in read.shape:
         # Treat as missing: the tensor may be in the binary part.
@@ -512,12 +512,12 @@ def _flatten(data: list[Any]) -> list[Any]:
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:
     """Assign slices of the binary part, in order, to the inputs without JSON data."""
     sizes: list[int | None] = []
-    errors: Gathered | None = None
+    errors: ErrorList | None = None
     for given in request.inputs:
         try:
             sizes.append(_binary_size(given, len(tail), sole=len(request.inputs) == 1))
         except InvalidRequest as error:
-            errors = noted(errors, error)
+            errors = add_error(errors, error)
     if errors:
         raise errors.error()
     at = 0
@@ -589,7 +589,7 @@ class _KnownDocument(NamedTuple):
     outputs: Sequence[RequestedOutput]
 
 
-class KnownDocuments:
+class JsonTemplateCache:
     """Cache of documents with a single flat tensor and no parameters, keyed by the text before the data.
 
     ``heads`` caches requests with binary tensors; as misses grow, fewer and fewer documents are examined.

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
 
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse
-    from ovmstrio.protocols.kserve.rest_requests import KnownDocuments
+    from ovmstrio.protocols.kserve.rest_requests import JsonTemplateCache
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["HEAD_LENGTH", "InferHead", "answer_infer", "check_version", "render_infer_answer"]
+__all__ = ["HEAD_LENGTH", "InferTarget", "answer_infer", "check_version", "encode_infer_response"]
 
 _PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
 _MAX_ONE_CALL_BYTES: Final = 64 * 1024  # Output size that takes about a millisecond to print
@@ -42,7 +42,7 @@ HEAD_LENGTH: Final = "inference-header-content-length"
 _MIN_LONG_DIGITS: Final = 5  # Digits of a JSON length that may be too long to parse on the event loop
 
 
-def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpAnswer:
+def encode_infer_response(request: InferRequest, response: InferResponse) -> HttpAnswer:
     """Encode a response in the form that the request selects; raise ``InvalidRequest`` if JSON cannot represent it."""
     return _render_sized(request, response)[0]
 
@@ -166,7 +166,7 @@ def check_version(version: str) -> str:
     return version
 
 
-class InferHead(NamedTuple):
+class InferTarget(NamedTuple):
     """Path parameters and JSON length header of an inference request."""
 
     model: str
@@ -175,7 +175,7 @@ class InferHead(NamedTuple):
 
 
 def answer_infer(
-    plane: DataPlane, known: KnownDocuments, head: InferHead, body: Buffer
+    plane: DataPlane, known: JsonTemplateCache, head: InferTarget, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
     """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 
@@ -192,7 +192,7 @@ def answer_infer(
     return _infer(plane, request, len(body))
 
 
-async def _answer_large(plane: DataPlane, head: InferHead, body: memoryview) -> HttpAnswer:
+async def _answer_large(plane: DataPlane, head: InferTarget, body: memoryview) -> HttpAnswer:
     model, version, json_length = head
     try:
         request = await run_in_slices(read_large_infer_request(model, version, *split_body(body, json_length)))

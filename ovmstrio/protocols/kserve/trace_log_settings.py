@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupported
-from ovmstrio.telemetry.log_levels import LOG_LEVEL, read_log_levels, written_log_levels
+from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels, parse_log_levels
 from ovmstrio.util.truncation import cut, shown
 
 __all__ = ["TRACE_SETTINGS", "change_log_settings", "check_trace_settings", "log_settings", "set_log_level"]
@@ -55,7 +55,7 @@ def log_settings() -> dict[str, bool | int | str]:
         "log_error": on["log_error"],
         _VERBOSE: int(on[_VERBOSE]),
         "log_format": "ISO8601",
-        _LOGGER_LEVELS: written_log_levels(LOG_LEVEL.parts),
+        _LOGGER_LEVELS: format_log_levels(LOG_LEVEL.parts),
     }
 
 
@@ -86,12 +86,12 @@ def change_log_settings(changes: Mapping[str, Any]) -> None:
 
 def _set_logger_levels(text: object) -> None:
     try:
-        parts = read_log_levels(text if isinstance(text, str) else shown(text, _MAX_SHOWN_CHARACTERS))
+        parts = parse_log_levels(text if isinstance(text, str) else shown(text, _MAX_SHOWN_CHARACTERS))
     except ValueError as error:
         raise InvalidRequest(f"{_LOGGER_LEVELS}: {error}") from None
     if parts != LOG_LEVEL.parts:
         LOG_LEVEL.set_parts(parts)
-        log.info("logger levels changed", levels=written_log_levels(parts))
+        log.info("logger levels changed", levels=format_log_levels(parts))
 
 
 def set_log_level(level: int) -> None:

@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidField, MalformedJson, ServiceMissing
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.protocols.openai.fields import type_of
-from ovmstrio.serving.generation_calls import call_generative
+from ovmstrio.serving.generation_calls import lease_generative
 from ovmstrio.serving.interfaces import OPENAI_REST
-from ovmstrio.serving.ovms_errors import inflated_body
+from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import Task
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.protocols.openai.errors import ErrorForm
+    from ovmstrio.protocols.openai.errors import ErrorFormat
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule, View
 
-__all__ = ["PREFIXES", "Body", "OpenAIApi", "model_of", "read_document"]
+__all__ = ["PREFIXES", "Body", "OpenAIApi", "model_name", "read_document"]
 
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Path prefixes: OVMS's, OpenAI's, and an intermediate one of OVMS."""
@@ -48,21 +48,21 @@ class OpenAIApi:
 
     plane: DataPlane
     max_body_bytes: int
-    form: ErrorForm
+    form: ErrorFormat
 
     def rules(
         self, path: str, method: str, view: View, *, has_tasks: bool = False, prefixes: tuple[str, ...] = PREFIXES
     ) -> list[Rule]:
         """Return the routes of a path below the prefixes; ``has_tasks`` gives the view a nursery."""
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
-        options["need"] = Need.GENERATE
+        options["need"] = Permission.GENERATE
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
     async def body(self, request: HttpRequest) -> Body:
         """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``."""
-        data = await inflated_body(request, self.max_body_bytes)
+        data = await decompressed_body(request, self.max_body_bytes)
         document = await read_document(data)
-        return Body(document, model_of(document), len(data))
+        return Body(document, model_name(document), len(data))
 
     async def call(
         self, request: HttpRequest, name: str, task: Task | None, *, is_stream: bool = False
@@ -75,7 +75,7 @@ class OpenAIApi:
         """
         method = "Stream" if is_stream else "Unary"
         sent_id = request.header("x-request-id") or ""
-        call = partial(call_generative, self.plane, name, task, OPENAI_REST, method, is_stream=is_stream)
+        call = partial(lease_generative, self.plane, name, task, OPENAI_REST, method, is_stream=is_stream)
         try:
             return await call(request_id=sent_id, received=len(request.body))
         except ServiceMissing:
@@ -103,7 +103,7 @@ async def read_document(body: bytes) -> dict[str, Any]:
     return document
 
 
-def model_of(document: dict[str, Any]) -> str:
+def model_name(document: dict[str, Any]) -> str:
     """Return the model that a body names; raise ``InvalidField`` if it is missing or invalid."""
     model = document.get("model")
     if model is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.core.errors import Gathered
+from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Conversation
 from ovmstrio.protocols.openai.deltas import logprob_document
 from ovmstrio.protocols.openai.fields import TOP_LOGPROBS_UNSUPPORTED, Fields, PromptSize
@@ -15,12 +15,12 @@ from ovmstrio.protocols.openai.request_fields import (
     read_stream_options,
     read_tools,
 )
-from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head
+from ovmstrio.protocols.openai.text_endpoint import ChunkStream, ParsedRequest, ResponseBuilder, response_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ovmstrio.core.generation import CallDelta, Finish, GenerationLimits, Piece, TokenLogprob
+    from ovmstrio.core.generation import Finish, GenerationChunk, GenerationLimits, TokenLogprob, ToolCallDelta
     from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
@@ -29,10 +29,10 @@ __all__ = ["Chat"]
 # Responses
 
 
-class _ChatBuilder(WholeTexts):
+class _ChatBuilder(ResponseBuilder):
     def document(self, usage: Usage) -> Mapping[str, Any]:
         return {
-            **answer_head("chatcmpl", "chat.completion", self._model),
+            **response_head("chatcmpl", "chat.completion", self._model),
             "choices": [
                 {
                     "index": index,
@@ -46,12 +46,12 @@ class _ChatBuilder(WholeTexts):
         }
 
 
-class _ChatStream(EventsOfTexts):
-    def __init__(self, model: str, parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), parsed, write_error)
+class _ChatStream(ChunkStream):
+    def __init__(self, model: str, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> None:
+        super().__init__(response_head("chatcmpl", "chat.completion.chunk", model), parsed, write_error)
         self._started: set[int] = set()
 
-    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
+    def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
         """Encode a chunk; the first chunk of a choice is preceded by its role."""
         first = b""
         if index not in self._started:
@@ -73,7 +73,7 @@ class _ChatStream(EventsOfTexts):
         return self._event([choice], usage)
 
 
-def _delta(piece: Piece) -> dict[str, Any]:
+def _delta(piece: GenerationChunk) -> dict[str, Any]:
     delta: dict[str, Any] = {}
     if piece.text:
         delta["content"] = piece.text
@@ -84,7 +84,7 @@ def _delta(piece: Piece) -> dict[str, Any]:
     return delta
 
 
-def _call_delta(call: CallDelta) -> dict[str, Any]:
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     function: dict[str, Any] = {"arguments": call.arguments}
     if not call.id and not call.name:
         return {"index": call.index, "function": function}
@@ -101,9 +101,11 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
 class Chat:
     """Endpoint."""
 
-    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+    def read(
+        self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
+    ) -> ParsedRequest:
         """Parse a body: messages, tools and sampling parameters."""
-        errors = Gathered()
+        errors = ErrorList()
         fields = Fields(document, errors, prompt=PromptSize(limits, "messages"))
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
@@ -117,13 +119,13 @@ class Chat:
             deadline=deadline,
         )
         errors.tell()
-        return Asked((request,), options.tells_usage, options.counts_on)
+        return ParsedRequest((request,), options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, parsed: Asked) -> _ChatBuilder:
+    def whole(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
         """Create a response builder."""
         return _ChatBuilder(body.model, parsed.requests[0].n, has_logprobs=parsed.requests[0].logprobs)
 
-    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ChatStream:
+    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ChatStream:
         """Create a chunk writer."""
         return _ChatStream(body.model, parsed, write_error)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ContextExceeded, Gathered
-from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, check_length, shown
+from ovmstrio.core.errors import ContextLengthExceeded, ErrorList
+from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, check_length, shown
 from ovmstrio.protocols.openai.request_fields import make_request, read_max_tokens, read_stream_options
-from ovmstrio.protocols.openai.text_endpoint import Asked, EventsOfTexts, WholeTexts, answer_head
+from ovmstrio.protocols.openai.text_endpoint import ChunkStream, ParsedRequest, ResponseBuilder, response_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ovmstrio.core.generation import Finish, GenerationLimits, Piece, TokenIds, TokenLogprob
+    from ovmstrio.core.generation import Finish, GenerationChunk, GenerationLimits, TokenIds, TokenLogprob
     from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
@@ -23,10 +23,10 @@ __all__ = ["Completions"]
 
 
 def _head(model: str) -> dict[str, Any]:
-    return answer_head("cmpl", "text_completion", model)
+    return response_head("cmpl", "text_completion", model)
 
 
-class _CompletionBuilder(WholeTexts):
+class _CompletionBuilder(ResponseBuilder):
     def document(self, usage: Usage) -> Mapping[str, Any]:
         choices = [
             _choice(index, "".join(text.text), _logprobs(text.logprobs, 0) if self._has_logprobs else None, text.finish)
@@ -35,12 +35,12 @@ class _CompletionBuilder(WholeTexts):
         return {**_head(self._model), "choices": choices, "usage": usage.document()}
 
 
-class _CompletionStream(EventsOfTexts):
-    def __init__(self, model: str, parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
+class _CompletionStream(ChunkStream):
+    def __init__(self, model: str, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> None:
         super().__init__(_head(model), parsed, write_error)
         self._lengths: dict[int, int] = {}
 
-    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
+    def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""
         logprobs = None
@@ -82,9 +82,11 @@ _MAX_PROMPTS: Final = 1024
 class Completions:
     """Endpoint."""
 
-    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+    def read(
+        self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
+    ) -> ParsedRequest:
         """Parse a body: prompts, as text or token ids, and sampling parameters."""
-        errors = Gathered()
+        errors = ErrorList()
         fields = Fields(document, errors)
         options = read_stream_options(fields, is_stream=is_stream)
         echo = bool(fields.flag("echo"))
@@ -106,14 +108,16 @@ class Completions:
         )
         errors.tell()
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
-        return Asked(requests, options.tells_usage, options.counts_on)
+        return ParsedRequest(requests, options.tells_usage, options.counts_on)
 
-    def whole(self, body: Body, parsed: Asked) -> _CompletionBuilder:
+    def whole(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
         """Create a response builder."""
         first = parsed.requests[0]
         return _CompletionBuilder(body.model, len(parsed.requests) * first.n, has_logprobs=first.logprobs)
 
-    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _CompletionStream:
+    def streamed(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> _CompletionStream:
         """Create a chunk writer."""
         return _CompletionStream(body.model, parsed, write_error)
 
@@ -131,7 +135,7 @@ def _read_logprobs(fields: Fields) -> bool:
     return False
 
 
-def _read_prompts(fields: Fields, limits: GenerationLimits, errors: Gathered) -> list[str | TokenIds]:
+def _read_prompts(fields: Fields, limits: GenerationLimits, errors: ErrorList) -> list[str | TokenIds]:
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         if not prompt:
@@ -156,7 +160,9 @@ def _read_prompts(fields: Fields, limits: GenerationLimits, errors: Gathered) ->
     return [parsed for at, each in enumerate(prompt) for parsed in _read_one(fields, each, at, limits, errors)]
 
 
-def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, errors: Gathered) -> list[str | TokenIds]:
+def _read_one(
+    fields: Fields, prompt: Any, at: int, limits: GenerationLimits, errors: ErrorList
+) -> list[str | TokenIds]:
     name = f"prompt[{at}]"
     if prompt and isinstance(prompt, str):
         check_length(prompt, limits, name, errors)
@@ -172,15 +178,15 @@ def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, er
 
 
 def _read_tokens(
-    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, errors: Gathered
+    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, errors: ErrorList
 ) -> list[str | TokenIds]:
     most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
     if len(prompt) > most_tokens:
         message = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
-        errors.add(ContextExceeded(message, field=name))
+        errors.add(ContextLengthExceeded(message, field=name))
         return []
     most = limits.vocabulary_size or 2**31
-    if not are_tokens(prompt, most):
+    if not are_token_ids(prompt, most):
         fields.refuse(name, f"{name}: expected at least one token id, from 0 to {most - 1}")
         return []
     return [tuple(prompt)]

@@ -12,14 +12,14 @@ from ovmstrio.core.generation import Finish
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.generation import Piece, TokenLogprob
+    from ovmstrio.core.generation import GenerationChunk, TokenLogprob
 
-__all__ = ["DONE", "JoinedText", "write_event"]
+__all__ = ["DONE", "ChoiceText", "encode_event"]
 
 DONE: Final = b"data: [DONE]\n\n"
 
 
-def write_event(document: Mapping[str, Any]) -> bytes:
+def encode_event(document: Mapping[str, Any]) -> bytes:
     """Encode a document as an unnamed event."""
     return b"data: %b\n\n" % orjson.dumps(document)
 
@@ -35,7 +35,7 @@ def logprob_document(token: TokenLogprob) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class JoinedText:
+class ChoiceText:
     """Everything generated for one choice."""
 
     text: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class JoinedText:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish = Finish.STOP
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: GenerationChunk) -> None:
         """Append a delta."""
         self.text.append(piece.text)
         self.reasoning.append(piece.reasoning)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import orjson
 import trio
 
-from ovmstrio.core.errors import Gathered, InvalidField
+from ovmstrio.core.errors import ErrorList, InvalidField
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
-from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_tokens, shown
-from ovmstrio.protocols.openai.text_endpoint import read_apart
-from ovmstrio.serving.generation_calls import charge_caller
+from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, shown
+from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
+from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
     async def embed(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        inputs, is_base64, dimensions = await read_apart(partial(_read, body.document), body)
+        inputs, is_base64, dimensions = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
             embeddings = await cast("Embedder", call.service).embed(inputs)
-            charge_caller(embeddings.tokens)
+            charge_tokens(embeddings.tokens)
             if dimensions not in (None, embeddings.vectors.shape[1]):
                 message = f"this model supports only {embeddings.vectors.shape[1]} dimensions"
                 raise InvalidField(message, field="dimensions", got=str(dimensions))
@@ -60,7 +60,7 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
 def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None]:
     """Return the inputs, whether base64 is requested, and the dimensions."""
-    errors = Gathered()
+    errors = ErrorList()
     fields = Fields(document, errors)
     form = fields.get("encoding_format")
     if form is not None and form not in _FORMATS:
@@ -108,7 +108,7 @@ def _read_tokens(fields: Fields, name: str, given: list[Any]) -> Sequence[TokenI
     if len(given) > MAX_PROMPT_TOKENS:
         fields.refuse(name, f"{name}: expected at most {MAX_PROMPT_TOKENS} tokens", got=str(len(given)))
         return []
-    if given and not are_tokens(given, _TOKEN_ID_LIMIT):
+    if given and not are_token_ids(given, _TOKEN_ID_LIMIT):
         invalid = next(each for each in given if type(each) is not int or not 0 <= each < _TOKEN_ID_LIMIT)
         fields.refuse(name, f"{name}: expected token ids", got=shown(invalid))
         return []

@@ -23,8 +23,8 @@ from ovmstrio.core.errors import (
     Unauthenticated,
 )
 from ovmstrio.serving.interfaces import GRAPH_MISSING
-from ovmstrio.transport.http.responses import error_answer, json_answer, retry_after
-from ovmstrio.transport.statuses import status_of
+from ovmstrio.transport.http.responses import error_response, json_response, retry_after_headers
+from ovmstrio.transport.statuses import error_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import HttpAnswer
 
-__all__ = ["FORMS", "ErrorForm", "OpenAIErrors"]
+__all__ = ["ERROR_FORMATS", "ErrorFormat", "OpenAIErrors"]
 
 _MAX_MESSAGE_CHARACTERS: Final = 4096
 _FAILURE: Final = "internal error; the server's log has the details"
@@ -40,7 +40,7 @@ _CLIENT_ERROR: Final = "invalid_request_error"
 _SERVER_ERROR: Final = "server_error"
 
 
-class ErrorForm(ABC):
+class ErrorFormat(ABC):
     """Error format."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class ErrorForm(ABC):
         """Encode an error that ends a started stream."""
 
 
-class OpenAIErrors(ErrorForm):
+class OpenAIErrors(ErrorFormat):
     """OpenAI's format, ``{"error": {"message", "type", "param", "code"}}``.
 
     OpenAI's clients retry status 408, 409, 429 and 5xx, so a client error never has one of these statuses.
@@ -60,12 +60,12 @@ class OpenAIErrors(ErrorForm):
 
     def refuse(self, error: Exception) -> HttpAnswer:
         """Convert an error to a response."""
-        answer = json_answer(self.document(error), _status(error))
-        return answer.with_headers(retry_after(error)) if isinstance(error, ServerError) else answer
+        answer = json_response(self.document(error), _status(error))
+        return answer.with_headers(retry_after_headers(error)) if isinstance(error, ServerError) else answer
 
     def event(self, error: Exception) -> bytes:
         """Encode an error as an event, which OpenAI's clients raise; no ``[DONE]`` follows."""
-        return b"data: %b\n\n" % json_answer(self.document(error)).content
+        return b"data: %b\n\n" % json_response(self.document(error)).content
 
     def document(self, error: Exception) -> Mapping[str, Any]:
         """Return the error document."""
@@ -90,7 +90,7 @@ def _status(error: Exception) -> int:
         case Overloaded():
             return 429
         case ServerError():
-            return status_of(error).http
+            return error_status(error).http
     return 500
 
 
@@ -119,24 +119,26 @@ _READ_FIRST: Final = frozenset({"model", "stream"})  # Fields that OVMS parses b
 _PRECONDITION_FAILED: Final = 412
 
 
-class _OvmsErrors(ErrorForm):
+class _OvmsErrors(ErrorFormat):
     """OVMS's format, ``{"error": text}``, with its texts and statuses."""
 
     def refuse(self, error: Exception) -> HttpAnswer:
         match error:
             case ServiceMissing():
-                return json_answer({"error": GRAPH_MISSING}, 404)
+                return json_response({"error": GRAPH_MISSING}, 404)
             case MalformedJson():
-                return json_answer({"error": f"{_NOT_JSON} - {error.message.partition(':')[0]}"}, _PRECONDITION_FAILED)
+                return json_response(
+                    {"error": f"{_NOT_JSON} - {error.message.partition(':')[0]}"}, _PRECONDITION_FAILED
+                )
             case InvalidField() if error.field in _READ_FIRST:
-                return json_answer({"error": f"{_NOT_JSON} - {error.plain}"}, _PRECONDITION_FAILED)
+                return json_response({"error": f"{_NOT_JSON} - {error.plain}"}, _PRECONDITION_FAILED)
             case InvalidField():
-                return json_answer({"error": _NODE_ERROR_PREFIX + error.plain}, 400)
-        return error_answer(error)
+                return json_response({"error": _NODE_ERROR_PREFIX + error.plain}, 400)
+        return error_response(error)
 
     def event(self, error: Exception) -> bytes:
         return orjson.dumps({"error": error.message if isinstance(error, ServerError) else _FAILURE})
 
 
-FORMS: Final[Mapping[str, ErrorForm]] = {"openai": OpenAIErrors(), "ovms": _OvmsErrors()}
+ERROR_FORMATS: Final[Mapping[str, ErrorFormat]] = {"openai": OpenAIErrors(), "ovms": _OvmsErrors()}
 """Formats by the values of ``--openai_errors``."""

@@ -13,7 +13,7 @@ from ovmstrio.util.truncation import MAX_ITEMS, size_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ovmstrio.core.errors import Gathered
+    from ovmstrio.core.errors import ErrorList
     from ovmstrio.core.generation import GenerationLimits
 
 __all__ = [
@@ -21,10 +21,10 @@ __all__ = [
     "MAX_PROMPT_TOKENS",
     "Fields",
     "PromptSize",
-    "are_tokens",
+    "are_token_ids",
+    "check_ignored_fields",
+    "check_ignored_responses_fields",
     "check_length",
-    "check_passed_over",
-    "check_passed_over_of_responses",
     "type_of",
 ]
 
@@ -103,13 +103,13 @@ class PromptSize:
             raise prompt_too_long(self._limits, self._field, self.characters)
 
 
-def check_length(text: str, limits: GenerationLimits, field: str, errors: Gathered) -> None:
+def check_length(text: str, limits: GenerationLimits, field: str, errors: ErrorList) -> None:
     """Record an error if a text cannot fit the model's context because of its length."""
     if len(text) > limits.max_characters:
         errors.add(prompt_too_long(limits, field, len(text)))
 
 
-def are_tokens(values: list[Any], most: int) -> bool:
+def are_token_ids(values: list[Any], most: int) -> bool:
     """Return whether a list is not empty and has only token ids below ``most``."""
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < most
 
@@ -123,7 +123,7 @@ class Fields:
     __slots__ = ("_at", "_document", "_errors", "prompt")
 
     def __init__(
-        self, document: Mapping[str, Any], errors: Gathered, at: str = "", prompt: PromptSize | None = None
+        self, document: Mapping[str, Any], errors: ErrorList, at: str = "", prompt: PromptSize | None = None
     ) -> None:
         self._document = document
         self._errors = errors
@@ -281,7 +281,7 @@ _TRUNCATION: Final = "truncation"
 _DISABLED: Final = "disabled"
 
 
-def check_passed_over(fields: Fields) -> None:
+def check_ignored_fields(fields: Fields) -> None:
     """Check the types of ignored fields that all text endpoints accept."""
     for name in _TEXT_FIELDS:
         fields.text(name)
@@ -289,7 +289,7 @@ def check_passed_over(fields: Fields) -> None:
         fields.mapping(name)
 
 
-def check_passed_over_of_responses(fields: Fields) -> None:
+def check_ignored_responses_fields(fields: Fields) -> None:
     """Check the types of ignored fields of the Responses API, and refuse unsupported ones."""
     fields.mapping("stream_options")
     fields.unsigned("max_tool_calls", least=1)

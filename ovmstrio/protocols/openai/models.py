@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
 from ovmstrio.serving.kind import Takes
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["model_document", "model_rules", "told_with_state"]
+__all__ = ["model_document", "model_rules", "openai_status_fields"]
 
 _OWNER: Final = "OVMS"
 _STARTED: Final = int(time.time())
@@ -31,12 +31,12 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
         names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
-        return json_answer({"object": "list", "data": [model_document(name) for name in names]})
+        return json_response({"object": "list", "data": [model_document(name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
         if name not in _loaded(api.plane):
             raise api.missing(name)
-        return json_answer(model_document(name))
+        return json_response(model_document(name))
 
     return [
         *api.rules("/models", "GET", every),
@@ -50,7 +50,7 @@ def model_document(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
 
 
-def told_with_state(plane: DataPlane, name: str) -> Mapping[str, Any]:
+def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
     return model_document(name) if _tasks(plane, name) else {}
 

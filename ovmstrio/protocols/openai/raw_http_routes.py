@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from ovmstrio.auth.credential_headers import without_proof
+from ovmstrio.auth.credential_headers import strip_credentials
 from ovmstrio.core.errors import (
     GraphFailure,
     InvalidField,
@@ -27,21 +27,21 @@ from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, pa
 from ovmstrio.protocols.openai.deltas import DONE
 from ovmstrio.serving.interfaces import OPENAI_REST
 from ovmstrio.serving.kind import Takes
-from ovmstrio.serving.ovms_errors import inflated_body
-from ovmstrio.transport.http.deadlines import deadline_of
-from ovmstrio.transport.http.event_streams import answer_with_events
+from ovmstrio.serving.ovms_errors import decompressed_body
+from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.event_streams import stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.payloads import PayloadDocument, PayloadService
+    from ovmstrio.core.payloads import RawDocument, RawHttpService
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.event_streams import EventSink
 
-__all__ = ["answer_payload", "takes_payloads"]
+__all__ = ["accepts_raw_requests", "answer_raw_request"]
 
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
@@ -52,22 +52,22 @@ _DONE: Final = frozenset({b"[DONE]", b"data: [DONE]", b"data:[DONE]"})
 _CHANGED_HEADERS: Final = frozenset({"content-encoding", "content-length"})
 
 
-async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> HttpAnswer | None:
+async def answer_raw_request(api: OpenAIApi, request: HttpRequest, path: str) -> HttpAnswer | None:
     """Pass a request to the service that it addresses; None if there is none.
 
     ``path`` is the path after the prefix; the route must have a nursery.  Raises ``PayloadTooLarge`` for request or
     response.
     """
-    body = await inflated_body(request, api.max_body_bytes)
+    body = await decompressed_body(request, api.max_body_bytes)
     document = await _read_document(body)
     name = _find_service(api.plane, (document.get("model"), path, path.partition("/")[0]))
     if not name:
         return None
-    headers = tuple(line for line in without_proof(request.headers) if line[0] not in _CHANGED_HEADERS)
+    headers = tuple(line for line in strip_credentials(request.headers) if line[0] not in _CHANGED_HEADERS)
     answering = _RawCall(api, name, request._replace(body=body, headers=headers))
     try:
         if document.get("stream") is True or _EVENTS in (request.header("accept") or ""):
-            return await answer_with_events(request, answering.stream, api.form.event)
+            return await stream_events(request, answering.stream, api.form.event)
         return await answering.answer_whole()
     except ServiceMissing:
         return None
@@ -105,18 +105,18 @@ def _find_service(plane: DataPlane, names: Sequence[Any]) -> str:
             return name
         except ServerError:
             continue
-        if Takes.PAYLOADS in takes and cast("PayloadService", service).takes_payloads:
+        if Takes.PAYLOADS in takes and cast("RawHttpService", service).takes_payloads:
             return name
     return ""
 
 
-def takes_payloads(plane: DataPlane, name: str) -> bool:
+def accepts_raw_requests(plane: DataPlane, name: str) -> bool:
     """Return whether a loaded service accepts raw HTTP requests."""
     try:
         service = plane.registry.peek(name) if Takes.PAYLOADS in plane.registry.takes_of(name) else None
     except ServerError:
         return False
-    return service is not None and cast("PayloadService", service).takes_payloads
+    return service is not None and cast("RawHttpService", service).takes_payloads
 
 
 class _RawCall:
@@ -125,24 +125,24 @@ class _RawCall:
         self._name = name
         self._request = request
 
-    async def _call(self, *, is_stream: bool) -> tuple[ObservedCall, PayloadService]:
+    async def _call(self, *, is_stream: bool) -> tuple[ObservedCall, RawHttpService]:
         request = self._request
         method = "Stream" if is_stream else "Unary"
         sent_id, size = request.header("x-request-id") or "", len(request.body)
         call = await self._api.plane.call(
             self._name, OPENAI_REST, method, request_id=sent_id, received=size, is_stream=is_stream
         )
-        service = cast("PayloadService", call.service)
+        service = cast("RawHttpService", call.service)
         if Takes.PAYLOADS in call.takes and service.takes_payloads:
             return call, service
         with call:
             raise ServiceMissing(f'"{self._name}" does not accept HTTP requests')
 
     async def answer_whole(self) -> HttpAnswer:
-        deadline = deadline_of(self._request)
+        deadline = request_deadline(self._request)
         call, service = await self._call(is_stream=False)
         with call:
-            found: list[PayloadDocument] = []
+            found: list[RawDocument] = []
             size = 0
             async with service.open_payload(self._request, deadline) as documents:
                 while (document := await documents.receive()) is not None:
@@ -156,7 +156,7 @@ class _RawCall:
 
     async def stream(self, events: EventSink) -> None:
         """Send an event per document; text paths end with ``[DONE]``."""
-        deadline = deadline_of(self._request)
+        deadline = request_deadline(self._request)
         has_names = self._request.path.endswith(_NAMED)
         is_text = self._request.path.endswith((*_TEXTS, _NAMED))
         call, service = await self._call(is_stream=True)
@@ -172,7 +172,7 @@ class _RawCall:
                 await events.send(DONE)
 
 
-def _join_documents(documents: Sequence[PayloadDocument]) -> HttpAnswer:
+def _join_documents(documents: Sequence[RawDocument]) -> HttpAnswer:
     """Join documents: several JSON documents into a list, others by concatenation."""
     if not documents:
         return HttpAnswer(204)
@@ -189,7 +189,7 @@ def _join_documents(documents: Sequence[PayloadDocument]) -> HttpAnswer:
     return HttpAnswer(200, (("content-type", types[0]),), data)
 
 
-def _event(document: PayloadDocument, *, has_name: bool) -> bytes:
+def _event(document: RawDocument, *, has_name: bool) -> bytes:
     """Encode a document as an event, optionally named by its ``type``; binary data is an encoded event already."""
     if document.media_type != _JSON and not document.media_type.startswith("text/"):
         return document.data

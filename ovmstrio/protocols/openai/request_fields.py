@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling
-from ovmstrio.protocols.openai.fields import MAX_NAME_CHARACTERS, Fields, check_passed_over, shown
+from ovmstrio.protocols.openai.fields import MAX_NAME_CHARACTERS, Fields, check_ignored_fields, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
 
 __all__ = [
-    "flattened",
+    "content_text",
     "make_request",
     "read_max_tokens",
     "read_messages",
     "read_response_format",
+    "read_role",
     "read_stream_options",
     "read_tools",
-    "role_of",
 ]
 
 # Sampling
@@ -394,7 +394,7 @@ def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     return tuple(_read_chat_message(each) for each in objects)
 
 
-def role_of(fields: Fields) -> str:
+def read_role(fields: Fields) -> str:
     """Return the role, in the names that chat templates know."""
     role = fields.word("role")
     if role is None or role == "":
@@ -407,7 +407,7 @@ def role_of(fields: Fields) -> str:
 
 
 def _read_chat_message(fields: Fields) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role_of(fields), "content": flattened(fields, "content")}
+    message: dict[str, Any] = {"role": read_role(fields), "content": content_text(fields, "content")}
     for name in _PASSED_FIELDS:
         text = fields.prompt_text(name, "Invalid message structure")
         if text is not None:
@@ -443,7 +443,7 @@ def _read_arguments(function: Fields) -> str:
     return "{}" if arguments is None else orjson.dumps(arguments).decode()
 
 
-def flattened(fields: Fields, name: str) -> str:
+def content_text(fields: Fields, name: str) -> str:
     """Return the content, a string or a list of parts, as a string."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
@@ -527,5 +527,5 @@ def make_request(
         deadline=deadline,
     )
     _refuse_unsupported(fields)
-    check_passed_over(fields)
+    check_ignored_fields(fields)
     return request

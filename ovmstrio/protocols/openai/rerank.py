@@ -9,14 +9,14 @@ from uuid import uuid4
 import orjson
 import trio
 
-from ovmstrio.core.errors import Gathered
+from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.encoding.json_output import text_pieces
 from ovmstrio.protocols.openai.api import PREFIXES
 from ovmstrio.protocols.openai.fields import Fields, shown
-from ovmstrio.protocols.openai.text_endpoint import read_apart
-from ovmstrio.serving.generation_calls import charge_caller
+from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
+from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
 from ovmstrio.util.truncation import AT_ONCE
 
@@ -48,10 +48,10 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
 
     async def rerank(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        parsed = await read_apart(partial(_read, body.document), body)
+        parsed = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.RERANK) as call:
             scores, tokens = await cast("Reranker", call.service).rerank(parsed.query, parsed.documents)
-            charge_caller(tokens)
+            charge_tokens(tokens)
             write = partial(_write, body.model, parsed, scores, tokens)
             returned = sum(map(len, parsed.documents)) if parsed.returns_documents else 0
             content = write() if returned <= AT_ONCE else await trio.to_thread.run_sync(write)
@@ -63,7 +63,7 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def _read(document: Mapping[str, Any]) -> _RerankRequest:
-    errors = Gathered()
+    errors = ErrorList()
     fields = Fields(document, errors)
     query = fields.text("query", "query is not a string")
     if document.get("query") is None:

@@ -10,24 +10,24 @@ from uuid import uuid4
 
 import orjson
 
-from ovmstrio.core.errors import Gathered, ServerError
+from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.protocols.openai.deltas import DONE, logprob_document
-from ovmstrio.protocols.openai.fields import Fields, PromptSize, check_passed_over_of_responses, shown
+from ovmstrio.protocols.openai.fields import Fields, PromptSize, check_ignored_responses_fields, shown
 from ovmstrio.protocols.openai.request_fields import (
-    flattened,
+    content_text,
     make_request,
     read_max_tokens,
     read_response_format,
+    read_role,
     read_tools,
-    role_of,
 )
-from ovmstrio.protocols.openai.text_endpoint import Asked
+from ovmstrio.protocols.openai.text_endpoint import ParsedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ovmstrio.core.generation import GenerationLimits, Piece, TokenLogprob
+    from ovmstrio.core.generation import GenerationChunk, GenerationLimits, TokenLogprob
     from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
@@ -62,12 +62,12 @@ def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
 def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
     kind = item.word("type")
     if kind is None or kind == "message":
-        messages.append({"role": role_of(item), "content": flattened(item, "content")})
+        messages.append({"role": read_role(item), "content": content_text(item, "content")})
     elif kind == "function_call":
         _add_tool_call(messages, item)
     elif kind == "function_call_output":
         call_id = item.prompt_text("call_id") or ""
-        messages.append({"role": "tool", "tool_call_id": call_id, "content": flattened(item, "output")})
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": content_text(item, "output")})
     elif not isinstance(kind, str) or kind not in _IGNORED_ITEMS:
         item.refuse("type", "Unsupported input item type", got=shown(kind))
 
@@ -220,7 +220,7 @@ class _OutputItems:
         """Return all documents; ``status`` applies to an open last item."""
         return [*self._ended, *([] if self._open is None else [self._open.document(status)])]
 
-    def take(self, piece: Piece) -> Iterator[_Event]:
+    def take(self, piece: GenerationChunk) -> Iterator[_Event]:
         """Append a delta and yield its events."""
         if piece.reasoning:
             if not isinstance(self._open, _Reasoning):
@@ -268,7 +268,7 @@ class _OutputItems:
 
 
 class _Response:
-    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: ParsedRequest) -> None:
         request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
         self._head = {
@@ -306,12 +306,12 @@ class _Response:
 
 
 class _ResponseBuilder:
-    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: ParsedRequest) -> None:
         self._response = _Response(model, document, parsed)
         self._items = _OutputItems()
         self._status = "completed"
 
-    def take(self, index: int, piece: Piece) -> None:
+    def take(self, index: int, piece: GenerationChunk) -> None:
         del index
         for _ in self._items.take(piece):
             pass
@@ -324,7 +324,7 @@ class _ResponseBuilder:
 
 
 class _ResponseStream:
-    def __init__(self, model: str, document: Mapping[str, Any], parsed: Asked) -> None:
+    def __init__(self, model: str, document: Mapping[str, Any], parsed: ParsedRequest) -> None:
         self._response = _Response(model, document, parsed)
         self._items = _OutputItems()
         self._status = "completed"
@@ -334,7 +334,7 @@ class _ResponseStream:
         document = {"response": self._response.document("in_progress", (), None)}
         return self._encode((_Event("created", document), _Event("in_progress", document)))
 
-    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
+    def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
         del index, usage
         self._status = _status(piece, self._status)
         return self._encode(self._items.take(piece))
@@ -357,7 +357,7 @@ class _ResponseStream:
         return b"".join(written)
 
 
-def _status(piece: Piece, status: str) -> str:
+def _status(piece: GenerationChunk, status: str) -> str:
     return "incomplete" if piece.finish is Finish.LENGTH else status
 
 
@@ -398,9 +398,11 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 class Responses:
     """Endpoint."""
 
-    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+    def read(
+        self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
+    ) -> ParsedRequest:
         """Parse a body: instructions, input, tools and sampling parameters."""
-        errors = Gathered()
+        errors = ErrorList()
         fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
         messages = _read_input(fields)
@@ -424,17 +426,17 @@ class Responses:
         for name, reason in _UNSUPPORTED.items():
             if fields.get(name):
                 fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
-        check_passed_over_of_responses(fields)
+        check_ignored_responses_fields(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")
         errors.tell()
-        return Asked((replace(request, grammar=grammar or request.grammar),))
+        return ParsedRequest((replace(request, grammar=grammar or request.grammar),))
 
-    def whole(self, body: Body, parsed: Asked) -> _ResponseBuilder:
+    def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
         return _ResponseBuilder(body.model, body.document, parsed)
 
-    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
         """Create an event writer, which encodes failures itself."""
         del write_error
         return _ResponseStream(body.model, body.document, parsed)

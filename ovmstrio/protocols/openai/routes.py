@@ -12,20 +12,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import OpenAIApi
 from ovmstrio.protocols.openai.embeddings import embedding_rules
-from ovmstrio.protocols.openai.errors import FORMS
+from ovmstrio.protocols.openai.errors import ERROR_FORMATS
 from ovmstrio.protocols.openai.models import model_rules
-from ovmstrio.protocols.openai.raw_http_routes import answer_payload
+from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
 from ovmstrio.protocols.openai.speech import speech_rules
 from ovmstrio.protocols.openai.text_documents import TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def _health_rules(api: OpenAIApi) -> list[Rule]:
         readiness = api.plane.readiness()
         if not readiness.ready:
             raise NotReady(f"Server is not ready - {readiness.reason}")
-        return json_answer({"status": "ok"})
+        return json_response({"status": "ok"})
 
-    return [rule("/health", "GET", health, is_hot=True, need=Need.NOTHING)]
+    return [rule("/health", "GET", health, is_hot=True, need=Permission.NOTHING)]
 
 
 # Unsupported and unknown paths
@@ -63,7 +63,7 @@ def _image_rules(api: OpenAIApi) -> list[Rule]:
 
     async def refuse(request: HttpRequest) -> HttpAnswer:
         path = next(path for path in _UNSUPPORTED if request.path.endswith(path))
-        answered = await answer_payload(api, request, path.removeprefix("/"))
+        answered = await answer_raw_request(api, request, path.removeprefix("/"))
         if answered is not None:
             return answered
         raise InvalidField(f"{request.path}: {_UNSUPPORTED[path]}", code="unsupported")
@@ -79,7 +79,7 @@ def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
         methods = {method for rule in known if rule.pattern.fullmatch(request.path) for method in rule.methods}
         if methods:
             raise MethodNotAllowed(f"{target}: use {' or '.join(sorted(methods - {'HEAD'}))}")
-        answered = await answer_payload(api, request, path.removeprefix("v1/"))
+        answered = await answer_raw_request(api, request, path.removeprefix("v1/"))
         if answered is not None:
             return answered
         raise NotFound(f"{target}: unknown path {path!r:.80}; see /openapi.json")
@@ -109,7 +109,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
 
 
 def openai_rules(plane: DataPlane, max_body_bytes: int, errors: str = "openai") -> list[Rule]:
-    """Return the routes over one data plane; ``errors`` is a key of ``FORMS``."""
-    api = OpenAIApi(plane, max_body_bytes, FORMS[errors])
+    """Return the routes over one data plane; ``errors`` is a key of ``ERROR_FORMATS``."""
+    api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
     return [*rules, *_catch_all_rules(api, rules)]

@@ -7,16 +7,16 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ovmstrio.core.errors import Gathered
+from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.speech import SoundForm, SpeechRequest
-from ovmstrio.protocols.openai.deltas import write_event
+from ovmstrio.core.speech import AudioFormat, SpeechRequest
+from ovmstrio.protocols.openai.deltas import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
-from ovmstrio.protocols.openai.raw_http_routes import answer_payload
+from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_speech
-from ovmstrio.transport.http.deadlines import deadline_of
-from ovmstrio.transport.http.event_streams import UNBUFFERED, answer_with_events
+from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.event_streams import NO_PROXY_BUFFERING, stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["speech_rules"]
 
 _PATH: Final = "/audio/speech"
-_TYPES: Final[Mapping[SoundForm, str]] = {
-    SoundForm.WAV: "audio/wav",
-    SoundForm.PCM: "audio/pcm",
-    SoundForm.FLAC: "audio/flac",
-    SoundForm.MP3: "audio/mpeg",
-    SoundForm.OPUS: "audio/ogg",
+_TYPES: Final[Mapping[AudioFormat, str]] = {
+    AudioFormat.WAV: "audio/wav",
+    AudioFormat.PCM: "audio/pcm",
+    AudioFormat.FLAC: "audio/flac",
+    AudioFormat.MP3: "audio/mpeg",
+    AudioFormat.OPUS: "audio/ogg",
 }
-_LENGTH_IN_HEADER: Final = frozenset({SoundForm.WAV, SoundForm.FLAC})
+_LENGTH_IN_HEADER: Final = frozenset({AudioFormat.WAV, AudioFormat.FLAC})
 """Formats whose header has the length; sent complete unless a stream is requested."""
 
 _AUDIO, _EVENTS = "audio", "sse"
@@ -56,17 +56,17 @@ def speech_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes; a graph that accepts raw requests may answer instead."""
 
     async def speak(request: HttpRequest) -> HttpAnswer:
-        answered = await answer_payload(api, request, _PATH.removeprefix("/"))
+        answered = await answer_raw_request(api, request, _PATH.removeprefix("/"))
         if answered is not None:
             return answered
         body = await api.body(request)
-        parsed = _read(body.document, deadline_of(request))
+        parsed = _read(body.document, request_deadline(request))
         stream = partial(_stream, api, request, body, parsed)
         if parsed.has_events:
-            return await answer_with_events(request, stream, api.form.event)
+            return await stream_events(request, stream, api.form.event)
         headers: Headers = (("content-type", _TYPES[parsed.request.form]),)
         if parsed.request.is_streamed:
-            return await answer_with_events(request, stream, None, (*headers, UNBUFFERED))
+            return await stream_events(request, stream, None, (*headers, NO_PROXY_BUFFERING))
         return await _answer_complete(api, request, body, parsed.request, headers)
 
     return api.rules(_PATH, "POST", speak, has_tasks=True)
@@ -98,19 +98,21 @@ async def _stream(api: OpenAIApi, request: HttpRequest, body: Body, parsed: _Par
                     await send(_delta(part.audio) if parsed.has_events else part.audio)
         if parsed.has_events:
             usage = {"type": "duration", "seconds": math.ceil(seconds)}
-            await send(write_event({"type": "speech.audio.done", "usage": usage}))
+            await send(encode_event({"type": "speech.audio.done", "usage": usage}))
 
 
 def _delta(audio: bytes) -> bytes:
-    return write_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+    return encode_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
 
 
 def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
-    errors = Gathered()
+    errors = ErrorList()
     fields = Fields(document, errors)
     stream = fields.choice("stream_format", (_AUDIO, _EVENTS), "stream_format field is not a string")
-    forms = tuple(each.value for each in SoundForm)
-    form = SoundForm(fields.choice("response_format", forms, "response_format field is not a string") or SoundForm.WAV)
+    forms = tuple(each.value for each in AudioFormat)
+    form = AudioFormat(
+        fields.choice("response_format", forms, "response_format field is not a string") or AudioFormat.WAV
+    )
     is_streamed = stream is not None or form not in _LENGTH_IN_HEADER
     text = _read_text(fields, is_streamed=is_streamed)
     voice = fields.name_text("voice", "voice field is not a string")

@@ -11,26 +11,26 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.callers import allowance_of_caller
+from ovmstrio.core.callers import current_quota
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.payloads import PayloadDocument
-from ovmstrio.protocols.openai.api import Body, model_of, read_document
+from ovmstrio.core.payloads import RawDocument
+from ovmstrio.protocols.openai.api import Body, model_name, read_document
 from ovmstrio.protocols.openai.chat import Chat
 from ovmstrio.protocols.openai.completions import Completions
 from ovmstrio.protocols.openai.errors import OpenAIErrors
 from ovmstrio.protocols.openai.responses import Responses
-from ovmstrio.protocols.openai.text_endpoint import Usage, generate_all, is_stream, read_apart
-from ovmstrio.transport.http.deadlines import deadline_of
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.protocols.openai.text_endpoint import Usage, generate_all, is_stream, parse_off_loop
+from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from ovmstrio.core.generation import Piece, TextGenerator
+    from ovmstrio.core.generation import GenerationChunk, TextGenerator
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.protocols.openai.text_endpoint import Asked, TextEndpoint
+    from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, TextEndpoint
 
-__all__ = ["TEXT_ENDPOINTS", "OpenAITexts"]
+__all__ = ["TEXT_ENDPOINTS", "OpenAITextApi"]
 
 _JSON: Final = "application/json"
 _DATA: Final = b"data: "
@@ -42,22 +42,22 @@ TEXT_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
 }
 
 
-class OpenAITexts:
-    """Text endpoints for graph nodes; see :class:`ovmstrio.core.payloads.TextApi`."""
+class OpenAITextApi:
+    """Text endpoints for graph nodes; see :class:`ovmstrio.core.payloads.TextApiAdapter`."""
 
     async def answer(
-        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[PayloadDocument], Awaitable[None]]
+        self, model: TextGenerator, name: str, request: HttpRequest, send: Callable[[RawDocument], Awaitable[None]]
     ) -> None:
         """Answer a request with a model; the path selects the endpoint.  The caller is charged for the tokens."""
         endpoint = _endpoint_of(request.path)
         document = await read_document(request.body)
-        body = Body(document, model_of({"model": name, **document}), len(request.body))
-        allowance = allowance_of_caller()
+        body = Body(document, model_name({"model": name, **document}), len(request.body))
+        allowance = current_quota()
         if allowance is not None:
             allowance.check_tokens()
-        streams, deadline = is_stream(body), deadline_of(request)
+        streams, deadline = is_stream(body), request_deadline(request)
         read = partial(endpoint.read, document, model.limits, is_stream=streams, deadline=deadline)
-        parsed = await read_apart(read, body)
+        parsed = await parse_off_loop(read, body)
         answer = _stream if streams else _answer_complete
         await answer(endpoint, model, body, parsed, send)
 
@@ -74,32 +74,32 @@ async def _answer_complete(
     endpoint: TextEndpoint,
     model: TextGenerator,
     body: Body,
-    parsed: Asked,
-    send: Callable[[PayloadDocument], Awaitable[None]],
+    parsed: ParsedRequest,
+    send: Callable[[RawDocument], Awaitable[None]],
 ) -> None:
     builder, usage = endpoint.whole(body, parsed), Usage()
 
-    async def take(index: int, piece: Piece) -> None:
+    async def take(index: int, piece: GenerationChunk) -> None:
         builder.take(index, piece)
 
     await generate_all(model, parsed.requests, usage, take)
-    await send(PayloadDocument(json_answer(builder.document(usage)).content, _JSON))
+    await send(RawDocument(json_response(builder.document(usage)).content, _JSON))
 
 
 async def _stream(
     endpoint: TextEndpoint,
     model: TextGenerator,
     body: Body,
-    parsed: Asked,
-    send: Callable[[PayloadDocument], Awaitable[None]],
+    parsed: ParsedRequest,
+    send: Callable[[RawDocument], Awaitable[None]],
 ) -> None:
     streamed, usage = endpoint.streamed(body, parsed, OpenAIErrors().event), Usage()
 
     async def send_all(events: bytes) -> None:
         for data in _data_of(events):
-            await send(PayloadDocument(data, _JSON))
+            await send(RawDocument(data, _JSON))
 
-    async def take(index: int, piece: Piece) -> None:
+    async def take(index: int, piece: GenerationChunk) -> None:
         await send_all(streamed.write(index, piece, usage))
 
     await generate_all(model, parsed.requests, usage, take, lambda: send_all(streamed.begin()))

@@ -18,18 +18,18 @@ import trio
 
 from ovmstrio.core.errors import InvalidField, ServerError
 from ovmstrio.core.generation import Task
-from ovmstrio.protocols.openai.deltas import DONE, JoinedText, write_event
+from ovmstrio.protocols.openai.deltas import DONE, ChoiceText, encode_event
 from ovmstrio.protocols.openai.fields import type_of
-from ovmstrio.protocols.openai.raw_http_routes import answer_payload, takes_payloads
+from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.serving.generation_calls import open_generation
-from ovmstrio.transport.http.deadlines import deadline_of
-from ovmstrio.transport.http.event_streams import answer_with_events
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.event_streams import stream_events
+from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ovmstrio.core.generation import GenerationLimits, GenerationRequest, Piece, TextGenerator
+    from ovmstrio.core.generation import GenerationChunk, GenerationLimits, GenerationRequest, TextGenerator
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
     from ovmstrio.serving.calls import ObservedCall
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
 
 __all__ = [
-    "Asked",
-    "EventsOfTexts",
+    "ChunkStream",
+    "ParsedRequest",
+    "ResponseBuilder",
     "TextEndpoint",
     "Usage",
-    "WholeTexts",
-    "answer_head",
     "generate_all",
     "is_stream",
-    "read_apart",
+    "parse_off_loop",
+    "response_head",
     "text_rules",
 ]
 
@@ -55,7 +55,7 @@ _MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the
 _MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of one body
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """Parsed body: a request per prompt; usage at the end (``tells_usage``) or in every chunk (``counts_on``)."""
 
     requests: tuple[GenerationRequest, ...]
@@ -86,7 +86,7 @@ class Usage:
 class _ResponseBuilder(Protocol):
     """Builder of a complete response; ``index`` counts the choices of all prompts."""
 
-    def take(self, index: int, piece: Piece) -> None: ...
+    def take(self, index: int, piece: GenerationChunk) -> None: ...
 
     def document(self, usage: Usage) -> Mapping[str, Any]: ...
 
@@ -98,7 +98,7 @@ class _ResponseStream(Protocol):
         """Encode the first events, once a prompt is accepted; if empty, errors still have an HTTP status."""
         ...
 
-    def write(self, index: int, piece: Piece, usage: Usage) -> bytes: ...
+    def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes: ...
 
     def end(self, usage: Usage) -> bytes: ...
 
@@ -108,15 +108,17 @@ class _ResponseStream(Protocol):
 class TextEndpoint(Protocol):
     """Text generation endpoint: format of bodies and responses."""
 
-    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+    def read(
+        self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
+    ) -> ParsedRequest:
         """Parse a body; raise ``InvalidField`` with all problems."""
         ...
 
-    def whole(self, body: Body, parsed: Asked) -> _ResponseBuilder:
+    def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
         ...
 
-    def streamed(self, body: Body, parsed: Asked, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
         """Create an event encoder; ``write_error`` encodes errors in the configured format."""
         ...
 
@@ -126,13 +128,13 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
 
     async def answer(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request)
-        if takes_payloads(api.plane, body.model):
-            answered = await answer_payload(api, request, path.removeprefix("/"))
+        if accepts_raw_requests(api.plane, body.model):
+            answered = await answer_raw_request(api, request, path.removeprefix("/"))
             if answered is not None:
                 return answered
         if is_stream(body):
             stream = _EventStream(api, endpoint, request, body)
-            return await answer_with_events(request, stream.stream, stream.fail)
+            return await stream_events(request, stream.stream, stream.fail)
         return await _answer_complete(api, endpoint, request, body)
 
     return api.rules(path, "POST", answer, has_tasks=True)
@@ -147,17 +149,17 @@ def is_stream(body: Body) -> bool:
 
 
 async def _answer_complete(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
-    deadline = deadline_of(request)
+    deadline = request_deadline(request)
     with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
         read = partial(endpoint.read, body.document, _model(call).limits, is_stream=False, deadline=deadline)
-        parsed = await read_apart(read, body)
+        parsed = await parse_off_loop(read, body)
         builder, usage = endpoint.whole(body, parsed), Usage()
 
-        async def take(index: int, piece: Piece) -> None:
+        async def take(index: int, piece: GenerationChunk) -> None:
             builder.take(index, piece)
 
         await generate_all(_model(call), parsed.requests, usage, take)
-        answer = json_answer(builder.document(usage))
+        answer = json_response(builder.document(usage))
         call.event.sent = len(answer.content)
         return answer
 
@@ -174,11 +176,11 @@ class _EventStream:
         return self._api.form.event(error) if self._streamed is None else self._streamed.fail(error)
 
     async def stream(self, events: EventSink) -> None:
-        deadline = deadline_of(self._request)
+        deadline = request_deadline(self._request)
         with await self._api.call(self._request, self._body.model, Task.TEXT_GENERATION, is_stream=True) as call:
             limits = _model(call).limits
             read = partial(self._endpoint.read, self._body.document, limits, is_stream=True, deadline=deadline)
-            parsed = await read_apart(read, self._body)
+            parsed = await parse_off_loop(read, self._body)
             streamed = self._endpoint.streamed(self._body, parsed, self._api.form.event)
             self._streamed = streamed
             usage = Usage()
@@ -188,14 +190,14 @@ class _EventStream:
                     call.event.sent += len(data)
                     await events.send(data)
 
-            async def take(index: int, piece: Piece) -> None:
+            async def take(index: int, piece: GenerationChunk) -> None:
                 await send(streamed.write(index, piece, usage))
 
             await generate_all(_model(call), parsed.requests, usage, take, lambda: send(streamed.begin()))
             await send(streamed.end(usage))
 
 
-async def read_apart(read: Callable[[], _T], body: Body) -> _T:
+async def parse_off_loop(read: Callable[[], _T], body: Body) -> _T:
     """Parse a body, a large one in a worker thread, which cannot be cancelled."""
     if body.size <= _MAX_INLINE_BYTES:
         return read()
@@ -210,7 +212,7 @@ async def generate_all(
     model: TextGenerator,
     requests: Sequence[GenerationRequest],
     usage: Usage,
-    take: Callable[[int, Piece], Awaitable[None]],
+    take: Callable[[int, GenerationChunk], Awaitable[None]],
     begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> None:
     """Pass the deltas of all requests to ``take`` and count tokens; the first failure cancels the other requests."""
@@ -258,28 +260,30 @@ def _first_error(error: BaseException) -> BaseException:
 # Common parts of chat and completions
 
 
-def answer_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+def response_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
     """Return the common fields of a response: new id, creation time, and the model name in the body."""
     return {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-class WholeTexts:
+class ResponseBuilder:
     """Base of response builders."""
 
     def __init__(self, model: str, texts: int, *, has_logprobs: bool) -> None:
         self._model = model
-        self._texts = [JoinedText() for _ in range(texts)]
+        self._texts = [ChoiceText() for _ in range(texts)]
         self._has_logprobs = has_logprobs
 
-    def take(self, index: int, piece: Piece) -> None:
+    def take(self, index: int, piece: GenerationChunk) -> None:
         """Append a delta."""
         self._texts[index].take(piece)
 
 
-class EventsOfTexts:
+class ChunkStream:
     """Base of event encoders; ``head`` has the fields common to all events."""
 
-    def __init__(self, head: Mapping[str, Any], parsed: Asked, write_error: Callable[[Exception], bytes]) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> None:
         self._head = head
         self._parsed = parsed
         self._has_logprobs = parsed.requests[0].logprobs
@@ -293,7 +297,7 @@ class EventsOfTexts:
         """Encode the usage, if requested, and the end marker."""
         if not self._parsed.tells_usage:
             return DONE
-        return write_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
+        return encode_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
 
     def fail(self, error: Exception) -> bytes:
         """Encode a failure, which ends the stream."""
@@ -303,4 +307,4 @@ class EventsOfTexts:
         document: dict[str, Any] = {**self._head, "choices": choices}
         if self._parsed.tells_usage:
             document["usage"] = usage.document() if self._parsed.counts_on else None
-        return write_event(document)
+        return encode_event(document)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import trio
 
-from ovmstrio.core.errors import Gathered, NotSupported
+from ovmstrio.core.errors import ErrorList, NotSupported
 from ovmstrio.core.generation import Padding, Tokenizer
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
@@ -73,7 +73,7 @@ def _write(rows: Sequence[TokenRow], *, is_list: bool) -> bytes:
 
 
 def _read(document: Mapping[str, Any]) -> _ParsedRequest:
-    errors = Gathered()
+    errors = ErrorList()
     fields = Fields(document, errors)
     given = fields.get("text")
     texts = _read_texts(fields, given)

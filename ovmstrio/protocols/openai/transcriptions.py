@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-from ovmstrio.core.errors import Gathered, InvalidField
+from ovmstrio.core.errors import ErrorList, InvalidField
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.speech import TranscriptionRequest
-from ovmstrio.protocols.openai.api import model_of
-from ovmstrio.protocols.openai.deltas import write_event
+from ovmstrio.protocols.openai.api import model_name
+from ovmstrio.protocols.openai.deltas import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
-from ovmstrio.protocols.openai.raw_http_routes import answer_payload
+from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_transcript
-from ovmstrio.serving.ovms_errors import inflated_body
-from ovmstrio.transport.http.deadlines import deadline_of
-from ovmstrio.transport.http.event_streams import answer_with_events
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.serving.ovms_errors import decompressed_body
+from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.event_streams import stream_events
+from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.speech import SpokenSpan, Transcript, TranscriptPart
+    from ovmstrio.core.speech import TimedText, Transcript, TranscriptPart
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
@@ -72,10 +72,10 @@ async def _read_form(api: OpenAIApi, request: HttpRequest) -> _RecordingForm:
     if not kind.lower().startswith(_MULTIPART):
         message = f"expected the recording as part {_FILE!r} of {_MULTIPART}"
         raise InvalidField(message, field="content-type", got=repr(kind[:80]))
-    body = await inflated_body(request, api.max_body_bytes)
+    body = await decompressed_body(request, api.max_body_bytes)
     read = partial(_read_parts, kind, body)
     document, files = read() if len(body) <= _MAX_INLINE_BYTES else await trio.to_thread.run_sync(read)
-    model = model_of(document)
+    model = model_name(document)
     if _FILE not in files:
         message = f"{_FILE} is missing in request: send the recording as a part of this name, with a filename"
         raise InvalidField(message, field=_FILE, code="missing_required_parameter")
@@ -111,7 +111,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) -> _ParsedRequest:
-    errors = Gathered()
+    errors = ErrorList()
     fields = Fields(form.document, errors)
     is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
     answer = fields.choice("response_format", _FORMATS) or "json"
@@ -166,8 +166,8 @@ _TYPES: Final = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 @dataclass(slots=True)
 class _CompleteTranscript:
     text: str = ""
-    segments: list[SpokenSpan] = field(default_factory=list)
-    words: list[SpokenSpan] = field(default_factory=list)
+    segments: list[TimedText] = field(default_factory=list)
+    words: list[TimedText] = field(default_factory=list)
     language: str = ""
     seconds: float = 0.0
 
@@ -200,7 +200,7 @@ class _CompleteTranscript:
             document["words"] = [
                 {"word": each.text.strip(), "start": each.start, "end": each.end} for each in self.words
             ]
-        return json_answer({**document, "usage": self.usage})
+        return json_response({**document, "usage": self.usage})
 
     def _plain(self, form: str) -> str:
         if form == "text":
@@ -208,7 +208,7 @@ class _CompleteTranscript:
         return _subtitles(self.segments, is_web=form == "vtt")
 
 
-def _segment(number: int, span: SpokenSpan, temperature: float) -> dict[str, Any]:
+def _segment(number: int, span: TimedText, temperature: float) -> dict[str, Any]:
     """Return a segment; the library has no probabilities, so neutral values are returned."""
     raw = span.text.encode()
     return {
@@ -225,7 +225,7 @@ def _segment(number: int, span: SpokenSpan, temperature: float) -> dict[str, Any
     }
 
 
-def _subtitles(segments: Sequence[SpokenSpan], *, is_web: bool) -> str:
+def _subtitles(segments: Sequence[TimedText], *, is_web: bool) -> str:
     mark = "." if is_web else ","
     blocks = ["WEBVTT\n\n"] if is_web else []
     for number, each in enumerate(segments, start=1):
@@ -250,13 +250,13 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes; a graph that accepts raw requests may answer instead."""
 
     async def answer(request: HttpRequest, *, path: str, translates: bool) -> HttpAnswer:
-        answered = await answer_payload(api, request, path.removeprefix("/"))
+        answered = await answer_raw_request(api, request, path.removeprefix("/"))
         if answered is not None:
             return answered
         form = await _read_form(api, request)
-        parsed = _read_request(form, translates=translates, deadline=deadline_of(request))
+        parsed = _read_request(form, translates=translates, deadline=request_deadline(request))
         if parsed.is_stream:
-            return await answer_with_events(request, partial(_stream, api, request, form, parsed), api.form.event)
+            return await stream_events(request, partial(_stream, api, request, form, parsed), api.form.event)
         return await _answer_complete(api, request, form, parsed)
 
     async def transcribe(request: HttpRequest) -> HttpAnswer:
@@ -303,7 +303,7 @@ async def _stream(
         async with open_transcript(call, parsed.request) as transcript:
             async for part in transcript:
                 if text := complete.take(part):
-                    await send(write_event({"type": "transcript.text.delta", "delta": text}))
+                    await send(encode_event({"type": "transcript.text.delta", "delta": text}))
             complete.finish(transcript)
         done = {"type": "transcript.text.done", "text": complete.text.strip(), "usage": complete.usage}
-        await send(write_event(done))
+        await send(encode_event(done))

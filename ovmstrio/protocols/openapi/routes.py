@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import quote
 
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.tensor import INVALID
 from ovmstrio.protocols.kserve.documents import server_version
 from ovmstrio.serving.kind import Takes
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["describing_rules"]
+__all__ = ["documentation_rules"]
 
 # Examples
 
@@ -273,11 +273,11 @@ _PAGE_HEADERS: Final[Headers] = (
 )
 
 
-def describing_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
+def documentation_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
     """Return the routes; with ``has_root`` a service owns ``/``."""
 
     async def document(_: HttpRequest) -> HttpAnswer:
-        return json_answer(_openapi_document(plane, server_version()))
+        return json_response(_openapi_document(plane, server_version()))
 
     async def page(_: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, _PAGE_HEADERS, _page())
@@ -285,10 +285,10 @@ def describing_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
     async def here(request: HttpRequest) -> HttpAnswer:
         if "text/html" in (request.header("accept") or ""):
             return HttpAnswer(302, (("location", _PAGE),))
-        return json_answer(_overview(plane))
+        return json_response(_overview(plane))
 
-    rules = [rule(_DOCUMENT, "GET", document, need=Need.READ), rule(_PAGE, "GET", page, need=Need.READ)]
-    return rules if has_root else [*rules, rule("/", "GET", here, need=Need.READ)]
+    rules = [rule(_DOCUMENT, "GET", document, need=Permission.READ), rule(_PAGE, "GET", page, need=Permission.READ)]
+    return rules if has_root else [*rules, rule("/", "GET", here, need=Permission.READ)]
 
 
 @cache

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from grpclib.const import Cardinality, Handler
 
-from ovmstrio.core.errors import Gathered, InvalidRequest, NotSupported
+from ovmstrio.core.errors import ErrorList, InvalidRequest, NotSupported
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import BYTES, RawTensor
 from ovmstrio.encoding.generated.google import protobuf
@@ -23,7 +23,7 @@ from ovmstrio.encoding.raw_contents import gather_buffers, raw_contents, split_e
 from ovmstrio.encoding.tensor_slices import delimited, encode_varint
 from ovmstrio.protocols.kserve.grpc_requests import read_elements
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE, BY_NUMBER, describe_signature
-from ovmstrio.serving.early_admission import answer_admitted, first_text, keep_place
+from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
 from ovmstrio.serving.interfaces import TENSORFLOW_GRPC
 from ovmstrio.transport.grpc.stream import OrderedHandler
 
@@ -71,7 +71,7 @@ def decode_predict(data: bytes) -> PredictRequest:
         ) from None
     spec = message.model_spec
     request = PredictRequest(spec.name, str(spec.version.value), received=len(data))
-    errors = Gathered()
+    errors = ErrorList()
     for name, tensor in _bounded(message.inputs, "inputs").items():
         with errors:
             given, raw = _decode_tensor(name, tensor)
@@ -215,15 +215,15 @@ class PredictionService(pb.PredictionServiceBase):
         data: bytes = await call.recv_message()
         if self._plane.has_limits():
             # The first field is the model spec, whose first field is the name.
-            name = first_text(first_text(data))
+            name = first_string_field(first_string_field(data))
             answer = partial(self._answer, call, data, name)
-            await answer_admitted(self._plane, TENSORFLOW_GRPC, name, answer, arrival=call.arrival)
+            await call_with_place(self._plane, TENSORFLOW_GRPC, name, answer, arrival=call.arrival)
         else:
             await self._answer(call, data)
 
     async def _answer(self, call: Call, data: bytes, name: bytes = b"") -> None:
         request = decode_predict(data)
-        keep_place(request.model_name, name)
+        release_unless_named(request.model_name, name)
         request.deadline, request.arrival = call.deadline, call.arrival
         await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, _render))
 

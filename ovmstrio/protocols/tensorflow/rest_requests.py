@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ovmstrio.core.errors import Gathered, InvalidRequest
+from ovmstrio.core.errors import ErrorList, InvalidRequest
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput
 from ovmstrio.core.tensor import BY_NAME, BYTES, INVALID, Array, to_bf16
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, check_arrays, without_arrays
@@ -34,7 +34,7 @@ from ovmstrio.protocols.kserve.rest_requests import (
     check_count,
     document_in_slices,
     json_errors,
-    kind_of,
+    json_kind,
     parse_document,
 )
 from ovmstrio.util.slices import run_to_end
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ovmstrio.encoding.number_arrays import NumberKind
     from ovmstrio.protocols.kserve.large_document import LargeData
 
-__all__ = ["PredictBody", "read_large_predict", "read_large_predict_body", "read_predict_body", "unnest"]
+__all__ = ["PredictBody", "flatten", "read_large_predict", "read_large_predict_body", "read_predict_body"]
 
 # Large numeric bodies
 
@@ -134,7 +134,7 @@ class _Nested:
     kinds: set[type]
 
 
-def unnest(value: Any) -> _Nested | None:
+def flatten(value: Any) -> _Nested | None:
     """Flatten a value; a scalar has rank 0.  None if ragged or mixed; raise ``InvalidRequest`` if too deep."""
     shape: list[int] = []
     level = [value]
@@ -291,7 +291,7 @@ def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
             return [reader.read(_sole_name(inputs), instances)]
         instances = _as_lists(instances)
     if not isinstance(instances, list):
-        raise _refuse(_INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
+        raise _refuse(_INSTANCES_NO_ARRAY, f"got {json_kind(instances)}")
     if not instances:
         raise _refuse(_NO_INSTANCES)
     check_count("instances", instances)
@@ -299,7 +299,7 @@ def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
     if isinstance(first, dict) and not _is_binary(first):
         return reader.read_all(_named_rows(instances))
     if first is None or (isinstance(first, bool) and not _takes_booleans(inputs)):
-        raise _refuse(_NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
+        raise _refuse(_NEITHER_NAMED_NOR_NONAMED, f"the first instance is {json_kind(first)}")
     return [reader.read(_sole_name(inputs), instances)]
 
 
@@ -324,7 +324,7 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
         return reader.read_all(given)
     is_scalar = type(given) in {int, float} and len(inputs) == 1
     if not is_scalar and not isinstance(given, list | NumberArray):
-        raise _refuse(_INPUTS_NO_OBJECT, f"got {kind_of(given)}")
+        raise _refuse(_INPUTS_NO_OBJECT, f"got {json_kind(given)}")
     return [reader.read(_sole_name(inputs), given)]
 
 
@@ -357,7 +357,7 @@ class _InputReader:
         self._known = {spec.name: spec.datatype for spec in self.specs if spec.datatype is not INVALID}
 
     def read_all(self, values: Mapping[str, Any]) -> list[InferInput]:
-        errors, inputs = Gathered(), []
+        errors, inputs = ErrorList(), []
         for name, value in values.items():
             with errors:
                 inputs.append(self.read(name, value))
@@ -369,7 +369,7 @@ class _InputReader:
         numbers = None if datatype is None else _read_arrays(name, datatype, value)
         if numbers is not None:
             return numbers
-        nested = unnest(_as_lists(value))
+        nested = flatten(_as_lists(value))
         if nested is None:
             raise self._refuse(name, "ragged nested list, or lists mixed with elements")
         if datatype is None and name in _SEQUENCE_INPUTS:

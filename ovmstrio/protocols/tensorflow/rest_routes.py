@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import orjson
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, ModelFailure, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferRequest
@@ -28,8 +28,14 @@ from ovmstrio.protocols.kserve.rest_responses import check_version
 from ovmstrio.protocols.tensorflow.rest_requests import read_large_predict_body, read_predict_body
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE
 from ovmstrio.serving.interfaces import MODEL_MISSING, TENSORFLOW_REST
-from ovmstrio.serving.ovms_errors import INVALID_URL, UNSUPPORTED_METHOD, admits, body_of_call, status_document
-from ovmstrio.transport.http.responses import JSON_TYPE, json_answer
+from ovmstrio.serving.ovms_errors import (
+    INVALID_URL,
+    UNSUPPORTED_METHOD,
+    decompressed_call_body,
+    make_admission,
+    status_document,
+)
+from ovmstrio.transport.http.responses import JSON_TYPE, json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.slices import run_in_slices
 
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane, ModelMetadata
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["render_predict_answer", "tensorflow_rules"]
+__all__ = ["encode_predict_response", "tensorflow_rules"]
 
 # Predict responses
 
@@ -54,7 +60,7 @@ _WORDS: Final = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
 Array = np.ndarray[Any, Any]
 
 
-def render_predict_answer(response: InferResponse, *, by_rows: bool) -> HttpAnswer:
+def encode_predict_response(response: InferResponse, *, by_rows: bool) -> HttpAnswer:
     """Encode a response; raise ``ModelFailure`` for row format if outputs lack a common batch dimension."""
     outputs = {output.name: _array(output) for output in response.outputs}
     pieces = [b'{"predictions":' if by_rows else b'{"outputs":', *(_by_rows if by_rows else _by_columns)(outputs), b"}"]
@@ -163,7 +169,7 @@ async def _answer_predict(plane: DataPlane, model: str, version: str, body: byte
         raise
 
     def render(response: InferResponse) -> tuple[HttpAnswer, int]:
-        answer = render_predict_answer(response, by_rows=read.by_rows)
+        answer = encode_predict_response(response, by_rows=read.by_rows)
         return answer, len(answer.content)
 
     request = InferRequest(model, version, inputs=read.inputs, received=len(body))
@@ -244,7 +250,7 @@ def tensorflow_rules(
     """
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        body = await body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
+        body = await decompressed_call_body(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
         return await _answer_predict(plane, model, version, body)
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
@@ -253,26 +259,26 @@ def tensorflow_rules(
             return _describe(plane, target, further)
         return await predict(request, target.model, target.version)
 
-    admit = admits(plane, TENSORFLOW_REST)
+    admit = make_admission(plane, TENSORFLOW_REST)
     return [
-        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit, need=Need.INFER),
+        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit, need=Permission.INFER),
         rule(
             "/v1/models/<model>/versions/<number:version>:predict",
             "POST",
             predict,
             is_hot=True,
             admit=admit,
-            need=Need.INFER,
+            need=Permission.INFER,
         ),
-        rule("/v1/models/<path:path>", "GET", answer, is_hot=True, need=Need.ABOUT),
-        rule("/v1/models/<path:path>", "POST", answer, need=Need.INFER),
+        rule("/v1/models/<path:path>", "GET", answer, is_hot=True, need=Permission.ABOUT),
+        rule("/v1/models/<path:path>", "POST", answer, need=Permission.INFER),
     ]
 
 
 def _describe(plane: DataPlane, target: _ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
     if target.operation == "status":
         status = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
-        return json_answer(status if target.version else {**status, **further(target.model)})
+        return json_response(status if target.version else {**status, **further(target.model)})
     known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
     version = target.version.lstrip("0")
-    return json_answer(_metadata_document(known, version or known.versions[-1]))
+    return json_response(_metadata_document(known, version or known.versions[-1]))

@@ -7,8 +7,8 @@
 """
 
 from ovmstrio.text.grammars.checking import check_grammar
-from ovmstrio.text.grammars.compact_json import on_one_line
+from ovmstrio.text.grammars.compact_json import to_compact_json
 from ovmstrio.text.grammars.refusals import GrammarRefused
-from ovmstrio.text.grammars.tool_calls import ImposedCalls, impose_calls
+from ovmstrio.text.grammars.tool_calls import ForcedCalls, tool_call_grammar
 
-__all__ = ["GrammarRefused", "ImposedCalls", "check_grammar", "impose_calls", "on_one_line"]
+__all__ = ["ForcedCalls", "GrammarRefused", "check_grammar", "to_compact_json", "tool_call_grammar"]

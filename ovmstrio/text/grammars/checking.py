@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from ovmstrio.core.generation import Grammar, GrammarKind
 from ovmstrio.text.grammars.ebnf import check_ebnf
 from ovmstrio.text.grammars.patterns import check_pattern
-from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused
+from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.schemas import check_schema, read_schema
 
 __all__ = ["check_grammar", "check_structural_tag"]
@@ -24,8 +24,10 @@ def check_structural_tag(text: str) -> None:
     Raises:
         GrammarRefused: it is invalid or not supported.
     """
-    if len(text) > MOST_TEXT:
-        raise GrammarRefused("", f"the structural tag has {len(text)} characters; at most {MOST_TEXT} are allowed")
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise GrammarRefused(
+            "", f"the structural tag has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
+        )
     try:
         tag = json.loads(text)
         text.encode()

@@ -11,9 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
-from ovmstrio.text.grammars.schemas import read_schema, resolved, without_wide_bounds
+from ovmstrio.text.grammars.schemas import read_schema, resolve_reference, without_wide_bounds
 
-__all__ = ["INTEGER", "NUMBER", "integers", "numbers", "on_one_line", "one_line_rules", "whole"]
+__all__ = [
+    "INTEGER",
+    "NUMBER",
+    "compact_json_rules",
+    "integer_range_rule",
+    "integral_bound",
+    "number_range_rule",
+    "to_compact_json",
+]
 
 # ----------------------------------------------------------------------
 # Number ranges
@@ -29,7 +37,7 @@ _NO_FRACTION: Final = '("." "0"{1,15})?'
 _SOME_FRACTION: Final = '"." [0-9]{0,14} [1-9]'
 
 
-def integers(least: int | None, most: int | None) -> str:
+def integer_range_rule(least: int | None, most: int | None) -> str:
     """Return the rule for integers from ``least`` to ``most``; None means unbounded."""
     low, high = _within(least, -_MAX_NUMBER, most), _within(most, _MAX_NUMBER, least)
     if (low, high) == (-_MAX_NUMBER, _MAX_NUMBER):
@@ -42,7 +50,7 @@ def integers(least: int | None, most: int | None) -> str:
     return " | ".join(parts)
 
 
-def numbers(least: int | None, most: int | None, *, above: bool = False, below: bool = False) -> str:
+def number_range_rule(least: int | None, most: int | None, *, above: bool = False, below: bool = False) -> str:
     """Return the rule for numbers from ``least`` to ``most``, exclusive with ``above`` or ``below``."""
     low, high = _within(least, -_MAX_NUMBER, most), _within(most, _MAX_NUMBER, least)
     parts = []
@@ -56,7 +64,7 @@ def numbers(least: int | None, most: int | None, *, above: bool = False, below: 
     return " | ".join(parts)
 
 
-def whole(value: Any) -> int | None:
+def integral_bound(value: Any) -> int | None:
     """Return a bound as integer, or None if it is not integral."""
     is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
     return int(value) if is_whole else None
@@ -171,14 +179,14 @@ class _UnsupportedSchema(Exception):
     """The schema has a keyword without rules here."""
 
 
-def on_one_line(grammar: Grammar) -> Grammar:
+def to_compact_json(grammar: Grammar) -> Grammar:
     """Return an equivalent grammar of single-line JSON, or the grammar itself if that is not possible."""
     if grammar.kind is GrammarKind.JSON_OBJECT:
-        return Grammar(GrammarKind.EBNF, one_line_rules({"type": "object"}) or "")
+        return Grammar(GrammarKind.EBNF, compact_json_rules({"type": "object"}) or "")
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         schema = read_schema(grammar.text)
         narrow = without_wide_bounds(schema)
-        rules = one_line_rules(narrow)
+        rules = compact_json_rules(narrow)
         if rules is not None:
             return Grammar(GrammarKind.EBNF, rules)
         if narrow != schema:
@@ -186,7 +194,7 @@ def on_one_line(grammar: Grammar) -> Grammar:
     return grammar
 
 
-def one_line_rules(schema: Any) -> str | None:
+def compact_json_rules(schema: Any) -> str | None:
     """Return the rules of a checked schema, or None if it is not supported here."""
     try:
         return _RuleWriter(schema).text()
@@ -247,7 +255,7 @@ class _RuleWriter:
     def _reference(self, reference: str) -> str:
         if reference not in self._references:
             self._references[reference] = name = self._add_rule("")
-            self._rules[name] = self._part(resolved(self._root, reference))
+            self._rules[name] = self._part(resolve_reference(self._root, reference))
         return self._references[reference]
 
     def _typed(self, schema: Mapping[str, Any]) -> str:
@@ -284,7 +292,7 @@ class _RuleWriter:
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
         words = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-        given = {word: whole(schema[word]) for word in words if word in schema}
+        given = {word: integral_bound(schema[word]) for word in words if word in schema}
         if not given:
             return self._use_value_rule(kind)
         if None in given.values() or len(given.keys() & words[:2]) > 1 or len(given.keys() & words[2:]) > 1:
@@ -292,10 +300,10 @@ class _RuleWriter:
         above, below = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
         if kind == "integer":
             least = given.get("minimum") if above is None else above + 1
-            return integers(least, given.get("maximum") if below is None else below - 1)
+            return integer_range_rule(least, given.get("maximum") if below is None else below - 1)
         least = given.get("minimum") if above is None else above
         most = given.get("maximum") if below is None else below
-        rule = numbers(least, most, above=above is not None, below=below is not None)
+        rule = number_range_rule(least, most, above=above is not None, below=below is not None)
         if not rule:
             raise _UnsupportedSchema
         return rule

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused, limit_repetition
+from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
 __all__ = ["check_ebnf"]
 
@@ -33,8 +33,10 @@ def check_ebnf(grammar: str) -> None:
     Raises:
         GrammarRefused: it is invalid or not supported; the path is the line.
     """
-    if len(grammar) > MOST_TEXT:
-        raise GrammarRefused("", f"the grammar has {len(grammar)} characters; at most {MOST_TEXT} are allowed")
+    if len(grammar) > MAX_GRAMMAR_CHARACTERS:
+        raise GrammarRefused(
+            "", f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
+        )
     try:
         grammar.encode()
     except UnicodeEncodeError:
@@ -176,7 +178,7 @@ class _GrammarChecker:
             least, most = int(numbers[0]), int(numbers[-1])
             if most < least:
                 token.refuse(f"{token.text} has its bounds in the wrong order")
-            inner = limit_repetition(f"line {token.line}", most, inner)
+            inner = check_repetition(f"line {token.line}", most, inner)
             needed = needed if least else []
         else:
             return needed, inner

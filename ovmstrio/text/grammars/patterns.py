@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn
 
-from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused, limit_repetition
+from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
 __all__ = ["check_pattern"]
 
@@ -31,8 +31,10 @@ def check_pattern(pattern: str, path: str = "") -> None:
     Raises:
         GrammarRefused: it is invalid or not supported.
     """
-    if len(pattern) > MOST_TEXT:
-        raise GrammarRefused(path, f"the pattern has {len(pattern)} characters; at most {MOST_TEXT} are allowed")
+    if len(pattern) > MAX_GRAMMAR_CHARACTERS:
+        raise GrammarRefused(
+            path, f"the pattern has {len(pattern)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
+        )
     _PatternChecker(pattern, path).read()
 
 
@@ -107,7 +109,7 @@ class _PatternChecker:
         if most < least:
             self._refuse(f"{found[0]} has its bounds in the wrong order")
         self._at = found.end()
-        return limit_repetition(self._path, most, inner)
+        return check_repetition(self._path, most, inner)
 
     def _atom(self, depth: int) -> int:
         letter = self._text[self._at]

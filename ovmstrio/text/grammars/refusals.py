@@ -7,12 +7,12 @@ from typing import Final
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.util.truncation import cut
 
-__all__ = ["MOST_REPEATED", "MOST_TEXT", "GrammarRefused", "limit_repetition"]
+__all__ = ["MAX_GRAMMAR_CHARACTERS", "MAX_REPETITIONS", "GrammarRefused", "check_repetition"]
 
-MOST_TEXT: Final = 256 * 1024
+MAX_GRAMMAR_CHARACTERS: Final = 256 * 1024
 """Maximum characters of a schema, pattern or grammar."""
 
-MOST_REPEATED: Final = 1_000_000
+MAX_REPETITIONS: Final = 1_000_000
 """Maximum count of one repetition."""
 
 _MAX_NESTED_REPETITIONS: Final = 20_000
@@ -39,16 +39,16 @@ class GrammarRefused(InvalidField):
         return GrammarRefused(path + self.path.removeprefix("$") if path else self.path, self.reason, field=field)
 
 
-def limit_repetition(path: str, most: int, within: int) -> int:
+def check_repetition(path: str, most: int, within: int) -> int:
     """Return the product of nested repetition counts.
 
     Raises:
         GrammarRefused: the product is too large to compile.
     """
     together = max(most, 1) * within
-    if most > MOST_REPEATED or (within > 1 and together > _MAX_NESTED_REPETITIONS):
+    if most > MAX_REPETITIONS or (within > 1 and together > _MAX_NESTED_REPETITIONS):
         raise GrammarRefused(
             path,
-            f"{together} repetitions are too many: at most {MOST_REPEATED}, or {_MAX_NESTED_REPETITIONS} nested",
+            f"{together} repetitions are too many: at most {MAX_REPETITIONS}, or {_MAX_NESTED_REPETITIONS} nested",
         )
     return together

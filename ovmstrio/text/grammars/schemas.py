@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 from ovmstrio.text.grammars.patterns import check_pattern
-from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused, limit_repetition
+from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
-__all__ = ["check_ends", "check_schema", "read_schema", "resolved", "without_wide_bounds"]
+__all__ = ["check_schema", "check_termination", "read_schema", "resolve_reference", "without_wide_bounds"]
 
 # ----------------------------------------------------------------------
 # Recursion without end
 # ----------------------------------------------------------------------
 
 
-def check_ends(root: Any) -> None:
+def check_termination(root: Any) -> None:
     """Check that the schema and each referenced part match a finite text.
 
     Raises:
@@ -129,8 +129,8 @@ def read_schema(text: str) -> Any:
     Raises:
         GrammarRefused: it is not JSON, or too large.
     """
-    if len(text) > MOST_TEXT:
-        raise GrammarRefused("", f"the schema has {len(text)} characters; at most {MOST_TEXT} are allowed")
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise GrammarRefused("", f"the schema has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -144,10 +144,10 @@ def check_schema(schema: Any) -> None:
         GrammarRefused: it is invalid or not supported.
     """
     _SchemaChecker(schema).check()
-    check_ends(schema)
+    check_termination(schema)
 
 
-def resolved(root: Any, reference: str) -> Any:
+def resolve_reference(root: Any, reference: str) -> Any:
     """Return the target of a local reference, or None."""
     found = root
     for part in reference.removeprefix("#").split("/"):
@@ -228,7 +228,7 @@ class _SchemaChecker:
         if reference in self._seen:
             return
         self._seen.add(reference)
-        found = resolved(self._root, reference)
+        found = resolve_reference(self._root, reference)
         if found is None:
             _refuse(path, f"{reference!r} not found")
         if reference != "#":
@@ -352,7 +352,7 @@ def _check_string(schema: Mapping[str, Any], path: str) -> int:
     if most is not None and most < least:
         _refuse(path, f"maxLength {most} is less than minLength {least}")
     bound = max(least, most or 0)
-    limit_repetition(path, bound, 1)
+    check_repetition(path, bound, 1)
     if "pattern" in schema:
         if not isinstance(schema["pattern"], str):
             _refuse(f"{path}.pattern", f"expected a string, got {_shown(schema['pattern'])}")

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
-from ovmstrio.text.grammars.compact_json import one_line_rules
-from ovmstrio.text.grammars.refusals import MOST_TEXT, GrammarRefused
+from ovmstrio.text.grammars.compact_json import compact_json_rules
+from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.schemas import check_schema, without_wide_bounds
 from ovmstrio.util.truncation import size_of
 
-__all__ = ["ImposedCalls", "impose_calls"]
+__all__ = ["ForcedCalls", "tool_call_grammar"]
 
 _ANY_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "additionalProperties": True}
 
 
 @dataclass(frozen=True, slots=True)
-class ImposedCalls:
+class ForcedCalls:
     """A grammar of tool calls.
 
     Attributes:
@@ -56,7 +56,7 @@ _CALL_FORMATS: Final[Mapping[str, _CallFormat]] = {
 }
 
 
-def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool = False) -> ImposedCalls | None:
+def tool_call_grammar(conversation: Conversation, tool_parser: str, *, guided: bool = False) -> ForcedCalls | None:
     """Return the grammar for a request's tools; None for free generation.
 
     ``tool_choice`` ``required`` or a named function force one call.  Otherwise, calls of ``strict`` tools (of all with
@@ -83,15 +83,17 @@ def impose_calls(conversation: Conversation, tool_parser: str, *, guided: bool =
     if form is None or not (forced or (form.trigger and (guided or strict))):
         return None
     places = {tool["function"]["name"]: number for number, tool in enumerate(conversation.tools)}
-    if size_of(functions, MOST_TEXT) > MOST_TEXT:
-        raise GrammarRefused("", f"expected at most {MOST_TEXT} characters with forced or strict calls", field="tools")
+    if size_of(functions, MAX_GRAMMAR_CHARACTERS) > MAX_GRAMMAR_CHARACTERS:
+        raise GrammarRefused(
+            "", f"expected at most {MAX_GRAMMAR_CHARACTERS} characters with forced or strict calls", field="tools"
+        )
     tags = [_tag(form, function, places[function["name"]], imposed=forced or guided) for function in functions]
     if not forced:
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}
     else:
         shape = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
     text = json.dumps({"type": "structural_tag", "format": shape}, ensure_ascii=False)
-    return ImposedCalls(Grammar(GrammarKind.STRUCTURAL_TAG, text), name, forced)
+    return ForcedCalls(Grammar(GrammarKind.STRUCTURAL_TAG, text), name, forced)
 
 
 def _tag(form: _CallFormat, function: Mapping[str, Any], index: int, *, imposed: bool) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _tag(form: _CallFormat, function: Mapping[str, Any], index: int, *, imposed:
 
 
 def _content(form: _CallFormat, parameters: Any) -> Mapping[str, Any]:
-    rules = one_line_rules(parameters) if form.content == "json_schema" else None
+    rules = compact_json_rules(parameters) if form.content == "json_schema" else None
     if rules is not None:
         return {"type": "grammar", "grammar": rules}
     return {"type": form.content, "json_schema": parameters}

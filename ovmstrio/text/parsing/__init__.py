@@ -6,15 +6,15 @@
                                        └─> format parser ─> ParsedOutput ─> Delta ...
 """
 
-from ovmstrio.text.parsing.parser import Delta, Machine
-from ovmstrio.text.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, chosen_parsers, make_parser, opens_reasoning
+from ovmstrio.text.parsing.parser import Delta, StreamingParser
+from ovmstrio.text.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser, opens_reasoning, select_parsers
 
 __all__ = [
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "Delta",
-    "Machine",
-    "chosen_parsers",
+    "StreamingParser",
     "make_parser",
     "opens_reasoning",
+    "select_parsers",
 ]

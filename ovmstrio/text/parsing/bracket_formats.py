@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from ovmstrio.text.parsing.parser import Brackets, Kept, Machine, Malformed, Markers, Steps
+from ovmstrio.text.parsing.parser import BoundedText, Brackets, MalformedText, Markers, Steps, StreamingParser
 
-__all__ = ["Gemma", "Liquid", "Literals", "Notation"]
+__all__ = ["GemmaParser", "LiquidParser", "LiteralParser", "Notation"]
 
 _MAX_DEPTH: Final = 64
 _BLANKS: Final = re.compile(r"\s*")
@@ -44,7 +44,7 @@ class Notation:
     bare: bool
 
 
-class Literals:
+class LiteralParser:
     """Parser of values in a complete text."""
 
     def __init__(self, text: str, notation: Notation) -> None:
@@ -209,7 +209,7 @@ _CALL_BEGIN: Final = Markers(("(",))
 _MAPPING_BEGIN: Final = Markers(("{",))
 
 
-class _CompleteCalls(Machine):
+class _CompleteCalls(StreamingParser):
     """Base of formats that emit complete calls."""
 
     def emit_call(self, name: str, read: Callable[[], dict[str, Any]]) -> None:
@@ -222,15 +222,15 @@ class _CompleteCalls(Machine):
         try:
             arguments = json.dumps(read(), ensure_ascii=False, allow_nan=False)
         except ValueError:
-            raise Malformed from None
+            raise MalformedText from None
         if not name or not all(letter.isalnum() or letter in "_-.:/" for letter in name):
-            raise Malformed
+            raise MalformedText
         self.begin_call(name)
         self.out.arguments(arguments)
         self.end_call()
 
 
-class Liquid(_CompleteCalls):
+class LiquidParser(_CompleteCalls):
     """``<|tool_call_start|>[name(key="value"), ...]<|tool_call_end|>``: LFM 2 and 2.5."""
 
     special: ClassVar[bool] = True
@@ -244,11 +244,11 @@ class Liquid(_CompleteCalls):
         yield from tape.expect("[")
         while True:
             name, _ = yield from tape.short(_CALL_BEGIN)
-            kept = Kept()
+            kept = BoundedText()
             if not (yield from tape.balanced(_PYTHON, kept, depth=1)):
-                raise Malformed
+                raise MalformedText
             text = kept.text[:-1]
-            self.emit_call(name, Literals(text, _PYTHON_VALUES).keywords)
+            self.emit_call(name, LiteralParser(text, _PYTHON_VALUES).keywords)
             yield from tape.blanks()
             if not (yield from tape.accept(",")):
                 break
@@ -257,7 +257,7 @@ class Liquid(_CompleteCalls):
         yield from tape.accept("<|tool_call_end|>")
 
 
-class Gemma(_CompleteCalls):
+class GemmaParser(_CompleteCalls):
     """``<|tool_call>call:name{key:<|"|>text<|"|>,other:42}<tool_call|>``: Gemma 4."""
 
     special: ClassVar[bool] = True
@@ -271,10 +271,10 @@ class Gemma(_CompleteCalls):
             yield from tape.blanks()
             yield from tape.expect("call:")
             name, _ = yield from tape.short(_MAPPING_BEGIN)
-            kept = Kept()
+            kept = BoundedText()
             if not (yield from tape.balanced(_GEMMA, kept, depth=1)):
-                raise Malformed
-            self.emit_call(name, Literals("{" + kept.text, _GEMMA_VALUES).mapping)
+                raise MalformedText
+            self.emit_call(name, LiteralParser("{" + kept.text, _GEMMA_VALUES).mapping)
             yield from tape.blanks()
             if (yield from tape.accept("<tool_call|>")):
                 return

@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from typing import ClassVar, Final
 
-from ovmstrio.text.parsing.parser import Brackets, Kept, Machine, Malformed, Markers, Steps
+from ovmstrio.text.parsing.parser import BoundedText, Brackets, MalformedText, Markers, Steps, StreamingParser
 
-__all__ = ["JSON_BRACKETS", "DeepSeek", "Generic", "Hermes", "JsonCalls", "Llama", "Mistral", "Phi"]
+__all__ = [
+    "JSON_BRACKETS",
+    "DeepSeekParser",
+    "GenericParser",
+    "HermesParser",
+    "JsonCallParser",
+    "LlamaParser",
+    "MistralParser",
+    "PhiParser",
+]
 
 JSON_BRACKETS: Final = Brackets("{[", "}]", ('"',), escapes=True)
 _ENDS: Final = frozenset(",]} \t\r\n")
@@ -17,7 +26,7 @@ _MAX_NAME: Final = 512
 _MAX_VALUE: Final = 1 << 20
 
 
-class JsonCalls(Machine):
+class JsonCallParser(StreamingParser):
     """Parses calls of the form ``{"name": ..., "arguments": {...}}``; arguments are emitted as they arrive."""
 
     def objects(self, *, close: str, named: bool = False) -> Steps[None]:
@@ -66,7 +75,7 @@ class JsonCalls(Machine):
                 yield from tape.blanks()
             elif not is_emitted:
                 if not name or named:
-                    raise Malformed
+                    raise MalformedText
                 yield from tape.expect("}")
                 self._emit_call(name, "{}")
                 return
@@ -82,7 +91,7 @@ class JsonCalls(Machine):
     def _name(self, *, named: bool) -> Steps[str]:
         name = yield from self._string()
         if not name or (named and name not in self.schemas):
-            raise Malformed
+            raise MalformedText
         return name
 
     def _stream_call(self, name: str) -> Steps[None]:
@@ -107,18 +116,18 @@ class JsonCalls(Machine):
             text = (yield from self._string(_MAX_VALUE)).strip()
             return text or "{}"
         if letter != "{" and not (yield from self.tape.accept("null")):
-            raise Malformed
+            raise MalformedText
         return (yield from self._value()) if letter == "{" else "{}"
 
     def _string(self, most: int = _MAX_NAME) -> Steps[str]:
         yield from self.tape.expect('"')
-        kept = Kept(most)
+        kept = BoundedText(most)
         while marker := (yield from self.tape.until(_STRING_END, kept)):
             if marker == '"':
                 return _decode_string(f'"{kept.text}"')
             kept(marker)
             kept((yield from self.tape.take()))
-        raise Malformed
+        raise MalformedText
 
     def _value(self) -> Steps[str]:
         """Return any value as written."""
@@ -126,17 +135,17 @@ class JsonCalls(Machine):
         if letter == '"':
             return json.dumps((yield from self._string(_MAX_VALUE)))
         if letter in {"{", "["}:
-            kept = Kept(_MAX_VALUE)
+            kept = BoundedText(_MAX_VALUE)
             if (yield from self.tape.balanced(JSON_BRACKETS, kept)):
                 return kept.text
         return (yield from self._scalar())
 
     def _scalar(self) -> Steps[str]:
-        kept = Kept(_MAX_NAME)
+        kept = BoundedText(_MAX_NAME)
         while (letter := (yield from self.tape.peek())) and letter not in _ENDS:
             kept((yield from self.tape.take()))
         if not kept.text:
-            raise Malformed
+            raise MalformedText
         return kept.text
 
 
@@ -150,11 +159,11 @@ def _decode_string(text: str) -> str:
         decoded = str(json.loads(text, strict=False))
         decoded.encode()
     except ValueError:
-        raise Malformed from None
+        raise MalformedText from None
     return decoded
 
 
-class Hermes(JsonCalls):
+class HermesParser(JsonCallParser):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes 3, Qwen 2.5 and Qwen 3."""
 
     begins: ClassVar[tuple[str, ...]] = ("<tool_call>",)
@@ -167,7 +176,7 @@ class Hermes(JsonCalls):
         yield from self.tape.accept("</tool_call>")
 
 
-class Llama(JsonCalls):
+class LlamaParser(JsonCallParser):
     """``<|python_tag|>{"name": ..., "parameters": {...}}; {...}``; small models omit the marker."""
 
     special: ClassVar[bool] = True
@@ -194,7 +203,7 @@ class Llama(JsonCalls):
             yield from self.tape.blanks()
 
 
-class Phi(JsonCalls):
+class PhiParser(JsonCallParser):
     """``functools[{"name": ..., "arguments": {...}}, ...]``: Phi 4 mini."""
 
     begins: ClassVar[tuple[str, ...]] = ("functools",)
@@ -206,7 +215,7 @@ class Phi(JsonCalls):
         yield from self.objects(close="]")
 
 
-class Mistral(JsonCalls):
+class MistralParser(JsonCallParser):
     """``[TOOL_CALLS][{...}, ...]``; newer models write ``[TOOL_CALLS]name[ARGS]{...}`` per call."""
 
     special: ClassVar[bool] = True
@@ -230,13 +239,13 @@ class Mistral(JsonCalls):
             yield from self.tape.short(_ARGUMENTS_MARKER)
         name = name.strip()
         if not name or any(letter.isspace() for letter in name):
-            raise Malformed
+            raise MalformedText
         yield from self.tape.blanks()
         yield from self._arguments(name, "{" if before == "{" else "")
 
     def _arguments(self, name: str, begun: str) -> Steps[None]:
         if not begun and (yield from self.tape.peek()) != "{":
-            raise Malformed
+            raise MalformedText
         self.begin_call(name)
         self.out.arguments(begun)
         if (yield from self.tape.balanced(JSON_BRACKETS, self.out.arguments, depth=len(begun))):
@@ -249,7 +258,7 @@ _SEPARATOR: Final = Markers(("<｜tool▁sep｜>",))  # noqa: RUF001 -- the lett
 _LINE_END: Final = Markers(("\n",))
 
 
-class Generic(JsonCalls):
+class GenericParser(JsonCallParser):
     """``{"tool_calls": [{"name": ..., "arguments": {...}}, ...]}``, for chat templates without tools."""
 
     begins: ClassVar[tuple[str, ...]] = ("{",)
@@ -268,7 +277,7 @@ class Generic(JsonCalls):
         yield from tape.expect("}")
 
 
-class DeepSeek(JsonCalls):
+class DeepSeekParser(JsonCallParser):
     """Calls between full-width bars: DeepSeek V3 and R1 with fenced JSON, V3.1 with plain JSON."""
 
     special: ClassVar[bool] = True
@@ -290,7 +299,7 @@ class DeepSeek(JsonCalls):
             yield from tape.expect("```json")
             yield from tape.blanks()
         if not name.strip() or (yield from tape.peek()) != "{":
-            raise Malformed
+            raise MalformedText
         self.begin_call(name.strip())
         if not (yield from tape.balanced(JSON_BRACKETS, self.out.arguments)):
             return

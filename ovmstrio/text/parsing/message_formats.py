@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Final
 
-from ovmstrio.text.parsing.parser import Machine, Malformed, Markers, Steps
-from ovmstrio.text.parsing.tagged_formats import TagForm, Tagged
+from ovmstrio.text.parsing.parser import MalformedText, Markers, Steps, StreamingParser
+from ovmstrio.text.parsing.tagged_formats import TagFormat, TaggedParser
 
-__all__ = ["Harmony", "Onyx"]
+__all__ = ["HarmonyParser", "OnyxParser"]
 
 _MESSAGE: Final = Markers(("<|message|>",))
 _RECIPIENT: Final = re.compile(r"to=([^\s<]+)")
@@ -16,7 +16,7 @@ _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _HARMONY_ENDS: Final = Markers(("<|end|>", "<|return|>", "<|call|>", "<|start|>"))
 
 
-class Harmony(Machine):
+class HarmonyParser(StreamingParser):
     """Messages on channels (gpt-oss): ``analysis`` is reasoning, ``final`` content; messages to functions are calls."""
 
     special: ClassVar[bool] = True
@@ -52,11 +52,11 @@ class Harmony(Machine):
         return end
 
 
-class Onyx(Tagged):
+class OnyxParser(TaggedParser):
     """Messages to the user, to the model itself (reasoning), and to functions, with tagged arguments."""
 
     special: ClassVar[bool] = True
-    form: ClassVar[TagForm] = TagForm(
+    form: ClassVar[TagFormat] = TagFormat(
         '<atem:invoke name="',
         "</atem:invoke>",
         '<atem:parameter name="',
@@ -88,7 +88,7 @@ class Onyx(Tagged):
         text, _ = yield from self.tape.short(_MESSAGE)
         recipient = _RECIPIENT.search(begun + text)
         if begun and recipient is None:
-            raise Malformed
+            raise MalformedText
         self.tape.release()
         self.out.part()
         if recipient is not None and recipient[1] == "self":

@@ -13,21 +13,21 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
-from ovmstrio.core.generation import CallDelta
+from ovmstrio.core.generation import ToolCallDelta
 
 __all__ = [
+    "BoundedText",
     "Brackets",
+    "Cursor",
     "Delta",
-    "FormatReading",
-    "Give",
-    "Kept",
-    "Machine",
-    "Malformed",
+    "DeltaCollector",
+    "MalformedText",
     "Markers",
-    "ParsedOutput",
+    "OnText",
+    "ParserInputs",
+    "ReasoningMarkers",
     "Steps",
-    "Tape",
-    "Thinking",
+    "StreamingParser",
 ]
 
 # ----------------------------------------------------------------------
@@ -38,14 +38,14 @@ _T = TypeVar("_T")
 Steps: TypeAlias = Generator[None, None, _T]
 """A parsing generator; yields when it needs more text."""
 
-Give: TypeAlias = Callable[[str], None]
+OnText: TypeAlias = Callable[[str], None]
 """Takes the next part of the parsed text."""
 
-BLANKS: Final = " \t\r\n"
+WHITESPACE: Final = " \t\r\n"
 
 
-class Malformed(Exception):
-    """The text since the last :meth:`Tape.hold` is not in the expected format."""
+class MalformedText(Exception):
+    """The text since the last :meth:`Cursor.hold` is not in the expected format."""
 
 
 class Markers:
@@ -76,7 +76,7 @@ class Markers:
         return len(text)
 
 
-class Kept:
+class BoundedText:
     """Bounded text buffer."""
 
     def __init__(self, most: int = 1 << 20) -> None:
@@ -91,7 +91,7 @@ class Kept:
         """
         self._room -= len(text)
         if self._room < 0:
-            raise Malformed
+            raise MalformedText
         self._parts.append(text)
 
     @property
@@ -110,7 +110,7 @@ class Brackets:
         self.inside: Final = {quote: Markers((quote, "\\") if escapes else (quote,)) for quote in quotes}
 
 
-class Tape:
+class Cursor:
     """Cursor over text that arrives in parts, with backtracking to one held position."""
 
     def __init__(self) -> None:
@@ -173,14 +173,14 @@ class Tape:
             Malformed: it is not next.
         """
         if not (yield from self.accept(literal)):
-            raise Malformed
+            raise MalformedText
 
     def blanks(self) -> Steps[None]:
         """Consume whitespace."""
-        while (letter := (yield from self.peek())) and letter in BLANKS:
+        while (letter := (yield from self.peek())) and letter in WHITESPACE:
             self._at += 1
 
-    def until(self, markers: Markers, give: Give) -> Steps[str]:
+    def until(self, markers: Markers, give: OnText) -> Steps[str]:
         """Pass text to ``give`` as it arrives, up to the first marker, and consume the marker.
 
         Returns:
@@ -211,10 +211,10 @@ class Tape:
                 text, self._at = self._text[self._at : found.start()], found.end()
                 return text, found.group()
             if self._ended or begun > self._at + most:
-                raise Malformed
+                raise MalformedText
             yield
 
-    def balanced(self, brackets: Brackets, give: Give, *, depth: int = 0) -> Steps[bool]:
+    def balanced(self, brackets: Brackets, give: OnText, *, depth: int = 0) -> Steps[bool]:
         """Pass a bracketed value to ``give`` as it arrives; ``depth`` brackets are already consumed.
 
         Returns:
@@ -231,7 +231,7 @@ class Tape:
                 return True
         return False
 
-    def _quoted(self, ends: Markers, give: Give) -> Steps[bool]:
+    def _quoted(self, ends: Markers, give: OnText) -> Steps[bool]:
         while marker := (yield from self.until(ends, give)):
             give(marker)
             if marker != "\\":
@@ -239,7 +239,7 @@ class Tape:
             give((yield from self.take()))
         return False
 
-    def _give(self, end: int, give: Give) -> None:
+    def _give(self, end: int, give: OnText) -> None:
         if end > self._at:
             text, self._at = self._text[self._at : end], end
             give(text)
@@ -261,10 +261,10 @@ class Delta:
 
     text: str = ""
     reasoning: str = ""
-    calls: tuple[CallDelta, ...] = ()
+    calls: tuple[ToolCallDelta, ...] = ()
 
 
-class ParsedOutput:
+class DeltaCollector:
     """Collects parser output; holds whitespace back until the following text shows where it belongs."""
 
     def __init__(self) -> None:
@@ -292,13 +292,13 @@ class ParsedOutput:
         """Begin a tool call."""
         self.part()
         identifier = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
-        self._deltas.append(Delta(calls=(CallDelta(self.calls, id=identifier, name=name),)))
+        self._deltas.append(Delta(calls=(ToolCallDelta(self.calls, id=identifier, name=name),)))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
         """Append arguments to the current tool call."""
         if text:
-            self._deltas.append(Delta(calls=(CallDelta(self.calls - 1, arguments=text),)))
+            self._deltas.append(Delta(calls=(ToolCallDelta(self.calls - 1, arguments=text),)))
 
     def end(self) -> None:
         """Emit trailing whitespace of content."""
@@ -339,7 +339,7 @@ def _merged(first: Delta, second: Delta) -> Delta | None:
         return Delta(reasoning=first.reasoning + second.reasoning)
     if first.calls and second.calls and not second.calls[0].name:
         before = first.calls[-1]
-        grown = CallDelta(before.index, before.id, before.name, before.arguments + second.calls[0].arguments)
+        grown = ToolCallDelta(before.index, before.id, before.name, before.arguments + second.calls[0].arguments)
         return Delta(calls=(*first.calls[:-1], grown))
     return None
 
@@ -353,7 +353,7 @@ _MAX_REREAD: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ReasoningMarkers:
     """Markers of reasoning at the start of a text.
 
     Attributes:
@@ -368,17 +368,17 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
-class FormatReading:
+class ParserInputs:
     """Inputs of a parser; ``schemas`` are parameter schemas by function name."""
 
-    thinking: Thinking | None = None
+    thinking: ReasoningMarkers | None = None
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 Reader: TypeAlias = Callable[[], Steps[None]]
 
 
-class Machine:
+class StreamingParser:
     """Streaming parser; the base passes text through, and formats add call markers and call parsing.
 
     The result does not depend on how the text is split.  Calls are parsed with a held position: a failed call's marker
@@ -393,14 +393,14 @@ class Machine:
     dropped: ClassVar[tuple[str, ...]] = ()
     """Markers without meaning."""
 
-    def __init__(self, reading: FormatReading) -> None:
+    def __init__(self, reading: ParserInputs) -> None:
         self._thinking: Final = reading.thinking
         self._markers = Markers((*self.begins, *self.dropped))
         self._reread = 0
         self.marker = ""
         self.schemas: Final = reading.schemas
-        self.tape: Final = Tape()
-        self.out: Final = ParsedOutput()
+        self.tape: Final = Cursor()
+        self.out: Final = DeltaCollector()
         self._steps: Final = self._run()
 
     @property
@@ -429,7 +429,7 @@ class Machine:
             Malformed: there are none.
         """
         yield from ()
-        raise Malformed
+        raise MalformedText
 
     def call(self) -> Steps[None]:
         """Parse the calls after ``marker``.
@@ -438,7 +438,7 @@ class Machine:
             Malformed: the text since the last ``hold`` is not a call.
         """
         yield from ()
-        raise Malformed
+        raise MalformedText
 
     # Used by formats
     def begin_call(self, name: str) -> None:
@@ -456,7 +456,7 @@ class Machine:
         self.tape.hold()
         try:
             yield from reader()
-        except Malformed:
+        except MalformedText:
             self._reread += self.tape.rewind()
             if self._reread > _MAX_REREAD:
                 self._markers = Markers(())
@@ -485,7 +485,7 @@ class Machine:
             yield from self._read_reasoning(self._thinking)
         yield from self.body()
 
-    def _read_reasoning(self, thinking: Thinking) -> Steps[None]:
+    def _read_reasoning(self, thinking: ReasoningMarkers) -> Steps[None]:
         self.tape.hold()
         yield from self.tape.blanks()
         if not (yield from self.tape.accept(thinking.begin)) and not thinking.opened:

@@ -5,40 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ovmstrio.config.documents import did_you_mean, wrong
+from ovmstrio.config.documents import did_you_mean, invalid_value_error
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.text.parsing.bracket_formats import Gemma, Liquid
-from ovmstrio.text.parsing.json_formats import DeepSeek, Generic, Hermes, Llama, Mistral, Phi
-from ovmstrio.text.parsing.message_formats import Harmony, Onyx
-from ovmstrio.text.parsing.parser import FormatReading, Machine, Thinking
-from ovmstrio.text.parsing.tagged_formats import MiniCpm, QwenCoder
+from ovmstrio.text.parsing.bracket_formats import GemmaParser, LiquidParser
+from ovmstrio.text.parsing.json_formats import (
+    DeepSeekParser,
+    GenericParser,
+    HermesParser,
+    LlamaParser,
+    MistralParser,
+    PhiParser,
+)
+from ovmstrio.text.parsing.message_formats import HarmonyParser, OnyxParser
+from ovmstrio.text.parsing.parser import ParserInputs, ReasoningMarkers, StreamingParser
+from ovmstrio.text.parsing.tagged_formats import MiniCpmParser, QwenCoderParser
 
-__all__ = ["REASONING_PARSERS", "TOOL_PARSERS", "chosen_parsers", "make_parser", "opens_reasoning"]
+__all__ = ["REASONING_PARSERS", "TOOL_PARSERS", "make_parser", "opens_reasoning", "select_parsers"]
 
-_TOOLS: Final[Mapping[str, type[Machine]]] = {
-    "none": Machine,
-    "generic": Generic,
-    "hermes3": Hermes,
-    "llama3": Llama,
-    "phi4": Phi,
-    "mistral": Mistral,
-    "devstral": Mistral,
-    "gptoss": Harmony,
-    "qwen3coder": QwenCoder,
-    "lfm2": Liquid,
-    "gemma4": Gemma,
-    "onyx": Onyx,
-    "minicpm5": MiniCpm,
-    "deepseek": DeepSeek,
+_TOOLS: Final[Mapping[str, type[StreamingParser]]] = {
+    "none": StreamingParser,
+    "generic": GenericParser,
+    "hermes3": HermesParser,
+    "llama3": LlamaParser,
+    "phi4": PhiParser,
+    "mistral": MistralParser,
+    "devstral": MistralParser,
+    "gptoss": HarmonyParser,
+    "qwen3coder": QwenCoderParser,
+    "lfm2": LiquidParser,
+    "gemma4": GemmaParser,
+    "onyx": OnyxParser,
+    "minicpm5": MiniCpmParser,
+    "deepseek": DeepSeekParser,
 }
-_THINK: Final = Thinking("<think>", "</think>")
-_REASONING: Final[Mapping[str, Thinking | None]] = {
+_THINK: Final = ReasoningMarkers("<think>", "</think>")
+_REASONING: Final[Mapping[str, ReasoningMarkers | None]] = {
     "none": None,
     "qwen3": _THINK,
     "deepseek": _THINK,
     "minicpm5": _THINK,
-    "lfm2": Thinking("<think>", "</think>", special=True),
-    "gemma4": Thinking("<|channel>thought\n", "<channel|>", special=True),
+    "lfm2": ReasoningMarkers("<think>", "</think>", special=True),
+    "gemma4": ReasoningMarkers("<|channel>thought\n", "<channel|>", special=True),
     "gptoss": None,
     "onyx": None,
 }
@@ -73,7 +80,7 @@ _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 _OWN_REASONING: Final = frozenset({"gptoss", "onyx", "gemma4", "minicpm5", "lfm2"})
 
 
-def chosen_parsers(tool_parser: str, reasoning_parser: str, template: str = "") -> tuple[str, str]:
+def select_parsers(tool_parser: str, reasoning_parser: str, template: str = "") -> tuple[str, str]:
     """Return the tool and reasoning parsers, resolving ``auto`` by the chat template.
 
     Raises:
@@ -104,7 +111,7 @@ def make_parser(
     template: str = "",
     tools: Sequence[Mapping[str, Any]] = (),
     opened: bool = False,
-) -> Machine:
+) -> StreamingParser:
     """Create the parser of one text.
 
     Args:
@@ -116,13 +123,13 @@ def make_parser(
         opened: whether the prompt ended within reasoning; see :func:`opens_reasoning`.
 
     Raises:
-        ConfigError: as :func:`chosen_parsers`.
+        ConfigError: as :func:`select_parsers`.
     """
-    calls, thinks = chosen_parsers(tool_parser, reasoning_parser, template)
+    calls, thinks = select_parsers(tool_parser, reasoning_parser, template)
     thinking = _REASONING[thinks]
     if thinking is not None and opened:
-        thinking = Thinking(thinking.begin, thinking.end, opened=True, special=thinking.special)
-    return _TOOLS[calls](FormatReading(thinking, dict(map(_schema, tools))))
+        thinking = ReasoningMarkers(thinking.begin, thinking.end, opened=True, special=thinking.special)
+    return _TOOLS[calls](ParserInputs(thinking, dict(map(_schema, tools))))
 
 
 def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:
@@ -134,7 +141,9 @@ def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:
 def _check(name: str, known: Sequence[str], option: str) -> None:
     if name not in known:
         expected = f"one of {', '.join(known)}"
-        raise wrong(option, name, expected, message="unknown parser", suggestion=did_you_mean(name, known))
+        raise invalid_value_error(
+            option, name, expected, message="unknown parser", suggestion=did_you_mean(name, known)
+        )
 
 
 def _incompatible(both: str, other: str) -> Problem:

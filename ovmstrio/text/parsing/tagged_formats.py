@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from ovmstrio.text.parsing.parser import FormatReading, Give, Machine, Malformed, Markers, Steps
+from ovmstrio.text.parsing.parser import MalformedText, Markers, OnText, ParserInputs, Steps, StreamingParser
 
-__all__ = ["MiniCpm", "QwenCoder", "TagForm", "Tagged"]
+__all__ = ["MiniCpmParser", "QwenCoderParser", "TagFormat", "TaggedParser"]
 
 
 @dataclass(frozen=True, slots=True)
-class TagForm:
+class TagFormat:
     """The tags of a format; ``name_end`` follows names of functions and parameters."""
 
     function: str
@@ -25,12 +25,12 @@ class TagForm:
     trims: bool = True
 
 
-class Tagged(Machine):
+class TaggedParser(StreamingParser):
     """Parses tagged calls; string arguments are streamed, others are emitted when complete."""
 
-    form: ClassVar[TagForm]
+    form: ClassVar[TagFormat]
 
-    def __init__(self, reading: FormatReading) -> None:
+    def __init__(self, reading: ParserInputs) -> None:
         super().__init__(reading)
         self._name_end: Final = Markers((self.form.name_end,))
         self._parameter_end: Final = Markers((self.form.parameter_end,))
@@ -53,7 +53,7 @@ class Tagged(Machine):
         name, _ = yield from tape.short(self._name_end)
         name = name.strip()
         if not name or any(letter in "<>\n" for letter in name):
-            raise Malformed
+            raise MalformedText
         self.begin_call(name)
         self.out.arguments("{")
         properties = _properties(self.schemas.get(name, {}))
@@ -74,7 +74,7 @@ class Tagged(Machine):
             self.end_call()
         elif (yield from tape.peek()):
             self.out.arguments("}")
-            raise Malformed
+            raise MalformedText
 
     def _argument(self, types: frozenset[str]) -> Steps[bool]:
         """Emit a value as JSON; return False if the text ended within it, which leaves the JSON incomplete."""
@@ -95,7 +95,7 @@ class Tagged(Machine):
 class _JsonStringWriter:
     """Streams text as a JSON string, without a line break at its start and end."""
 
-    def __init__(self, give: Give, *, trims: bool) -> None:
+    def __init__(self, give: OnText, *, trims: bool) -> None:
         self._give: Final = give
         self._trims: Final = trims
         self._has_begun = False
@@ -167,17 +167,17 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-class QwenCoder(Tagged):
+class QwenCoderParser(TaggedParser):
     """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``: Qwen 3 Coder."""
 
-    form: ClassVar[TagForm] = TagForm(
+    form: ClassVar[TagFormat] = TagFormat(
         "<function=", "</function>", "<parameter=", "</parameter>", ">", close="</tool_call>"
     )
     begins: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
 
 
-class MiniCpm(Tagged):
+class MiniCpmParser(TaggedParser):
     """``<function name="name"><param name="key">value</param></function>``: MiniCPM 5."""
 
-    form: ClassVar[TagForm] = TagForm('<function name="', "</function>", '<param name="', "</param>", '">')
+    form: ClassVar[TagFormat] = TagFormat('<function name="', "</function>", '<param name="', "</param>", '">')
     begins: ClassVar[tuple[str, ...]] = ('<function name="',)

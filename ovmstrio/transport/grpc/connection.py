@@ -24,16 +24,16 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.connection import Peer
 from ovmstrio.core.events import RequestObserver
-from ovmstrio.core.request import Arrivals, Buffer
-from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+from ovmstrio.core.request import ArrivalOrder, Buffer
+from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.telemetry.loop_load import current_loop_load
-from ovmstrio.transport.accepting import Pace
-from ovmstrio.transport.direct_stream import DirectStream, close_now, linger, told_of_waiting
+from ovmstrio.transport.accepting import TurnLimiter
+from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly
 from ovmstrio.transport.grpc.core import (
     DataReceived,
     Event,
+    GoAwayReceived,
     Http2Core,
-    PeerLeaving,
     PingAcknowledged,
     RequestStarted,
     StreamReset,
@@ -43,18 +43,18 @@ from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.transport.grpc.headers import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater
-from ovmstrio.transport.grpc.reusable_scope import LentScope
-from ovmstrio.transport.grpc.senders import Senders
+from ovmstrio.transport.grpc.reusable_scope import ReusableScope
+from ovmstrio.transport.grpc.senders import BlockedSenders
 from ovmstrio.transport.grpc.stream import Call
-from ovmstrio.transport.send_budget import PendingShare, current_share
-from ovmstrio.transport.stall_detector import Standstill, unsent_bytes
+from ovmstrio.transport.send_budget import ConnectionBudget, current_connection_budget
+from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ovmstrio.transport.grpc.core import StreamState
 
-__all__ = ["NO_ROUTES", "Connection", "Endings", "Routes", "StallWatch", "close_stream"]
+__all__ = ["NO_ROUTES", "CancelPacer", "Connection", "Routes", "StallWatch", "close_stream"]
 
 # -- Blocked senders ---------------------------------------------------------------------------------------------------
 
@@ -68,13 +68,13 @@ class StallWatch:
     Streams without waiting data never count as stalled.
     """
 
-    def __init__(self, core: Http2Core, senders: Senders, stream: trio.abc.Stream) -> None:
+    def __init__(self, core: Http2Core, senders: BlockedSenders, stream: trio.abc.Stream) -> None:
         self._core = core
         self._senders = senders
         self._stream = stream
         now = trio.current_time()
-        self._socket = Standstill(now)
-        self._window = Standstill(now)
+        self._socket = ProgressTimer(now)
+        self._window = ProgressTimer(now)
         self.is_writing = False
         self.written = 0
 
@@ -98,7 +98,7 @@ _CHECKPOINTS_PER_BATCH: Final = 2
 """Cancellation is delivered in the first pass; in the second most of the calls have ended and freed their memory."""
 
 
-class Endings:
+class CancelPacer:
     """Paced cancellation of the calls of closed connections, one connection after the other, a few calls at a time.
 
     ``pace`` limits connections that end at the same time.
@@ -107,7 +107,7 @@ class Endings:
     __slots__ = ("_turn", "pace")
 
     def __init__(self) -> None:
-        self.pace = Pace()
+        self.pace = TurnLimiter()
         self._turn: trio.Lock | None = None
 
     async def cancel(self, calls: Collection[Call]) -> None:
@@ -178,14 +178,14 @@ class Connection:
         further: Routes = NO_ROUTES,
         limits: TransportLimits,
         failures: FailureTranslator,
-        faults: RepeatedFaults,
-        endings: Endings,
-        share: PendingShare,
+        faults: LogRateLimiter,
+        endings: CancelPacer,
+        share: ConnectionBudget,
         peer: Peer,
         observer: RequestObserver | None = None,
     ) -> None:
         self.observer = observer
-        self.arrivals = Arrivals()
+        self.arrivals = ArrivalOrder()
         self.core = Http2Core(limits, trio.current_time)
         self.codec = codec
         self.limits = limits
@@ -202,14 +202,14 @@ class Connection:
         self._is_reading_stopped = False
         self._new_calls: list[Call] = []
         self._complete_calls: deque[Call] = deque()
-        self._reusable_scope = LentScope()
+        self._reusable_scope = ReusableScope()
         self._loop = current_loop_load()
         self._is_answering = False
         self._is_flushing = False
         self._write_wakeup = Wakeup()
         self.share = share
         self.inflater = Inflater(limits.max_receive_message_bytes)
-        self.senders = Senders(self.core, share, limits.write_high_water_bytes, self.mark_dirty)
+        self.senders = BlockedSenders(self.core, share, limits.write_high_water_bytes, self.mark_dirty)
         self._stall = StallWatch(self.core, self.senders, stream)
         self._is_closing = False
         self._is_broken = False
@@ -231,7 +231,7 @@ class Connection:
         Raises an ``ExceptionGroup`` of ``OSError`` and similar if the stream failed below HTTP/2. Cancellation ends all
         calls at once, without notifying the peer.
         """
-        current_share.set(self.share)
+        current_connection_budget.set(self.share)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -316,7 +316,7 @@ class Connection:
             has_answered = True
             # Each call has its own context variables, as in a task of its own.
             call = self._complete_calls.popleft()
-            await told_of_waiting(self._serve(call, reusable_scope), self._hand_over, copy_context())
+            await run_eagerly(self._serve(call, reusable_scope), self._hand_over, copy_context())
             if reusable_scope is not self._reusable_scope:
                 return
         await self._send_answered()
@@ -329,7 +329,7 @@ class Connection:
     async def _send_answered(self) -> None:
         """Send the responses so far; if that blocks, another task takes over reading."""
         if isinstance(self._stream, DirectStream) and not self._is_broken:
-            await told_of_waiting(self._flush_or_abandon(), self._hand_over)
+            await run_eagerly(self._flush_or_abandon(), self._hand_over)
             # A client that has its responses usually sends the next request soon.
             self._stream.expect()
 
@@ -337,7 +337,7 @@ class Connection:
         """Start another task for reading and for the remaining requests, because this task is about to block."""
         self._is_answering = False
         self._reusable_scope.is_kept = True
-        self._reusable_scope = LentScope()
+        self._reusable_scope = ReusableScope()
         self._start_complete()
         self._nursery.start_soon(self._read)
         if self.core.waiting_bytes:
@@ -410,7 +410,7 @@ class Connection:
         else:
             await self._stream.send_all(b"".join(data))
 
-    async def _serve(self, call: Call, reusable_scope: LentScope | None = None) -> None:
+    async def _serve(self, call: Call, reusable_scope: ReusableScope | None = None) -> None:
         try:
             await call.run(reusable_scope)
         finally:
@@ -463,7 +463,7 @@ class Connection:
         if event.payload == _DRAIN_PING:
             self._name_last_stream()
 
-    def _on_peer_leaving(self, _event: PeerLeaving) -> None:
+    def _on_peer_leaving(self, _event: GoAwayReceived) -> None:
         self._name_last_stream()
 
     _dispatch: ClassVar[Mapping[type[Event], Callable[..., None]]] = {
@@ -472,7 +472,7 @@ class Connection:
         StreamReset: _on_reset,
         WindowOpened: _on_window,
         PingAcknowledged: _on_ping_acknowledged,
-        PeerLeaving: _on_peer_leaving,
+        GoAwayReceived: _on_peer_leaving,
     }
 
     # -- End of the connection -----------------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ class Connection:
 async def close_stream(stream: trio.abc.Stream) -> None:
     """Close a stream, shielded, and ignore its errors; forcefully if the peer does not cooperate within a second."""
     if isinstance(stream, DirectStream):
-        await close_now(stream)
+        await close_forcefully(stream)
         return
     with trio.move_on_after(_CLOSE_SECONDS, shield=True), suppress(trio.BrokenResourceError, OSError):
         await stream.aclose()

@@ -16,8 +16,8 @@ from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
-    LARGEST_DATA_BYTES,
     MAX_FRAME_BYTES,
+    MAX_RECEIVED_DATA_BYTES,
     MAX_STREAM_ID,
     MAX_WINDOW,
     PREFACE,
@@ -27,19 +27,25 @@ from ovmstrio.transport.grpc.frames import (
     FrameType,
     Setting,
 )
-from ovmstrio.transport.grpc.headers import TABLE_SIZE_ZERO, HeaderDecoder, MalformedRequest, RequestHead, read_trailers
+from ovmstrio.transport.grpc.headers import (
+    TABLE_SIZE_ZERO,
+    HeaderDecoder,
+    MalformedRequest,
+    RequestHead,
+    check_trailers,
+)
 from ovmstrio.transport.grpc.limits import RateLimit, TransportLimits
 from ovmstrio.transport.grpc.messages import MessageBuffer
 
 __all__ = [
     "DEFAULT_WINDOW",
     "SETTING_BYTES",
-    "ContinuedBlock",
-    "CutData",
     "DataReceived",
     "Event",
+    "GoAwayReceived",
     "Http2Core",
-    "PeerLeaving",
+    "PartialData",
+    "PartialHeaderBlock",
     "PeerSettings",
     "PingAcknowledged",
     "RequestStarted",
@@ -47,14 +53,14 @@ __all__ = [
     "StreamReset",
     "StreamState",
     "WindowOpened",
-    "greeting",
-    "window_error",
+    "server_preface",
+    "window_update_error",
 ]
 
 # -- Partial frames ----------------------------------------------------------------------------------------------------
 
 
-class CutData(NamedTuple):
+class PartialData(NamedTuple):
     """Partially received DATA frame: bytes still missing, flags and stream."""
 
     left: int
@@ -62,7 +68,7 @@ class CutData(NamedTuple):
     stream_id: int
 
 
-class ContinuedBlock:
+class PartialHeaderBlock:
     """Header block split over HEADERS and CONTINUATION frames."""
 
     __slots__ = ("_frames_left", "_limit", "data", "end_stream", "stream_id")
@@ -109,7 +115,7 @@ class PeerSettings:
         """
         initial_window = None
         for start in range(0, len(payload), SETTING_BYTES):
-            key, value = frames.setting(payload, start)
+            key, value = frames.parse_setting(payload, start)
             if key == Setting.INITIAL_WINDOW_SIZE:
                 initial_window = value
                 if value > MAX_WINDOW:
@@ -122,7 +128,7 @@ class PeerSettings:
         if key == Setting.MAX_FRAME_SIZE:
             if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value} is out of range")
-            self.max_frame_bytes = min(value, frames.LARGEST_SENT_BYTES)
+            self.max_frame_bytes = min(value, frames.MAX_SENT_DATA_BYTES)
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}: expected 0 or 1")
@@ -160,7 +166,7 @@ class SendWindows:
         """Add a WINDOW_UPDATE to the connection window; raises ``ConnectionFault`` if it is 0 or overflows."""
         self.connection += increment
         if not increment or self.connection > MAX_WINDOW:
-            raise ConnectionFault(window_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
+            raise ConnectionFault(window_update_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
         self.opened = True
 
     def grant(self, stream: StreamState, increment: int) -> bool:
@@ -192,7 +198,7 @@ class SendWindows:
         self.initial = value
 
 
-def window_error(increment: int) -> ErrorCode:
+def window_update_error(increment: int) -> ErrorCode:
     """Return the error code for an invalid WINDOW_UPDATE increment."""
     return ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
 
@@ -200,13 +206,13 @@ def window_error(increment: int) -> ErrorCode:
 # -- Server preface ----------------------------------------------------------------------------------------------------
 
 
-def greeting(limits: TransportLimits) -> bytes:
+def server_preface(limits: TransportLimits) -> bytes:
     """Encode the server preface: SETTINGS and the connection window."""
     written = frames.settings(
         {
             Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
             Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            Setting.MAX_FRAME_SIZE: LARGEST_DATA_BYTES,
+            Setting.MAX_FRAME_SIZE: MAX_RECEIVED_DATA_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
         }
     )
@@ -290,11 +296,11 @@ class PingAcknowledged:
 
 
 @dataclass(slots=True)
-class PeerLeaving:
+class GoAwayReceived:
     """GOAWAY received; the peer opens no more streams."""
 
 
-Event = RequestStarted | DataReceived | StreamReset | WindowOpened | PingAcknowledged | PeerLeaving
+Event = RequestStarted | DataReceived | StreamReset | WindowOpened | PingAcknowledged | GoAwayReceived
 
 
 # -- Connection core ---------------------------------------------------------------------------------------------------
@@ -332,7 +338,7 @@ class Http2Core:
         self._limits = limits
         self._decoder = HeaderDecoder(limits.max_header_list_bytes)
         self._pending = bytearray()
-        self._partial_data = CutData(0, 0, 0)
+        self._partial_data = PartialData(0, 0, 0)
         self._unread, self._unread_from = b"", 0
         self._turn_left = _FRAMES_PER_TURN
         self._preface_seen = False
@@ -342,7 +348,7 @@ class Http2Core:
         self._receive_window = limits.connection_window_bytes
         self._uncredited_bytes = 0
         self._queued, self._queued_bytes = list[Buffer](), 0
-        self._continued: ContinuedBlock | None = None
+        self._continued: PartialHeaderBlock | None = None
         self._reset_ids: OrderedDict[int, None] = OrderedDict()
         self._resets = RateLimit(limits.max_resets_per_second, clock)
         self._pings = RateLimit(limits.max_pings_per_second, clock)
@@ -365,7 +371,7 @@ class Http2Core:
         self.streams: dict[int, StreamState] = {}
         self.windows = SendWindows()
         self.more = self.ready = self.draining = False
-        self.outbound = bytearray(greeting(limits))
+        self.outbound = bytearray(server_preface(limits))
 
     # -- Receiving -----------------------------------------------------------------------------------------------------
 
@@ -416,7 +422,7 @@ class Http2Core:
             if len(pending) < FRAME_HEADER_BYTES:
                 return len(data)
         length = int.from_bytes(pending[:_LENGTH_BYTES])
-        frames.check_size(length, pending[_LENGTH_BYTES])
+        frames.check_frame_size(length, pending[_LENGTH_BYTES])
         end = position + FRAME_HEADER_BYTES + length - len(pending)
         if self._is_partial_data(pending, position, len(data)):
             return self._continue_data(data, position)
@@ -437,7 +443,7 @@ class Http2Core:
         if not self.ready:
             self._check_order(kind, flags)
         self._pending = bytearray()
-        self._partial_data = CutData(length, flags, stream_id & MAX_STREAM_ID)
+        self._partial_data = PartialData(length, flags, stream_id & MAX_STREAM_ID)
         return True
 
     def _continue_data(self, data: bytes, position: int) -> int:
@@ -447,7 +453,7 @@ class Http2Core:
         if len(part) < _MIN_VIEW_BYTES:
             part = bytes(part)
         left -= len(part)
-        self._partial_data = CutData(left, flags, stream_id)
+        self._partial_data = PartialData(left, flags, stream_id)
         if part:
             self._on_data(flags & ~Flag.END_STREAM if left else flags, stream_id, part)
         return position + len(part)
@@ -464,7 +470,7 @@ class Http2Core:
             high, low, kind, flags, stream_id = unpack(data, position)
             if high or low > MAX_FRAME_BYTES:
                 low |= high << 16
-                frames.check_size(low, kind)
+                frames.check_frame_size(low, kind)
             start = position + FRAME_HEADER_BYTES
             end = start + low
             if end > size:
@@ -565,7 +571,7 @@ class Http2Core:
         if flags & Flag.END_HEADERS:
             self._on_header_block(stream_id, payload, flags & Flag.END_STREAM)
         else:
-            self._continued = ContinuedBlock(stream_id, flags & Flag.END_STREAM, payload, self._limits)
+            self._continued = PartialHeaderBlock(stream_id, flags & Flag.END_STREAM, payload, self._limits)
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         block = self._continued
@@ -590,7 +596,7 @@ class Http2Core:
         if stream is None or stream.remote_closed:
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
         try:
-            read_trailers(trailers)
+            check_trailers(trailers)
         except MalformedRequest:
             self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
             return
@@ -641,7 +647,7 @@ class Http2Core:
         if stream is None or stream.reset:
             return
         if not self.windows.grant(stream, increment):
-            self._stream_error(stream, window_error(increment))
+            self._stream_error(stream, window_update_error(increment))
         elif stream.is_starved and self.windows.of(stream) > 0:
             stream.is_starved = False
             self._events.append(WindowOpened(stream))
@@ -691,7 +697,7 @@ class Http2Core:
         if len(payload) < 8:  # noqa: PLR2004  # last stream and code
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
         self._count_idle_frame()
-        self._events.append(PeerLeaving())
+        self._events.append(GoAwayReceived())
 
     # -- Sending -------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Final
 __all__ = [
     "FRAME_HEADER",
     "FRAME_HEADER_BYTES",
-    "LARGEST_DATA_BYTES",
-    "LARGEST_SENT_BYTES",
     "MAX_FRAME_BYTES",
+    "MAX_RECEIVED_DATA_BYTES",
+    "MAX_SENT_DATA_BYTES",
     "MAX_STREAM_ID",
     "MAX_WINDOW",
     "PREFACE",
@@ -20,12 +20,12 @@ __all__ = [
     "Flag",
     "FrameType",
     "Setting",
-    "check_size",
+    "check_frame_size",
     "goaway",
     "header_frames",
+    "parse_setting",
     "ping",
     "rst_stream",
-    "setting",
     "settings",
     "settings_ack",
     "strip_padding",
@@ -36,9 +36,9 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 MAX_FRAME_BYTES: Final = 16_384
 """Size limit of non-DATA frames, and of frames to a peer that sends no MAX_FRAME_SIZE."""
-LARGEST_DATA_BYTES: Final = 2**20
+MAX_RECEIVED_DATA_BYTES: Final = 2**20
 """Largest DATA frame that peers may send; larger frames would not arrive faster than the stream window allows."""
-LARGEST_SENT_BYTES: Final = 2**18
+MAX_SENT_DATA_BYTES: Final = 2**18
 """Largest DATA frame sent, so that calls of one connection alternate even if the peer accepts larger frames."""
 MAX_STREAM_ID: Final = 2**31 - 1
 MAX_WINDOW: Final = 2**31 - 1
@@ -141,7 +141,7 @@ def settings(values: dict[Setting, int]) -> bytes:
     return _pack_header(0, len(payload), FrameType.SETTINGS, 0, 0) + payload
 
 
-def setting(payload: bytes, start: int) -> tuple[int, int]:
+def parse_setting(payload: bytes, start: int) -> tuple[int, int]:
     """Return identifier and value of the SETTINGS entry at ``start``."""
     key, value = _SETTING.unpack_from(payload, start)
     return key, value
@@ -173,9 +173,9 @@ def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
     return _pack_header(0, len(payload), FrameType.GOAWAY, 0, 0) + payload
 
 
-def check_size(size: int, kind: int) -> None:
+def check_frame_size(size: int, kind: int) -> None:
     """Raise ``ConnectionFault`` if a frame exceeds the size limit of its type."""
-    if size > MAX_FRAME_BYTES and (kind or size > LARGEST_DATA_BYTES):
+    if size > MAX_FRAME_BYTES and (kind or size > MAX_RECEIVED_DATA_BYTES):
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes exceeds the limit")
 
 

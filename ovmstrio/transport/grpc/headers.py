@@ -36,10 +36,10 @@ __all__ = [
     "MalformedRequest",
     "RequestHead",
     "Wakeup",
+    "check_trailers",
     "http_refusal_block",
     "metadata_block",
-    "read_request_head",
-    "read_trailers",
+    "parse_request_head",
     "trailers_block",
     "trailers_only_block",
 ]
@@ -58,7 +58,7 @@ def single_error(error: Exception) -> Exception:
     return error
 
 
-class TrailedError(GRPCError):
+class ErrorWithTrailers(GRPCError):
     """gRPC error with additional trailers (name, value)."""
 
     def __init__(self, status: Status, message: str, *pairs: tuple[str, str]) -> None:
@@ -75,7 +75,7 @@ class TrailedError(GRPCError):
         return metadata_block(self._pairs)
 
 
-class RetryLater(TrailedError):
+class RetryableError(ErrorWithTrailers):
     """Transient gRPC error with ``grpc-retry-pushback-ms`` and ``retry-after`` trailers."""
 
     def __init__(self, status: Status, message: str, seconds: float) -> None:
@@ -321,7 +321,7 @@ class HeaderDecoder:
         headers = self.header_list(block)
         head: RequestHead | MalformedRequest
         try:
-            head = read_request_head(headers, self._limit)
+            head = parse_request_head(headers, self._limit)
         except MalformedRequest as error:
             head = error
         is_refused = isinstance(head, RequestHead) and head.refusal is not None
@@ -340,7 +340,7 @@ class HeaderDecoder:
         return [entries[0] if entries else None, len(entries), table.maxsize]
 
 
-def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
+def parse_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
     """Check and parse a request's header list; raises ``MalformedRequest`` if it violates RFC 9113, section 8."""
     pseudo, fields = _split(headers)
     if b":method" not in pseudo or b":scheme" not in pseudo or not pseudo.get(b":path"):
@@ -364,7 +364,7 @@ def read_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:
     )
 
 
-def read_trailers(headers: HeaderList) -> None:
+def check_trailers(headers: HeaderList) -> None:
     """Check the trailers of a request, which have no meaning in gRPC; raises ``MalformedRequest``."""
     pseudo, _ = _split(headers)
     if pseudo:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-__all__ = ["LentScope"]
+__all__ = ["ReusableScope"]
 
 
-class LentScope:
+class ReusableScope:
     """Cancel scope that a task enters once and uses for consecutive calls.
 
     A call that never blocks cannot be cancelled meanwhile and leaves the scope unchanged. The first call that blocks

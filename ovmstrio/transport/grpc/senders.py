@@ -12,14 +12,14 @@ from ovmstrio.transport.grpc.core import (
     Http2Core,
 )
 from ovmstrio.transport.grpc.headers import Wakeup
-from ovmstrio.transport.send_budget import PendingShare
-from ovmstrio.transport.stall_detector import Standstill
+from ovmstrio.transport.send_budget import ConnectionBudget
+from ovmstrio.transport.stall_detector import ProgressTimer
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
     from ovmstrio.transport.grpc.core import StreamState
 
-__all__ = ["Senders"]
+__all__ = ["BlockedSenders"]
 
 _MAX_STALE_ENTRIES: Final = 64
 """Stale heap entries that are allowed in addition to one per waiting sender."""
@@ -31,17 +31,17 @@ class _Message:
     def __init__(self, stream: StreamState, size: int) -> None:
         self.stream = stream
         self.left = size
-        self.standstill = Standstill(trio.current_time())
+        self.standstill = ProgressTimer(trio.current_time())
 
 
-class Senders:
+class BlockedSenders:
     """Senders of one connection that wait for flow-control windows or for the writer.
 
     ``counted`` is the number of bytes queued in the core that the share still counts; the writer resets it.
     """
 
     def __init__(
-        self, core: Http2Core, share: PendingShare, high_water_bytes: int, mark_dirty: Callable[[], None]
+        self, core: Http2Core, share: ConnectionBudget, high_water_bytes: int, mark_dirty: Callable[[], None]
     ) -> None:
         self.counted = 0
         self._core = core

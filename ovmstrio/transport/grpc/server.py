@@ -15,14 +15,14 @@ from grpclib.encoding.base import CodecBase
 
 from ovmstrio.core.connection import NO_PROXIES, ClientAddress, Peer, TrustedProxies
 from ovmstrio.core.events import RequestObserver
-from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
-from ovmstrio.transport.accepting import Accepting, Spread, in_batches
-from ovmstrio.transport.direct_stream import direct, peer_address_of
-from ovmstrio.transport.grpc.connection import NO_ROUTES, Connection, Endings, Routes, close_stream
+from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
+from ovmstrio.transport.accepting import AcceptLoop, DeadlineSpread, in_batches
+from ovmstrio.transport.direct_stream import get_peer_address, to_direct_stream
+from ovmstrio.transport.grpc.connection import NO_ROUTES, CancelPacer, Connection, Routes, close_stream
 from ovmstrio.transport.grpc.headers import ErrorMapper, FailureTranslator
 from ovmstrio.transport.grpc.limits import TransportLimits
-from ovmstrio.transport.listeners import Listener, address_of, certificate_of
-from ovmstrio.transport.send_budget import PendingAnswers
+from ovmstrio.transport.listeners import Listener, bound_address, client_certificate
+from ovmstrio.transport.send_budget import SendBudget
 
 __all__ = ["GrpcServer", "GrpclibService", "TrioService"]
 
@@ -80,7 +80,7 @@ class GrpcServer:
         *,
         further: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
-        pending: PendingAnswers | None = None,
+        pending: SendBudget | None = None,
         observer: RequestObserver | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
         map_error: ErrorMapper | None = None,
@@ -94,14 +94,14 @@ class GrpcServer:
         self._fallback_routes = further
         self._codec = codec
         self._limits = limits or TransportLimits()
-        self._pending = pending or PendingAnswers()
+        self._pending = pending or SendBudget()
         self._observer = observer
         self._trusted_proxies = trusted_proxies
         self._failures = FailureTranslator(map_error)
-        self._faults = RepeatedFaults(log)
-        self._endings = Endings()
+        self._faults = LogRateLimiter(log)
+        self._endings = CancelPacer()
         self._connections: set[Connection] = set()
-        self._accepting = Accepting()
+        self._accepting = AcceptLoop()
         self._is_running = False
         self._handshakes: set[trio.CancelScope] = set()
         self._open_streams = 0
@@ -132,7 +132,7 @@ class GrpcServer:
             nursery.start_soon(self._faults.sum_up)
             async with trio.open_nursery() as connections:
                 self._is_running = True
-                task_status.started([address_of(listener) for listener in listeners])
+                task_status.started([bound_address(listener) for listener in listeners])
                 await self._accepting.run(listeners, self.serve_stream, connections)
             nursery.cancel_scope.cancel()
 
@@ -160,8 +160,8 @@ class GrpcServer:
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serve and close an accepted connection; raises no errors of peers or calls."""
         self._open_streams += 1
-        stream = direct(stream)
-        address = peer_address_of(stream)
+        stream = to_direct_stream(stream)
+        address = get_peer_address(stream)
         try:
             is_over = self._drain is not None and self._drain.is_over
             if is_over or len(self._connections) >= self._limits.max_connections:
@@ -189,7 +189,7 @@ class GrpcServer:
             faults=self._faults,
             endings=self._endings,
             share=self._pending.share(),
-            peer=Peer(address, certificate_of(stream), self._trusted_proxies),
+            peer=Peer(address, client_certificate(stream), self._trusted_proxies),
             observer=self._observer,
         )
         self._connections.add(connection)
@@ -237,7 +237,7 @@ class _Drain:
         self.deadline = deadline
         self.cut = 0
         self.is_over = False
-        self._spread = Spread()
+        self._spread = DeadlineSpread()
 
     def begin(self, connection: Connection) -> None:
         if not self.is_over and not connection.closed.is_set():

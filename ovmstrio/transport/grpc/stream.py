@@ -14,12 +14,12 @@ from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
 from ovmstrio.core.connection import ClientAddress, Peer
-from ovmstrio.core.events import OK, WireRequest, current_request, keep_body, kept_body_bytes
+from ovmstrio.core.events import OK, WireRequest, current_request, record_body, recorded_body_bytes
 from ovmstrio.transport.grpc.core import StreamState
 from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
-    TrailedError,
+    ErrorWithTrailers,
     Wakeup,
     metadata_block,
     trailers_block,
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from grpclib.encoding.base import CodecBase
 
     from ovmstrio.core.events import CallEvent, RequestObserver
-    from ovmstrio.core.request import Arrival, Arrivals
-    from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+    from ovmstrio.core.request import ArrivalOrder, ArrivalTicket
+    from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
     from ovmstrio.transport.grpc.core import Http2Core
     from ovmstrio.transport.grpc.headers import FailureTranslator
     from ovmstrio.transport.grpc.limits import TransportLimits
     from ovmstrio.transport.grpc.messages import Inflater
-    from ovmstrio.transport.grpc.reusable_scope import LentScope
-    from ovmstrio.transport.grpc.senders import Senders
-    from ovmstrio.transport.send_budget import PendingShare
+    from ovmstrio.transport.grpc.reusable_scope import ReusableScope
+    from ovmstrio.transport.grpc.senders import BlockedSenders
+    from ovmstrio.transport.send_budget import ConnectionBudget
 
 __all__ = ["Call", "Metadata", "OrderedHandler", "Peer", "current_call"]
 
@@ -72,17 +72,17 @@ class OrderedHandler(Handler):
 class CallHost(Protocol):
     """The connection of a call, as the call uses it; a protocol, because the connection's module imports this one."""
 
-    arrivals: Arrivals
+    arrivals: ArrivalOrder
     core: Http2Core
     codec: CodecBase
     limits: TransportLimits
     failures: FailureTranslator
-    faults: RepeatedFaults
+    faults: LogRateLimiter
     inflater: Inflater
     observer: RequestObserver | None
     peer: Peer
-    senders: Senders
-    share: PendingShare
+    senders: BlockedSenders
+    share: ConnectionBudget
 
     @property
     def mark_dirty(self) -> Callable[[], None]:
@@ -137,7 +137,7 @@ class Call:
         self._host = host
         self.state = state
         self.handler = handler
-        self.arrival: Arrival | None = None
+        self.arrival: ArrivalTicket | None = None
         self._has_order = isinstance(handler, OrderedHandler)
         self.path = head.path
         self.received = self.sent = 0
@@ -145,7 +145,7 @@ class Call:
         if head.timeout_seconds != math.inf:
             self.deadline = trio.current_time() + head.timeout_seconds
         self._scope: trio.CancelScope | None = None
-        self._reusable_scope: LentScope | None = None
+        self._reusable_scope: ReusableScope | None = None
         self.failure: GRPCError | None = None
         self.event: CallEvent | None = None
         self.told: WireRequest | None = None
@@ -260,8 +260,8 @@ class Call:
             if flag:
                 data = await self._inflate(bytes(data))
             self.received += len(data)
-            if most := kept_body_bytes.get():
-                keep_body(data, most)
+            if most := recorded_body_bytes.get():
+                record_body(data, most)
             return self._decode(data) if is_decoded else data
         except GRPCError as error:
             self._log_fault(error)
@@ -446,7 +446,7 @@ class Call:
 
     # -- Called by the connection --------------------------------------------------------------------------------------
 
-    async def run(self, reusable_scope: LentScope | None = None) -> None:
+    async def run(self, reusable_scope: ReusableScope | None = None) -> None:
         """Run the handler and send its status, in the reusable scope if given.
 
         Cancellation: cancelling ``scope`` ends in trailers; a cancellation from outside passes through.
@@ -491,7 +491,7 @@ class Call:
         if self.state.head.encoding != "identity":
             self._refuse_unknown_encoding()
 
-    async def _run_in_reusable_scope(self, reusable_scope: LentScope) -> None:
+    async def _run_in_reusable_scope(self, reusable_scope: ReusableScope) -> None:
         """Run the handler in the reusable scope, which is set up only when the handler needs it."""
         self._reusable_scope, self._scope = reusable_scope, None
         try:
@@ -561,7 +561,7 @@ class Call:
             details = failure.details if isinstance(failure.details, bytes) else None
             encode = trailers_block if self._headers_sent else trailers_only_block
             block = encode(failure.status, failure.message, details)
-            if isinstance(failure, TrailedError):
+            if isinstance(failure, ErrorWithTrailers):
                 block += failure.trailers()
         core.send_headers(self.state, block + self._trailing_metadata, end_stream=True)
         self._host.mark_dirty()

@@ -27,17 +27,17 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ovmstrio.core.callers import current_caller
-from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
-from ovmstrio.core.limits import current_place
+from ovmstrio.core.http import STATUSES_WITHOUT_BODY, HttpAnswer, HttpRequest
+from ovmstrio.core.limits import current_ticket
 from ovmstrio.transport.direct_stream import has_unread
 from ovmstrio.transport.http.buffered_stream import PrefixedStream
 from ovmstrio.transport.http.responses import (
-    answer_head,
-    error_answer,
+    body_too_large_error,
+    encode_response_head,
+    error_response,
     has_bare_line_feed,
-    json_answer,
-    size_refusal,
-    slowness_refusal,
+    json_response,
+    request_timeout_error,
 )
 from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.connection import Peer
     from ovmstrio.transport.http.router import Route, Router
-    from ovmstrio.transport.http.shutdown import Ending
+    from ovmstrio.transport.http.shutdown import ShutdownState
 
-__all__ = ["PEER", "RECEIVE_UNTIL", "ApplicationServer", "serve_application"]
+__all__ = ["PEER", "RECEIVE_UNTIL", "ApplicationServer", "create_application_server"]
 
 # -- hypercorn connection ----------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class _Http11Only(H11Protocol):
     """HTTP/1.1 protocol without upgrades, whose error responses match the application's."""
 
     connection: h11.Connection
-    ending: Ending
+    ending: ShutdownState
 
     async def initiate(self) -> None:
         self.connection = _StrictParser(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
@@ -114,7 +114,7 @@ class _Http11Only(H11Protocol):
         """Reject malformed HTTP, always with a 4xx status."""
         status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
         text = f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"
-        await self.refuse(json_answer({"error": text}, status))
+        await self.refuse(json_response({"error": text}, status))
 
     async def refuse(self, answer: HttpAnswer) -> None:
         body = answer.content
@@ -154,7 +154,7 @@ class _Http11Only(H11Protocol):
 def _write_head(event: h11.Response, lines: list[bytes]) -> bytes:
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers]
     lengths = [line for line in lines if line.startswith(b"content-length: ")]
-    return answer_head(
+    return encode_response_head(
         event.status_code,
         [line for line in headers if line[0] not in _CONNECTION_HEADERS],
         length=int(lengths[0].partition(b" ")[2]) if lengths else None,
@@ -166,7 +166,7 @@ def _write_head(event: h11.Response, lines: list[bytes]) -> bytes:
 class _Connection(TCPServer):
     """hypercorn connection without its handshake, protocol selection and timeouts."""
 
-    ending: Ending
+    ending: ShutdownState
     receive_seconds: float
     receive_until: float
 
@@ -262,7 +262,7 @@ class _Connection(TCPServer):
         """Handle a timeout: refuse an incomplete head, or return False if the idle connection may be closed."""
         given: Any = self.stream
         if not self._is_idle:
-            await self._http.refuse(error_answer(slowness_refusal(self.receive_seconds)))
+            await self._http.refuse(error_response(request_timeout_error(self.receive_seconds)))
             await self.protocol_send(Closed())
             return True
         if has_unread(given.transport):
@@ -308,7 +308,7 @@ class _Connection(TCPServer):
 class ApplicationServer:
     """Runs the Quart application on accepted connections."""
 
-    def __init__(self, app: QuartTrio, ending: Ending, receive_seconds: float) -> None:
+    def __init__(self, app: QuartTrio, ending: ShutdownState, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
         self._ending = ending
         self._receive_seconds = receive_seconds
@@ -338,7 +338,9 @@ _PLACE: Final = "ovmstrio.place"
 _CALLER: Final = "ovmstrio.caller"
 
 
-def serve_application(router: Router, ending: Ending, max_body_bytes: int, receive_seconds: float) -> ApplicationServer:
+def create_application_server(
+    router: Router, ending: ShutdownState, max_body_bytes: int, receive_seconds: float
+) -> ApplicationServer:
     """Create the application server of a front end.
 
     ``receive_seconds`` limits the time from the first to the last byte of a request.
@@ -395,7 +397,7 @@ class _Application(QuartTrio):
         request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
         if refusal is not None:
             return refusal
-        request.scope[_PLACE] = current_place.get()  # type: ignore[typeddict-unknown-key]
+        request.scope[_PLACE] = current_ticket.get()  # type: ignore[typeddict-unknown-key]
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
@@ -406,18 +408,18 @@ class _Application(QuartTrio):
     def _refusal(self, error: HTTPException) -> Exception:
         if isinstance(error, RequestEntityTooLarge):
             limit = self.config["MAX_CONTENT_LENGTH"]
-            return size_refusal(request.content_length or f"more than {limit}", limit)
-        return slowness_refusal(self.receive_seconds)
+            return body_too_large_error(request.content_length or f"more than {limit}", limit)
+        return request_timeout_error(self.receive_seconds)
 
 
 def _respond(answer: HttpAnswer) -> Response_quart:
     request.scope[_ANSWER] = answer  # type: ignore[typeddict-unknown-key]
     body: Any = answer.content if answer.stream is None else answer.stream
-    response = Response_quart(b"" if answer.status in BODILESS else body, answer.status)
+    response = Response_quart(b"" if answer.status in STATUSES_WITHOUT_BODY else body, answer.status)
     response.headers.clear()
     for name, value in answer.headers:
         response.headers.add(name, value)
-    if isinstance(body, bytes) and answer.status not in BODILESS:
+    if isinstance(body, bytes) and answer.status not in STATUSES_WITHOUT_BODY:
         response.headers["content-length"] = str(len(body))
     return response
 

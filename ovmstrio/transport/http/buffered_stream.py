@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.core.http import BODILESS, WHOLE_BODIES
-from ovmstrio.transport.direct_stream import LINGER_SECONDS, MOST_BUFFERS, DirectStream, transport_of
-from ovmstrio.transport.http.responses import answer_head
-from ovmstrio.transport.send_budget import PendingAnswers, current_share
-from ovmstrio.transport.stall_detector import Standstill, unsent_bytes
+from ovmstrio.core.http import COMPLETE_BODY_TYPES, STATUSES_WITHOUT_BODY
+from ovmstrio.transport.direct_stream import LINGER_SECONDS, MAX_WRITEV_BUFFERS, DirectStream, underlying_stream
+from ovmstrio.transport.http.responses import encode_response_head
+from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
+from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
     from ovmstrio.core.http import HttpAnswer
     from ovmstrio.core.request import Buffer
 
-__all__ = ["PrefixedStream", "send_answer", "send_bounded"]
+__all__ = ["PrefixedStream", "send_bounded", "send_response"]
 
 # -- Sending -----------------------------------------------------------------------------------------------------------
 
 _PIECE_BYTES: Final = 64 * 1024
-_UNLIMITED: Final = PendingAnswers()
+_UNLIMITED: Final = SendBudget()
 
 
 async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
@@ -37,10 +37,10 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
     if not size:
         return
     if isinstance(stream, DirectStream):
-        sent = stream.send_now(*buffers[:MOST_BUFFERS])
+        sent = stream.send_now(*buffers[:MAX_WRITEV_BUFFERS])
         if sent == size:
             return
-    share = current_share.get() or _UNLIMITED.share()
+    share = current_connection_budget.get() or _UNLIMITED.share()
     share.add(size)
     sending = _Sending(stream, share.answers)
     if size - sent > _PIECE_BYTES:
@@ -58,11 +58,11 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
 class _Sending:
     __slots__ = ("_answers", "_scope", "_standstill", "_stream")
 
-    def __init__(self, stream: trio.abc.SendStream, answers: PendingAnswers) -> None:
+    def __init__(self, stream: trio.abc.SendStream, answers: SendBudget) -> None:
         self._stream = stream
         self._answers = answers
         self._scope: trio.CancelScope | None = None
-        self._standstill: Standstill | None = None
+        self._standstill: ProgressTimer | None = None
 
     async def send(self, view: memoryview) -> None:
         stream = self._stream
@@ -87,7 +87,7 @@ class _Sending:
     def look(self, now: float, patience_seconds: float) -> None:
         """Extend the deadline from the client's last progress, as seen in the socket's send buffer."""
         if self._standstill is None:
-            self._standstill = Standstill(now)
+            self._standstill = ProgressTimer(now)
         if self._scope is not None:
             stalled_seconds = self._standstill.seconds(unsent_bytes(self._stream), now)
             self._scope.deadline = now - stalled_seconds + patience_seconds
@@ -99,17 +99,17 @@ _JOINED_BYTES: Final = 2**16
 """Maximum size of a body that is copied to its head, so that both are sent in one call."""
 
 
-async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_alive: bool) -> None:
+async def send_response(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_alive: bool) -> None:
     """Send a response: a complete body at once, a stream in chunks; closes the stream.
 
     Raises ``BrokenResourceError`` if the connection broke, the peer has stalled, or the response stream failed. The
     connection is unusable after a cancellation.
     """
     status, body = answer.status, answer.body
-    is_bodiless = status in BODILESS
-    if isinstance(body, WHOLE_BODIES):
+    is_bodiless = status in STATUSES_WITHOUT_BODY
+    if isinstance(body, COMPLETE_BODY_TYPES):
         length = None if is_bodiless else len(body)
-        head = answer_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
+        head = encode_response_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
         if is_bodiless:
             await send_bounded(stream, head)
         elif isinstance(body, PiecedMessage):
@@ -119,7 +119,7 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
         else:
             await send_bounded(stream, head + body)
         return
-    head = answer_head(status, answer.headers, length=None, is_chunked=not is_bodiless, keep_alive=keep_alive)
+    head = encode_response_head(status, answer.headers, length=None, is_chunked=not is_bodiless, keep_alive=keep_alive)
     async with aclosing(body):
         await send_bounded(stream, head)
         if is_bodiless:
@@ -154,7 +154,7 @@ class PrefixedStream:
     @property
     def transport(self) -> Any:
         """The socket stream below TLS."""
-        return transport_of(self._stream)
+        return underlying_stream(self._stream)
 
     def read_until(self, deadline: float) -> None:
         """Set the deadline of current and later reads, in trio time; no effect once finished."""

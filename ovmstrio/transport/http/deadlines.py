@@ -12,13 +12,13 @@ from ovmstrio.core.errors import InvalidField
 if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
 
-__all__ = ["deadline_of"]
+__all__ = ["request_deadline"]
 
 _HEADER: Final = "x-request-timeout"
 _MAX_SECONDS: Final = 86_400.0
 
 
-def deadline_of(request: HttpRequest) -> float:
+def request_deadline(request: HttpRequest) -> float:
     """Return the deadline in trio time from the ``X-Request-Timeout`` header (seconds); infinite without it.
 
     Raises ``InvalidField`` if the header is not a positive number.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.auth.revocable_streams import while_known
+from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import Headers, HttpRequest
 
-__all__ = ["UNBUFFERED", "EventSink", "answer_with_events"]
+__all__ = ["NO_PROXY_BUFFERING", "EventSink", "stream_events"]
 
 log = structlog.get_logger(__name__)
 
-UNBUFFERED: Final = ("x-accel-buffering", "no")
+NO_PROXY_BUFFERING: Final = ("x-accel-buffering", "no")
 """Header that disables response buffering in proxies."""
 
 _EVENT_HEADERS: Final[Headers] = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
-    UNBUFFERED,
+    NO_PROXY_BUFFERING,
 )
 
 
@@ -102,7 +102,7 @@ class EventSink:
         self._send.close()
 
 
-async def answer_with_events(
+async def stream_events(
     request: HttpRequest,
     make: Callable[[EventSink], Awaitable[None]],
     write_error: Callable[[Exception], bytes] | None,
@@ -132,7 +132,7 @@ async def _run(
     with trio.CancelScope() as scope:
         events = EventSink(scope, task_status)
         try:
-            with while_known(request.headers, current_certificate.get()):
+            with cancel_on_revocation(request.headers, current_certificate.get()):
                 await make(events)
             events.begin()
         except ServerError as error:

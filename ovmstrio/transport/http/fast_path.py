@@ -21,15 +21,20 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.core.callers import leave_caller
+from ovmstrio.core.callers import release_caller
 from ovmstrio.core.connection import UNKNOWN_PEER, Peer
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.core.limits import leave_place
-from ovmstrio.transport.direct_stream import DirectStream, carry_on, has_unread, told_of_waiting
-from ovmstrio.transport.http.buffered_stream import send_answer, send_bounded
-from ovmstrio.transport.http.heads import METHODS, Head, read_head
-from ovmstrio.transport.http.responses import error_answer, has_bare_line_feed, plain_answer, slowness_refusal
-from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS, Ending
+from ovmstrio.core.limits import release_current_ticket
+from ovmstrio.transport.direct_stream import DirectStream, has_unread, resume, run_eagerly
+from ovmstrio.transport.http.buffered_stream import send_bounded, send_response
+from ovmstrio.transport.http.heads import METHODS, RequestHead, parse_head
+from ovmstrio.transport.http.responses import (
+    encode_plain_json,
+    error_response,
+    has_bare_line_feed,
+    request_timeout_error,
+)
+from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS, ShutdownState
 from ovmstrio.util.aligned_memory import memory_to_fill
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.transport.http.router import RoutedRequest, Router
 
-__all__ = ["FastLane"]
+__all__ = ["FastPathConnection"]
 
 # -- Request heads -----------------------------------------------------------------------------------------------------
 
@@ -53,7 +58,7 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 _REQUEST_LINE_PREFIXES: Final = tuple(f"{method} /".encode() for method in METHODS)
 _MAX_PREFIX_BYTES: Final = max(map(len, _REQUEST_LINE_PREFIXES))
 
-MAX_WAITING_BYTES: Final = 64 * 1024
+MAX_PIPELINED_BYTES: Final = 64 * 1024
 """Limit of pipelined bytes that are buffered while a request is answered."""
 
 _LARGE_BODY_BYTES: Final = 64 * 1024
@@ -77,7 +82,7 @@ _IDLE, _RECEIVING, _ANSWERING, _OVER = _Phase
 """Module constants, because enum member access costs as much as a function call."""
 
 
-class FastLane:
+class FastPathConnection:
     """One connection while it stays on the fast path; the caller closes the stream.
 
     Attributes:
@@ -91,7 +96,7 @@ class FastLane:
         stream: trio.abc.Stream,
         max_body_bytes: int,
         *,
-        ending: Ending | None = None,
+        ending: ShutdownState | None = None,
         receive_seconds: float = RECEIVE_SECONDS,
         peer: Peer = UNKNOWN_PEER,
     ) -> None:
@@ -102,7 +107,7 @@ class FastLane:
         self._now: Callable[[], float] = trio.current_time
         self._peer = peer
         self._max_body_bytes = max_body_bytes
-        self._ending = ending or Ending()
+        self._ending = ending or ShutdownState()
         self._receive_seconds = receive_seconds
         self._buffer = bytearray()
         self._received: bytes | bytearray = b""
@@ -169,13 +174,13 @@ class FastLane:
             self._set_deadline(min(self._deadline, max(self._ending.next_end(), self._grace_until)))
 
     async def _refuse_slow_request(self) -> None:
-        error = slowness_refusal(self._receive_seconds)
+        error = request_timeout_error(self._receive_seconds)
         if self._current_request is None:
-            answer = error_answer(error)
+            answer = error_response(error)
         else:
             origin = next((value for name, value in self._current_request.head.headers if name == "origin"), "")
             answer = self._router.shared(self._current_request.route.refuse(error), origin)
-        await send_answer(self._stream, answer, keep_alive=False)
+        await send_response(self._stream, answer, keep_alive=False)
 
     # -- Reading -------------------------------------------------------------------------------------------------------
 
@@ -190,7 +195,7 @@ class FastLane:
     async def _read(self) -> None:
         """Read while calls block, and then until the next request arrives."""
         while not self._is_eof and (self._has_running_call or self._has_waited):
-            if len(self._buffer) >= max(self._wanted_bytes, MAX_WAITING_BYTES):
+            if len(self._buffer) >= max(self._wanted_bytes, MAX_PIPELINED_BYTES):
                 self._buffer_has_room = trio.Event()
                 await self._buffer_has_room.wait()
                 continue
@@ -245,7 +250,7 @@ class FastLane:
                     answering = self._answer_eagerly(routed)
                     stays_open = answering if isinstance(answering, bool) else await answering
                 finally:
-                    leave_caller()
+                    release_caller()
             else:
                 stays_open = await self._answer_admitted(routed)
             if not stays_open:
@@ -310,14 +315,14 @@ class FastLane:
         except StopIteration as done:
             return bool(done.value)
         self._on_block()
-        return carry_on(running, trap)
+        return resume(running, trap)
 
     async def _answer_read(self, routed: RoutedRequest) -> bool:
         body = await self._body(routed.head.body_length)
         if body is None:
             return False
         self._phase = _ANSWERING
-        return await told_of_waiting(self._answer(routed, body), self._on_block)
+        return await run_eagerly(self._answer(routed, body), self._on_block)
 
     def _idle_deadline(self) -> float:
         deadline, limit = self._now() + IDLE_SECONDS, self._ending.idle_until
@@ -330,7 +335,7 @@ class FastLane:
         request = HttpRequest(head.method, route.path, query, head.headers, b"", self._peer, head.target, route.mount)
         try:
             self._has_running_call = True
-            refusal = await told_of_waiting(self._router.admit(route, request), self._on_block)
+            refusal = await run_eagerly(self._router.admit(route, request), self._on_block)
             self._has_running_call = False
             if refusal is not None:
                 return await self._refuse(head, refusal)
@@ -341,16 +346,16 @@ class FastLane:
             if body is None:
                 return False
             self._phase = _ANSWERING
-            return await told_of_waiting(self._answer(routed, body), self._on_block)
+            return await run_eagerly(self._answer(routed, body), self._on_block)
         finally:
             self._has_running_call = False
-            leave_place()
-            leave_caller()
+            release_current_ticket()
+            release_caller()
 
-    async def _refuse(self, head: Head, refusal: HttpAnswer) -> bool:
+    async def _refuse(self, head: RequestHead, refusal: HttpAnswer) -> bool:
         """Refuse a request; a small body is skipped, a large one ends the connection."""
-        keep_alive = head.keep_alive and head.body_length <= MAX_WAITING_BYTES and not self._ending.is_near
-        await send_answer(self._stream, refusal, keep_alive=keep_alive)
+        keep_alive = head.keep_alive and head.body_length <= MAX_PIPELINED_BYTES and not self._ending.is_near
+        await send_response(self._stream, refusal, keep_alive=keep_alive)
         return keep_alive and await self._body(head.body_length) is not None
 
     async def _head(self) -> RoutedRequest | None:
@@ -367,7 +372,7 @@ class FastLane:
                 return None
             if not await self._receive_more(self.receive_until):
                 return None
-        head = read_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
+        head = parse_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
         if head is None or head.body_length > self._max_body_bytes:
             return None
         target, _, query = head.target.partition("?")
@@ -462,9 +467,9 @@ class FastLane:
             self._has_running_call = type(answer.body) is not bytes and answer.stream is not None
             if keep_alive and self._ending.is_near:
                 keep_alive = not self._ending.is_last(self._now(), has_more=bool(self._buffer))
-            plain = plain_answer(answer) if keep_alive and self._direct is not None else None
+            plain = encode_plain_json(answer) if keep_alive and self._direct is not None else None
             if plain is None:
-                await send_answer(self._stream, answer, keep_alive=keep_alive)
+                await send_response(self._stream, answer, keep_alive=keep_alive)
             elif self._direct is not None and (sent := self._direct.send_now(plain)) < len(plain):
                 await send_bounded(self._direct, memoryview(plain)[sent:])
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-__all__ = ["METHODS", "Head", "read_head"]
+__all__ = ["METHODS", "RequestHead", "parse_head"]
 
 METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
@@ -32,7 +32,7 @@ _BODILESS_METHODS: Final = frozenset({"GET", "DELETE"})
 """Methods whose requests may omit content-length, because they usually have no body."""
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """Request without its body; header names are in lower case, ``target`` is as sent."""
 
     method: str
@@ -42,7 +42,7 @@ class Head(NamedTuple):
     keep_alive: bool
 
 
-def read_head(head: bytes) -> Head | None:
+def parse_head(head: bytes) -> RequestHead | None:
     """Parse a request head, including its blank line; None if it is not plain."""
     match = _HEAD.fullmatch(head)
     if match is None:
@@ -59,7 +59,7 @@ def read_head(head: bytes) -> Head | None:
     connection = found.get("connection", "keep-alive").lower()
     if not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
         return None
-    return Head(method, target, headers, int(length), connection == "keep-alive")
+    return RequestHead(method, target, headers, int(length), connection == "keep-alive")
 
 
 def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:

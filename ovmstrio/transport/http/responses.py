@@ -20,7 +20,7 @@ from ovmstrio.core.errors import (
     ServerError,
 )
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.transport.statuses import challenge_of, status_of
+from ovmstrio.transport.statuses import error_status, www_authenticate_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,15 +31,15 @@ __all__ = [
     "JSON",
     "JSON_TYPE",
     "Cors",
-    "answer_head",
-    "challenge",
-    "error_answer",
+    "body_too_large_error",
+    "encode_plain_json",
+    "encode_response_head",
+    "error_response",
     "has_bare_line_feed",
-    "json_answer",
-    "plain_answer",
-    "retry_after",
-    "size_refusal",
-    "slowness_refusal",
+    "json_response",
+    "request_timeout_error",
+    "retry_after_headers",
+    "with_auth_challenge",
 ]
 
 
@@ -85,7 +85,7 @@ _OK: Final = 200
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
-def json_answer(value: Any, status: int = 200) -> HttpAnswer:
+def json_response(value: Any, status: int = 200) -> HttpAnswer:
     """Return a JSON response."""
     try:
         body = orjson.dumps(value)
@@ -95,31 +95,31 @@ def json_answer(value: Any, status: int = 200) -> HttpAnswer:
     return HttpAnswer(status, JSON_TYPE, body)
 
 
-def error_answer(error: Exception) -> HttpAnswer:
+def error_response(error: Exception) -> HttpAnswer:
     """Return ``{"error": text}`` with the status of the error's class; unexpected errors have a fixed text."""
     if not isinstance(error, ServerError):
-        return json_answer({"error": _INTERNAL_ERROR}, 500)
+        return json_response({"error": _INTERNAL_ERROR}, 500)
     text = error.message
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}..."
-    answer = json_answer({"error": text}, status_of(error).http)
-    return answer.with_headers(retry_after(error))
+    answer = json_response({"error": text}, error_status(error).http)
+    return answer.with_headers(retry_after_headers(error))
 
 
-def retry_after(error: ServerError) -> Headers:
+def retry_after_headers(error: ServerError) -> Headers:
     """Return the ``retry-after`` header of an overload error; no headers for other errors."""
     if not isinstance(error, Overloaded):
         return ()
     return (("retry-after", str(max(1, ceil(error.retry_after_seconds)))),)
 
 
-def challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
+def with_auth_challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
     """Add ``www-authenticate`` to the response of an authentication failure (RFC 6750)."""
-    auth_challenge = challenge_of(error)
+    auth_challenge = www_authenticate_value(error)
     return answer.with_headers((("www-authenticate", auth_challenge),)) if auth_challenge else answer
 
 
-def slowness_refusal(seconds: float) -> RequestTooSlow:
+def request_timeout_error(seconds: float) -> RequestTooSlow:
     """Return the error for a request that did not arrive in time."""
     return RequestTooSlow(f"the request did not come within {seconds:g} s (--request_receive_seconds)")
 
@@ -129,12 +129,12 @@ def has_bare_line_feed(head: bytes | bytearray) -> bool:
     return head.count(b"\n") != head.count(b"\r\n")
 
 
-def size_refusal(size: int | str, limit: int) -> PayloadTooLarge:
+def body_too_large_error(size: int | str, limit: int) -> PayloadTooLarge:
     """Return the error for a body that is too large."""
     return PayloadTooLarge(f"the body has {size} bytes, the limit is {limit} (--max_message_size)")
 
 
-def answer_head(
+def encode_response_head(
     status: int, headers: Iterable[tuple[str, str]], *, length: int | None, is_chunked: bool, keep_alive: bool
 ) -> bytes:
     """Encode a response head, including its blank line; ``headers`` exclude connection and body framing."""
@@ -150,7 +150,7 @@ def answer_head(
     return "\r\n".join(lines).encode("latin-1")
 
 
-def plain_answer(answer: HttpAnswer) -> bytes | None:
+def encode_plain_json(answer: HttpAnswer) -> bytes | None:
     """Encode a small JSON response with at most one additional header, on a connection that stays open; else None."""
     body, headers = answer.body, answer.headers
     if answer.status != _OK or not headers or headers[0] is not JSON_TYPE[0] or len(headers) > _MAX_PLAIN_HEADERS:
@@ -162,7 +162,7 @@ def plain_answer(answer: HttpAnswer) -> bytes | None:
 
 @lru_cache(maxsize=64)
 def _plain_head(_second: int, headers: Headers, length: int) -> bytes:
-    return answer_head(_OK, headers, length=length, is_chunked=False, keep_alive=True)
+    return encode_response_head(_OK, headers, length=length, is_chunked=False, keep_alive=True)
 
 
 @lru_cache(maxsize=1)

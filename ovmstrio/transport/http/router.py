@@ -21,13 +21,13 @@ from urllib.parse import unquote
 
 import structlog
 
-from ovmstrio.core.callers import Need, current_certificate, leave_caller
+from ovmstrio.core.callers import Permission, current_certificate, release_caller
 from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
-from ovmstrio.core.events import WireRequest, current_request, is_over_tls, kept_body_bytes
+from ovmstrio.core.events import WireRequest, current_request, is_over_tls, recorded_body_bytes
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.limits import CallPlace, current_place
-from ovmstrio.telemetry.denied_admin_log import tell_refused
-from ovmstrio.transport.http.responses import challenge, error_answer
+from ovmstrio.core.limits import AdmissionTicket, current_ticket
+from ovmstrio.telemetry.denied_admin_log import log_denied
+from ovmstrio.transport.http.responses import error_response, with_auth_challenge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,15 +35,25 @@ if TYPE_CHECKING:
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http import Headers, HttpRequest
-    from ovmstrio.transport.http.heads import Head
+    from ovmstrio.transport.http.heads import RequestHead
     from ovmstrio.transport.http.responses import Cors
 
-__all__ = ["BodyView", "Mounts", "Refusals", "Route", "RoutedRequest", "Router", "Rule", "ToldRequests", "rule"]
+__all__ = [
+    "BodyView",
+    "MissingRouteResponses",
+    "Mounts",
+    "RequestEvents",
+    "Route",
+    "RoutedRequest",
+    "Router",
+    "Rule",
+    "rule",
+]
 
 # -- Request observation -----------------------------------------------------------------------------------------------
 
 
-class ToldRequests:
+class RequestEvents:
     """Adapter that reports requests to an observer as :class:`WireRequest`."""
 
     def __init__(self, observer: RequestObserver) -> None:
@@ -54,7 +64,7 @@ class ToldRequests:
         record = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
         body = request.body if request.view is None else request.view
         record.received = len(body)
-        if most := kept_body_bytes.get():
+        if most := recorded_body_bytes.get():
             record.body = bytes(body[:most])
         record.is_encrypted = is_over_tls.get()
         current_request.set(record)
@@ -108,7 +118,7 @@ View = Callable[..., Awaitable[HttpAnswer]]
 BodyView = Callable[[Any], Awaitable[HttpAnswer]]
 """Answers requests with a given head from their bodies (bytes, or a memoryview for large ones)."""
 
-Admit = Callable[..., Awaitable[CallPlace | None]]
+Admit = Callable[..., Awaitable[AdmissionTicket | None]]
 """Admits a request of a method before its body is read."""
 
 Answering = Callable[["Route", "HttpRequest"], Coroutine[Any, Any, HttpAnswer]]
@@ -141,7 +151,7 @@ class Route(NamedTuple):
     has_tasks: bool = False
     takes_views: bool = False
     admit: Admit | None = None
-    need: Need = Need.ADMIN
+    need: Permission = Permission.ADMIN
     service: str = ""
     of_bodies: Callable[[Headers], BodyView | None] | None = None
 
@@ -163,7 +173,7 @@ class Mounts(Protocol):
         ...
 
 
-class Refusals(Protocol):
+class MissingRouteResponses(Protocol):
     """Responses to requests without a route."""
 
     def no_path(self, method: str, path: str) -> HttpAnswer:
@@ -184,8 +194,8 @@ def rule(
     has_tasks: bool = False,
     takes_views: bool = False,
     admit: Admit | None = None,
-    need: Need = Need.ADMIN,
-    refuse: Callable[[Exception], HttpAnswer] = error_answer,
+    need: Permission = Permission.ADMIN,
+    refuse: Callable[[Exception], HttpAnswer] = error_response,
     of_bodies: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
@@ -213,7 +223,7 @@ class RoutedRequest(NamedTuple):
         view: answers from the body alone and raises errors for :meth:`Router.failed`; None if the request is needed.
     """
 
-    head: Head
+    head: RequestHead
     query: str
     route: Route
     size: int
@@ -241,7 +251,7 @@ class Router:
     def __init__(
         self,
         rules: Sequence[Rule],
-        refusals: Refusals,
+        refusals: MissingRouteResponses,
         mounts: Mounts | None = None,
         cors: Cors | None = None,
         *,
@@ -249,7 +259,7 @@ class Router:
         gate: Gate | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
-        self._events = None if observer is None else ToldRequests(observer)
+        self._events = None if observer is None else RequestEvents(observer)
         # Without an observer no wrapper runs between caller and handler.
         self.answer: Answering = self._answer if self._events is None else partial(self._answer_observed, self._events)
         self.rules = rules
@@ -280,18 +290,18 @@ class Router:
     async def admit(self, route: Route, request: HttpRequest) -> HttpAnswer | None:
         """Authenticate and admit a request before its body is read; return the refusal, or None.
 
-        Sets ``current_caller`` and ``current_place``, which the caller must release after the response.
+        Sets ``current_caller`` and ``current_ticket``, which the caller must release after the response.
         """
         try:
             if self._gate is not None:
                 await self._gate.let_in(route.need, route.service, request.headers, current_certificate.get())
             if route.admit is not None and self._has_limits():
-                current_place.set(await route.admit(request.method))
+                current_ticket.set(await route.admit(request.method))
         except ServerError as error:
-            if route.need is Need.ADMIN and isinstance(error, Unauthenticated | MissingScope):
+            if route.need is Permission.ADMIN and isinstance(error, Unauthenticated | MissingScope):
                 request_line = f"{request.method} {request.path}"
-                tell_refused(_path_pattern(route, request), error, client=request.client, about=request_line)
-            refusal = self.shared(challenge(route.refuse(error), error), _origin(request.headers))
+                log_denied(_path_pattern(route, request), error, client=request.client, about=request_line)
+            refusal = self.shared(with_auth_challenge(route.refuse(error), error), _origin(request.headers))
             if self._events is not None:
                 self._events.refused(request, refusal)
             return refusal
@@ -310,7 +320,7 @@ class Router:
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
-        unknown = Route(_unanswered, error_answer, "", need=Need.CALLER)
+        unknown = Route(_unanswered, error_response, "", need=Permission.CALLER)
         admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:
             if admission_refusal is not None:
@@ -320,9 +330,9 @@ class Router:
                 self._events.refused(request, answer)
             return answer
         finally:
-            leave_caller()
+            release_caller()
 
-    async def _answer_observed(self, observer: ToldRequests, route: Route, request: HttpRequest) -> HttpAnswer:
+    async def _answer_observed(self, observer: RequestEvents, route: Route, request: HttpRequest) -> HttpAnswer:
         record = observer.begin(request)
         try:
             answer = await self._answer(route, request)
@@ -342,7 +352,7 @@ class Router:
         """Return the error response; unexpected exceptions are logged."""
         return self.shared(route.refuse(_reportable_error(error, route.path, route.places)), _origin(headers))
 
-    def routed(self, head: Head, query: str, route: Route, size: int) -> RoutedRequest:
+    def routed(self, head: RequestHead, query: str, route: Route, size: int) -> RoutedRequest:
         """Create the cacheable part of a fast-path request."""
         view = None if self._events is not None or route.of_bodies is None else route.of_bodies(head.headers)
         if view is not None and self._cors is not None:

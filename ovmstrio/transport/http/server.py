@@ -17,21 +17,21 @@ import trio
 from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.connection import NO_PROXIES, Peer, TrustedProxies
 from ovmstrio.core.events import is_over_tls
-from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
-from ovmstrio.transport.accepting import Accepting, Pace, in_batches
+from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
+from ovmstrio.transport.accepting import AcceptLoop, TurnLimiter, in_batches
 from ovmstrio.transport.direct_stream import (
     DirectStream,
-    close_gently,
-    close_now,
-    direct,
+    close_forcefully,
+    close_gracefully,
+    get_peer_address,
     has_unread_bytes,
-    peer_address_of,
-    transport_of,
+    to_direct_stream,
+    underlying_stream,
 )
-from ovmstrio.transport.http.fast_path import RECEIVE_SECONDS, FastLane
-from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS, Ending, Handshake
-from ovmstrio.transport.listeners import AtAddresses, address_of, certificate_of
-from ovmstrio.transport.send_budget import PendingAnswers, current_share
+from ovmstrio.transport.http.fast_path import RECEIVE_SECONDS, FastPathConnection
+from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS, Handshake, ShutdownState
+from ovmstrio.transport.listeners import AddressFrontEnd, bound_address, client_certificate
+from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
 from ovmstrio.util.lazy_import import import_aside
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.transport.http.application import ApplicationServer
     from ovmstrio.transport.http.router import Router
-    from ovmstrio.transport.http.shutdown import EndingConnection
+    from ovmstrio.transport.http.shutdown import ClosableConnection
     from ovmstrio.transport.listeners import Listener
 
 __all__ = ["HttpFrontEnd"]
@@ -55,7 +55,7 @@ _APPLICATION: Final = "ovmstrio.transport.http.application"
 """Module of the Quart application, imported lazily because its frameworks take long to import."""
 
 
-class HttpFrontEnd(AtAddresses):
+class HttpFrontEnd(AddressFrontEnd):
     """HTTP/1.1 server of a router's routes, with fast path and Quart application.
 
     Args:
@@ -76,23 +76,23 @@ class HttpFrontEnd(AtAddresses):
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = 64 * 2**20,
         receive_seconds: float = RECEIVE_SECONDS,
-        pending: PendingAnswers | None = None,
+        pending: SendBudget | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
     ) -> None:
         super().__init__(addresses, tls)
-        self._pending = pending or PendingAnswers()
+        self._pending = pending or SendBudget()
         self._router = router
         self._trusted_proxies = trusted_proxies
         self._max_body_bytes = max_body_bytes
         self._receive_seconds = receive_seconds
-        self._ending = Ending()
+        self._ending = ShutdownState()
         self._application: ApplicationServer | None = None
-        self._accepting = Accepting()
-        self._open: dict[trio.abc.Stream, EndingConnection] = {}
+        self._accepting = AcceptLoop()
+        self._open: dict[trio.abc.Stream, ClosableConnection] = {}
         self._all_closed = trio.Event()
         self._connections_scope: trio.CancelScope | None = None
-        self._pace = Pace()
-        self._faults = RepeatedFaults(log)
+        self._pace = TurnLimiter()
+        self._faults = LogRateLimiter(log)
 
     @property
     def open_connections(self) -> int:
@@ -107,7 +107,7 @@ class HttpFrontEnd(AtAddresses):
             nursery.start_soon(self._faults.sum_up)
             async with trio.open_nursery() as connections:
                 self._connections_scope = connections.cancel_scope
-                task_status.started([address_of(listener) for listener in listeners])
+                task_status.started([bound_address(listener) for listener in listeners])
                 await self._accepting.run(listeners, self._serve_connection, connections)
             nursery.cancel_scope.cancel()
 
@@ -147,7 +147,7 @@ class HttpFrontEnd(AtAddresses):
     async def _close_sockets(self) -> None:
         """Close all open sockets, which also ends writes that hypercorn shields."""
         async for stream in in_batches(list(self._open)):
-            transport: Any = transport_of(stream)
+            transport: Any = underlying_stream(stream)
             transport.socket.close()
 
     def _cancel(self) -> None:
@@ -155,10 +155,10 @@ class HttpFrontEnd(AtAddresses):
             self._connections_scope.cancel()
 
     async def _serve_connection(self, accepted: trio.abc.Stream) -> None:
-        stream = direct(accepted)
-        address = peer_address_of(stream)
+        stream = to_direct_stream(accepted)
+        address = get_peer_address(stream)
         share = self._pending.share()
-        current_share.set(share)
+        current_connection_budget.set(share)
         try:
             if len(self._open) >= MAX_CONNECTIONS:
                 fields: dict[str, Any] = {"open_connections": len(self._open)}
@@ -166,11 +166,11 @@ class HttpFrontEnd(AtAddresses):
                 return
             if isinstance(stream, trio.SSLStream) and not await self._complete_handshake(stream, address):
                 return
-            peer = Peer(address, certificate_of(stream), self._trusted_proxies)
+            peer = Peer(address, client_certificate(stream), self._trusted_proxies)
             if isinstance(stream, trio.SSLStream):
                 current_certificate.set(peer.certificate)
                 is_over_tls.set(True)
-            lane = FastLane(
+            lane = FastPathConnection(
                 self._router,
                 stream,
                 self._max_body_bytes,
@@ -185,7 +185,7 @@ class HttpFrontEnd(AtAddresses):
                 self._open[stream] = connection
                 await connection.run()
             elif not lane.is_finished or has_unread_bytes(stream):
-                await close_gently(stream)
+                await close_gracefully(stream)
             await self._pace.turn()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("connection broke")
@@ -193,7 +193,7 @@ class HttpFrontEnd(AtAddresses):
             log.exception("connection failed")
         finally:
             if isinstance(stream, DirectStream):
-                await close_now(stream)
+                await close_forcefully(stream)
             else:
                 with trio.move_on_after(CLOSE_SECONDS, shield=True):
                     await stream.aclose()

@@ -7,15 +7,15 @@ from typing import Final, Protocol
 
 import trio
 
-from ovmstrio.transport.accepting import Spread
+from ovmstrio.transport.accepting import DeadlineSpread
 
-__all__ = ["IDLE_GRACE_SECONDS", "Ending", "EndingConnection", "Handshake"]
+__all__ = ["IDLE_GRACE_SECONDS", "ClosableConnection", "Handshake", "ShutdownState"]
 
 IDLE_GRACE_SECONDS: Final = 1.0
 """Time that connections without a request get at shutdown, because a request may be in transit."""
 
 
-class Ending:
+class ShutdownState:
     """Shutdown state of a front end.
 
     Attributes:
@@ -26,7 +26,7 @@ class Ending:
     def __init__(self) -> None:
         self.is_near = False
         self.idle_until = math.inf
-        self._spread = Spread()
+        self._spread = DeadlineSpread()
 
     def next_end(self) -> float:
         """Return when the next idle connection is closed; spread over time."""
@@ -40,7 +40,7 @@ class Ending:
         return self.is_near and (not has_more or now >= self.idle_until)
 
 
-class EndingConnection(Protocol):
+class ClosableConnection(Protocol):
     """Connection that can be shut down."""
 
     @property
@@ -58,7 +58,7 @@ class Handshake:
 
     has_request = False
 
-    def __init__(self, ending: Ending, seconds: float) -> None:
+    def __init__(self, ending: ShutdownState, seconds: float) -> None:
         now = trio.current_time()
         self._ending = ending
         self._grace_until = now + IDLE_GRACE_SECONDS

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from ovmstrio.client import Client, TensorInfo, Unreachable, open_client
-from ovmstrio.client.api import TIMESTAMP, StreamOutput, StreamReply, StreamRequest, interrupts_cancel
+from ovmstrio.client.api import TIMESTAMP, StreamOutput, StreamReply, StreamRequest, cancel_on_interrupt
 from ovmstrio.core import errors
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.encoding.status_errors import status_of
@@ -263,7 +263,7 @@ def test_a_signal_handler_of_the_program_is_kept() -> None:
     came = []
     previous = signal.signal(signal.SIGINT, lambda *_: came.append("interrupt"))
     try:
-        with interrupts_cancel(lambda: came.append("cancelled")):
+        with cancel_on_interrupt(lambda: came.append("cancelled")):
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, previous)

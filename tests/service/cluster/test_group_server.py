@@ -14,7 +14,7 @@ import trio
 from grpclib.const import Status
 
 from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
-from ovmstrio.cluster.ray.grpc import GrpcAnswer
+from ovmstrio.cluster.ray.grpc import GrpcResult
 from ovmstrio.cluster.ray.grpc_paths import INFER
 from ovmstrio.cluster.ray.http import HttpHead
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
@@ -92,7 +92,7 @@ def _infer(name: str, tensor: str, shape: tuple[int, ...] = (1, 10), number: int
     return data
 
 
-def _values(answer: GrpcAnswer) -> list[float]:
+def _values(answer: GrpcResult) -> list[float]:
     assert answer.status == 0, answer.text
     found: list[float] = np.frombuffer(Response.FromString(answer.data).raw_output_contents[0], np.float32).tolist()
     return found

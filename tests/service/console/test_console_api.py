@@ -13,18 +13,18 @@ from typing import Any, Final
 import pytest
 import trio
 
-from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.authentication import Authentication, CallerDirectory
 from ovmstrio.auth.gate import Gate
 from ovmstrio.console.routes import CHANGE_HEADER, asset_names
-from ovmstrio.console.stream import Wishes
+from ovmstrio.console.stream import StreamFilter
 from ovmstrio.core.callers import Caller, Scopes
-from ovmstrio.core.events import CallEvent, Door, WireRequest
+from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.serving.authorization import GuardedPlane
+from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.logs import configure_logs
-from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.transport.http.responses import Cors
 from ovmstrio.transport.http.router import Route
 from tests.support.callers import LOCAL, bearer, gate_of, peer_at
@@ -38,21 +38,21 @@ CHANGE = {CHANGE_HEADER: "1"}
 
 @asynccontextmanager
 async def _console(
-    folder: Path, mode: str = "local", *, past: RecentPast | None = None, **options: Any
+    folder: Path, mode: str = "local", *, past: RecentHistory | None = None, **options: Any
 ) -> AsyncIterator[Serving]:
-    past = past or RecentPast()
+    past = past or RecentHistory()
     front_end = {"console": mode, "past": past, **options.pop("front_end", {})}
     async with serving_rest(folder, front_end=front_end, observers=(past.failures,), **options) as server:
         yield server
 
 
 @pytest.fixture
-def past() -> RecentPast:
-    return RecentPast()
+def past() -> RecentHistory:
+    return RecentHistory()
 
 
 @pytest.fixture
-async def server(tmp_path: Path, past: RecentPast) -> AsyncIterator[Serving]:
+async def server(tmp_path: Path, past: RecentHistory) -> AsyncIterator[Serving]:
     async with _console(tmp_path, past=past) as serving:
         yield serving
 
@@ -169,7 +169,7 @@ async def test_an_unloaded_service_keeps_its_row_in_the_stream(server: Serving) 
     assert {each["state"] for each in row["versions"]} == {"END"}
 
 
-async def test_the_log_is_sent_from_the_requested_level(server: Serving, past: RecentPast) -> None:
+async def test_the_log_is_sent_from_the_requested_level(server: Serving, past: RecentHistory) -> None:
     log = logging.getLogger("user.code")
     with past.log.listening():
         log.error("wrong: %s", "<script>")
@@ -189,7 +189,7 @@ async def test_the_stream_ends_when_a_drain_begins(server: Serving) -> None:
         assert b"event: " not in (await events.until(rb".*\r\n0\r\n\r\n"))[0]
 
 
-async def test_texts_that_are_not_utf_8_do_not_end_the_stream(server: Serving, past: RecentPast) -> None:
+async def test_texts_that_are_not_utf_8_do_not_end_the_stream(server: Serving, past: RecentHistory) -> None:
     body = b'{"id":"\\ud800","inputs":[{"name":"x","shape":[1,3],"datatype":"FP32","data":[NaN,1]}]}'
     past.log.handle(logging.makeLogRecord({"levelno": logging.ERROR, "msg": "no such file: a\udcff"}))
     assert (await server.post(INFER, content=body)).status_code == 400
@@ -202,12 +202,12 @@ async def test_texts_that_are_not_utf_8_do_not_end_the_stream(server: Serving, p
 
 
 def test_failures_and_traces_are_sent_on_request_only() -> None:
-    assert Wishes.read("failures=0&traces=0") == Wishes.read("") == Wishes()
-    assert Wishes.read("failures=1&traces=1") == Wishes(failures=True, traces=True)
+    assert StreamFilter.read("failures=0&traces=0") == StreamFilter.read("") == StreamFilter()
+    assert StreamFilter.read("failures=1&traces=1") == StreamFilter(failures=True, traces=True)
 
 
 async def test_the_number_of_viewers_is_limited(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.console.stream.MOST_VIEWERS", 1)
+    monkeypatch.setattr("ovmstrio.console.stream.MAX_VIEWERS", 1)
     async with _live(server) as events:
         await events.next("whole")
         refused = await server.get(LIVE)
@@ -262,7 +262,7 @@ async def test_the_console_may_be_off_or_open(tmp_path: Path, mode: str, path: s
 
 
 def _guarded(gate: Any) -> dict[str, Any]:
-    return {"plane_class": GuardedPlane, "front_end": {"gate": gate}}
+    return {"plane_class": AuthorizingDataPlane, "front_end": {"gate": gate}}
 
 
 @pytest.mark.parametrize(
@@ -284,17 +284,19 @@ async def test_known_callers_need_read_to_look_and_admin_to_change(
     assert (document.get("caller"), document.get("may_change")) == (caller if status == 200 else None, may_change)
 
 
-def _fail(past: RecentPast) -> None:
+def _fail(past: RecentHistory) -> None:
     request = WireRequest("HTTP", "POST", "/", (), LOCAL)
     request.body = b"mine"
     event = CallEvent(
-        "echo", "1", "model", Door("KServe", "REST"), "ModelInfer", code="InvalidRequest", request=request
+        "echo", "1", "model", ApiInterface("KServe", "REST"), "ModelInfer", code="InvalidRequest", request=request
     )
     past.failures.call_failed(event)
 
 
 @pytest.mark.parametrize(("caller", "body"), [("reader", ""), ("admin", "mine")])
-async def test_known_callers_need_admin_to_see_bodies(tmp_path: Path, past: RecentPast, caller: str, body: str) -> None:
+async def test_known_callers_need_admin_to_see_bodies(
+    tmp_path: Path, past: RecentHistory, caller: str, body: str
+) -> None:
     gate = gate_of({"reader": "read", "admin": "admin infer:*"})
     async with _console(tmp_path, past=past, **_guarded(gate)) as server:
         _fail(past)
@@ -305,8 +307,10 @@ async def test_known_callers_need_admin_to_see_bodies(tmp_path: Path, past: Rece
     assert [(each["body"], each["body_bytes"]) for each in listed] == [(body, 4)]
 
 
-async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(tmp_path: Path, past: RecentPast) -> None:
-    directory = Directory()
+async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(
+    tmp_path: Path, past: RecentHistory
+) -> None:
+    directory = CallerDirectory()
     authentication = Authentication(directory)
 
     def set_scopes(*scopes: str) -> None:
@@ -327,7 +331,9 @@ async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(tm
 
 
 @pytest.mark.parametrize(("host", "body"), [("models.example.org", ""), ("localhost", "mine")])
-async def test_unknown_callers_see_bodies_locally_only(tmp_path: Path, past: RecentPast, host: str, body: str) -> None:
+async def test_unknown_callers_see_bodies_locally_only(
+    tmp_path: Path, past: RecentHistory, host: str, body: str
+) -> None:
     async with _console(tmp_path, "on", past=past) as server:
         _fail(past)
         answer = await server.get(FAILURES, headers={"host": host})
@@ -335,7 +341,7 @@ async def test_unknown_callers_see_bodies_locally_only(tmp_path: Path, past: Rec
 
 
 async def test_the_stream_of_a_revoked_caller_ends_with_the_reason(tmp_path: Path) -> None:
-    directory = Directory()
+    directory = CallerDirectory()
     authentication = Authentication(directory)
     callers = {name: Caller(name, "key", Scopes.parse(["read"])) for name in ("revoked", "limited", "stays")}
     directory.replace([], callers)
@@ -398,7 +404,7 @@ async def test_may_change_is_accurate(
     tmp_path: Path, client: str, host: str, *, allows_remote: bool, may: bool
 ) -> None:
     async with stack(tmp_path) as (plane, _, _):
-        router = make_router(plane, allows_remote_admin=allows_remote, console="on", past=RecentPast())
+        router = make_rest_router(plane, allows_remote_admin=allows_remote, console="on", past=RecentHistory())
 
         async def send(method: str, path: str, *headers: tuple[str, str]) -> HttpAnswer:
             route = router.find(method, path)

@@ -15,7 +15,7 @@ from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.handlers.building import open_handler
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.projects import make_project
@@ -72,7 +72,7 @@ async def serving_handler(
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
     limit = LocalLimit(project.max_concurrency)
     async with open_models(project) as models, open_handler(project, queue_timeout=queue_timeout) as handler:
-        servable = HandlerServable(project.name, handler, limit, None, models)
+        servable = HandlerService(project.name, handler, limit, None, models)
         servable.gone()
         async with open_plane_of(spec, servable, lambda: "") as plane, trio.open_nursery() as nursery:
             options: dict[str, Any] = {"shows_details": shows_details, "max_body_bytes": max_body_bytes}

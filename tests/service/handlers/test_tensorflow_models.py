@@ -12,7 +12,7 @@ from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, Tensor, TensorSpec
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ProjectBatching
 from ovmstrio.handlers.models import saved_model as running
-from ovmstrio.handlers.models.client import flat_list, read_inputs
+from ovmstrio.handlers.models.client import to_flat_list, to_input_arrays
 from tests.support.model_projects import models_in
 from tests.support.pipelines import gather
 from tests.support.saved_models import (
@@ -220,7 +220,7 @@ async def test_a_project_without_models(tmp_path: Path) -> None:
 )
 def test_values_have_the_form_of_protobufs_json(name: str, values: Any, flat: list[Any]) -> None:
     datatype = BY_NAME[name]
-    assert flat_list(Tensor("x", datatype, np.array(values, datatype.numpy))) == flat
+    assert to_flat_list(Tensor("x", datatype, np.array(values, datatype.numpy))) == flat
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_values_have_the_form_of_protobufs_json(name: str, values: Any, flat: li
     ],
 )
 def test_values_are_cast_to_the_type_of_their_input(name: str, value: Any, array: Any) -> None:
-    made = read_inputs({"x": value}, [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))], "m")["x"]
+    made = to_input_arrays({"x": value}, [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))], "m")["x"]
     assert made.dtype == array.dtype
     assert made.tolist() == array.tolist()
 
@@ -242,9 +242,9 @@ def test_values_are_cast_to_the_type_of_their_input(name: str, value: Any, array
 @pytest.mark.parametrize(("name", "value"), [("UINT8", [1, 256]), ("INT32", [1.5]), ("INT64", [2**64]), ("BYTES", [1])])
 def test_values_that_would_change_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UserRuntimeException, match="input 'x' of m does not fit"):
-        read_inputs({"x": value}, [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))], "m")
+        to_input_arrays({"x": value}, [TensorSpec("x", BY_NAME[name], (ANY_SIZE,))], "m")
 
 
 def test_unused_inputs_of_a_signature_may_be_given() -> None:
     inputs = [TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1),))]
-    assert list(read_inputs({"x": [1], "y": 2}, inputs, "m", {"x", "y"})) == ["x"]
+    assert list(to_input_arrays({"x": [1], "y": 2}, inputs, "m", {"x", "y"})) == ["x"]

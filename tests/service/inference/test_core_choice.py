@@ -15,11 +15,11 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.inference import compile as compile_module
 from ovmstrio.inference import network as network_module
-from ovmstrio.inference.compile import PINNING, ModelFile, compile_model
+from ovmstrio.inference.compile import CPU_PINNING, ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled, Timing
 from ovmstrio.inference.infer_requests import Slot
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.recovery import LostStreams
+from ovmstrio.inference.recovery import StreamRecoveryTimer
 from ovmstrio.inference.runtime import core
 from ovmstrio.util import cores as cores_module
 from ovmstrio.util.cores import CoreShare
@@ -53,7 +53,7 @@ def _away(running: Network) -> Network:
 def _binds_by_default() -> bool:
     """Return whether OpenVINO binds the threads of a model on this machine by default."""
     compiled = core().compile_model(ir.dummy(), "CPU", {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"})
-    return bool(compiled.get_property(PINNING))
+    return bool(compiled.get_property(CPU_PINNING))
 
 
 async def _multiplies(running: Network) -> None:
@@ -87,7 +87,7 @@ def test_single_model_is_bound_as_openvino_chooses(cores: CoreShare, tmp_path: P
     ("model", "settings", "is_pinned"),
     [
         pytest.param(ir.dummy(), {"plugin_config": ONE_THREAD}, False, id="one of several models"),
-        pytest.param(ir.dummy(), {"plugin_config": {**ONE_THREAD, PINNING: "YES"}}, None, id="bound by its user"),
+        pytest.param(ir.dummy(), {"plugin_config": {**ONE_THREAD, CPU_PINNING: "YES"}}, None, id="bound by its user"),
         pytest.param(ir.dummy(), {}, None, id="on the event loop"),
         pytest.param(ir.accumulator(), {"plugin_config": ONE_THREAD}, None, id="state in its requests"),
         pytest.param(ir.accumulator(), {"plugin_config": ONE_THREAD, "stateful": True}, False, id="sequences"),
@@ -104,7 +104,7 @@ def test_model_that_openvino_does_not_bind_is_never_compiled_again(
     cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = compile_module._property
-    monkeypatch.setattr(compile_module, "_property", lambda *args: 0 if args[1] == PINNING else known(*args))
+    monkeypatch.setattr(compile_module, "_property", lambda *args: 0 if args[1] == CPU_PINNING else known(*args))
     assert network(ir.dummy(), tmp_path, "alone", plugin_config=ONE_THREAD).is_pinned is None
     cores.services = 2
     assert network(ir.dummy(), tmp_path, "other", plugin_config=ONE_THREAD).is_pinned is False
@@ -369,7 +369,7 @@ async def test_failure_on_one_of_several_streams_leaves_one_for_a_growing_while(
     hooks, now = RecordingHooks(), 0.0
     settings = {"plugin_config": {"NUM_STREAMS": "2"}} if is_configured else {}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, **settings)
-    running._stream_recovery = LostStreams(lambda: now)
+    running._stream_recovery = StreamRecoveryTimer(lambda: now)
     if not is_configured:
         assert _note_parallel_calls(running, 2)
         await running.choose_cores()
@@ -395,7 +395,7 @@ async def test_streams_are_not_returned_when_that_fails_or_a_request_fails_meanw
     cores.are_few, now = True, 0.0
     hooks = RecordingHooks()
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, plugin_config={"NUM_STREAMS": "2"})
-    running._stream_recovery = LostStreams(lambda: now)
+    running._stream_recovery = StreamRecoveryTimer(lambda: now)
     compile_again = running._recompile
 
     def fail_meanwhile(at_once: int) -> Compiled:
@@ -419,7 +419,7 @@ async def test_cancelled_call_does_not_delay_the_return_of_streams(
     cores.are_few, now = True, 0.0
     settings = {"NUM_STREAMS": "2"}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), RecordingHooks(), plugin_config=settings)
-    running._stream_recovery = LostStreams(lambda: now)
+    running._stream_recovery = StreamRecoveryTimer(lambda: now)
     await _fails(running)
     stopped, mend = [], running._recover
 

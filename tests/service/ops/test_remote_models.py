@@ -17,12 +17,12 @@ from ovmstrio.encoding.messages import message_class
 from ovmstrio.encoding.status_errors import Unreachable
 from ovmstrio.models.loading import load_model
 from ovmstrio.ops.predictor.kserve import PipelinePredictor
-from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.predictor.make import PredictorFactory
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.telemetry.spans import QuietSpan, RecordedSpan
+from ovmstrio.telemetry.spans import RecordedSpan, UnrecordedSpan
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.paddle_files import write_prototxt
@@ -36,7 +36,7 @@ NOBODY = "127.0.0.1:1"
 
 async def remote(*endpoints: str, **settings: Any) -> Predictor:
     values = {"name": "dummy", "client_type": "kserve", "server_endpoints": endpoints} | settings
-    return await PredictorMaker(is_thread_op=True)(OpSettings(**values), 0)
+    return await PredictorFactory(is_thread_op=True)(OpSettings(**values), 0)
 
 
 @asynccontextmanager
@@ -206,7 +206,7 @@ async def test_a_call_has_a_span_and_propagates_its_trace() -> None:
         op = RecordedSpan("op", [Sink()], 7)
         with op.as_current():
             assert await predictor.predict({"x": "1"}) == {"x": ["1"]}
-        with QuietSpan(8).as_current():
+        with UnrecordedSpan(8).as_current():
             await predictor.predict({"x": "1"})
         predictor.close()
     (span,) = ended

@@ -11,7 +11,7 @@ from ovmstrio.config.specs import PipelineNode
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, INVALID, Dim, TensorSpec
 from ovmstrio.pipelines.signatures import NodeSignature, describe_inputs, describe_outputs
-from ovmstrio.pipelines.structure import examine_structure
+from ovmstrio.pipelines.structure import validate_structure
 from tests.support import ir
 from tests.support.pipelines import call, make_node, make_pipeline, serving_pipeline, write_library
 from tests.support.servables import load
@@ -31,7 +31,7 @@ def _signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> N
 def _describe(
     nodes: Sequence[PipelineNode], outputs: Mapping[str, str], signatures: Mapping[str, NodeSignature], **settings: Any
 ) -> Described:
-    structure, wrong = examine_structure(make_pipeline(nodes, outputs, **settings))
+    structure, wrong = validate_structure(make_pipeline(nodes, outputs, **settings))
     assert structure is not None
     assert wrong == []
     inputs, problems = describe_inputs(structure, signatures)

@@ -12,7 +12,7 @@ import trio
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.pipelines.servable import DagServable
+from ovmstrio.pipelines.servable import PipelineServable
 from tests.support import ir
 from tests.support.native_nodes import copy_of_fixture
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
@@ -160,7 +160,7 @@ async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _fails(pipeline: DagServable, kind: type[ServerError], text: str, **arrays: Any) -> None:
+async def _fails(pipeline: PipelineServable, kind: type[ServerError], text: str, **arrays: Any) -> None:
     with pytest.raises(kind, match=text):
         await call(pipeline, **arrays)
 

@@ -15,16 +15,16 @@ import trio
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
-from ovmstrio.auth.authentication import Authentication, Directory
+from ovmstrio.auth.authentication import Authentication, CallerDirectory
 from ovmstrio.auth.gate import Gate
-from ovmstrio.auth.key_file import digest_of
-from ovmstrio.auth.quota import CallerAllowance
+from ovmstrio.auth.key_file import key_hash
+from ovmstrio.auth.quota import CallerQuota
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.callers import Need, current_caller, leave_caller
+from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.protocols.grpc_gate import NEEDS
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.serving.authorization import CallerNames, GuardedPlane
+from ovmstrio.protocols.grpc_gate import REQUIRED_SCOPES
+from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.telemetry.metrics import Metrics
 from tests.service.protocols.kserve.grpc.servers import KeptCalls
 from tests.support import ir
@@ -52,7 +52,7 @@ def seen() -> KeptCalls:
 @pytest.fixture
 async def doors(tmp_path: Path, seen: KeptCalls) -> AsyncIterator[BothDoors]:
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
-    async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerNames(), seen)) as both:
+    async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerRecorder(), seen)) as both:
         yield both
 
 
@@ -214,25 +214,28 @@ def test_every_grpc_method_has_a_needed_scope(tmp_path: Path) -> None:
 
     fake: Any = None
     services = (InferenceService(fake), PredictionService(fake), ModelService(fake), HealthService(fake, fake))
-    assert {path for service in services for path in service.__mapping__()} <= NEEDS.keys()
+    assert {path for service in services for path in service.__mapping__()} <= REQUIRED_SCOPES.keys()
 
 
 async def test_only_routes_that_change_the_server_need_the_admin_scope(tmp_path: Path) -> None:
     async with serving_rest(tmp_path) as serving:
-        rules = make_router(serving.plane).rules
-    assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Need.ADMIN} == {
+        rules = make_rest_router(serving.plane).rules
+    assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Permission.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",
         *("/v2/systemsharedmemory/region", "/v2/systemsharedmemory/unregister", "/v2/logging", "/v2/profile"),
         *("/v2/cudasharedmemory/region", "/v2/cudasharedmemory/unregister"),
     }
-    assert {each.pattern.pattern for each in rules if each.need is Need.NOTHING} == {
+    assert {each.pattern.pattern for each in rules if each.need is Permission.NOTHING} == {
         *("/health/?", "/v2/health/live/?", "/v2/health/ready/?"),
     }
 
 
 async def test_a_caller_is_refused_before_its_body_is_received(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"})}, "plane_class": GuardedPlane}
+    options: dict[str, Any] = {
+        "front_end": {"gate": gate_of({"shop": "infer:echo"})},
+        "plane_class": AuthorizingDataPlane,
+    }
     async with serving_rest(tmp_path, **options) as serving:
         for lines in ((), ("TE: trailers",)):
             async with serving.connect() as peer:
@@ -246,10 +249,10 @@ async def test_a_caller_is_refused_before_its_body_is_received(tmp_path: Path) -
 
 
 async def test_concurrent_requests_of_a_caller_are_limited_until_their_end(tmp_path: Path) -> None:
-    allowance = CallerAllowance("shop", concurrency=1)
+    allowance = CallerQuota("shop", concurrency=1)
     options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"}, allowance)}}
     waits = BODY[:-1] + b',"parameters":{"block":true}}'
-    async with serving_rest(tmp_path, plane_class=GuardedPlane, **options) as serving:
+    async with serving_rest(tmp_path, plane_class=AuthorizingDataPlane, **options) as serving:
         for lines in (("X-Api-Key: shop",), ("X-Api-Key: shop", "TE: trailers")):
             serving.servable.blocked = trio.Event()
             serving.servable.cancelled = trio.Event()
@@ -270,24 +273,24 @@ async def test_concurrent_requests_of_a_caller_are_limited_until_their_end(tmp_p
 
 
 async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_trace() -> None:
-    allowance = CallerAllowance("shop", concurrency=1)
+    allowance = CallerQuota("shop", concurrency=1)
     gate = gate_of({"shop": "infer:echo"}, allowance)
     shown = [("authorization", "Bearer shop")]
-    assert not gate.let_in_now(Need.INFER, "echo", shown)
-    await gate.let_in(Need.INFER, "echo", shown, None)
-    leave_caller()
-    assert gate.let_in_now(Need.INFER, "echo", shown)
+    assert not gate.let_in_now(Permission.INFER, "echo", shown)
+    await gate.let_in(Permission.INFER, "echo", shown, None)
+    release_caller()
+    assert gate.let_in_now(Permission.INFER, "echo", shown)
     assert current_caller.get() is not None
     assert allowance.under_way == 1
-    assert not gate.let_in_now(Need.INFER, "echo", shown)
+    assert not gate.let_in_now(Permission.INFER, "echo", shown)
     assert allowance.under_way == 1
-    leave_caller()
+    release_caller()
     assert allowance.under_way == 0
     for need, service, headers in (
-        (Need.INFER, "other", shown),
-        (Need.ADMIN, "", shown),
-        (Need.INFER, "echo", [("authorization", "Bearer wrong")]),
-        (Need.INFER, "echo", []),
+        (Permission.INFER, "other", shown),
+        (Permission.ADMIN, "", shown),
+        (Permission.INFER, "echo", [("authorization", "Bearer wrong")]),
+        (Permission.INFER, "echo", []),
     ):
         assert not gate.let_in_now(need, service, headers)
         assert (current_caller.get(), allowance.under_way) == (None, 0)
@@ -295,7 +298,7 @@ async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_tra
 
 async def test_notes_of_headers_are_valid_until_callers_change_or_expire() -> None:
     now = [1000.0]
-    directory = Directory(lambda: now[0])
+    directory = CallerDirectory(lambda: now[0])
     day = entry_of("day", "infer:*", expires="1970-01-02")
     directory.replace([entry_of("shop", "infer:*"), day])
     authentication = Authentication(directory, clock=lambda: now[0])
@@ -304,31 +307,31 @@ async def test_notes_of_headers_are_valid_until_callers_change_or_expire() -> No
     notes: dict[str, dict[object, Any]] = {name: {} for name in headers}
 
     def let_in() -> list[str]:
-        return [name for name, shown in headers.items() if gate.let_in_now(Need.INFER, "", shown, notes[name])]
+        return [name for name, shown in headers.items() if gate.let_in_now(Permission.INFER, "", shown, notes[name])]
 
     assert let_in() == []
     for name in ("shop", "day"):
-        await gate.let_in(Need.INFER, "", headers[name], None)
+        await gate.let_in(Permission.INFER, "", headers[name], None)
     assert let_in() == ["shop", "day"]
     assert [bool(noted) for noted in notes.values()] == [True, True, False]
-    assert gate.let_in_now(Need.INFER, "", (), notes["shop"]), "they were read again"
+    assert gate.let_in_now(Permission.INFER, "", (), notes["shop"]), "they were read again"
     now[0] = 200_000.0
     assert let_in() == ["shop"]
     directory.replace([day])
     authentication.forget_seen()
     assert let_in() == []
-    leave_caller()
+    release_caller()
 
 
 async def test_an_api_key_alone_guards_only_generation(tmp_path: Path) -> None:
     gate = gate_of({"secret": "infer:*"}, guards_everything=False)
-    for need in Need:
-        if need is not Need.GENERATE:
+    for need in Permission:
+        if need is not Permission.GENERATE:
             assert await gate.let_in(need, "", (), None) is None
-    caller = await gate.let_in(Need.GENERATE, "llm", [("authorization", "Bearer secret")], None)
+    caller = await gate.let_in(Permission.GENERATE, "llm", [("authorization", "Bearer secret")], None)
     assert caller is not None
     with pytest.raises(Exception, match="authentication required"):
-        await gate.let_in(Need.GENERATE, "llm", (), None)
+        await gate.let_in(Permission.GENERATE, "llm", (), None)
     async with serving_rest(tmp_path, front_end={"gate": gate}) as serving, serving.connect() as peer:
         assert (await peer.ask(infer_post())).status == 200
         refused = await peer.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -344,7 +347,7 @@ async def test_the_client_of_openai_lists_the_models_of_its_key(tmp_path: Path) 
         with openai.OpenAI(base_url=f"http://{address}/v1", api_key=key, max_retries=0) as client:
             return [model.id for model in client.models.list().data]
 
-    async with serving_rest(tmp_path, plane_class=GuardedPlane, **options) as serving:
+    async with serving_rest(tmp_path, plane_class=AuthorizingDataPlane, **options) as serving:
         assert await trio.to_thread.run_sync(listed, serving.address, "shop") == ["echo"]
         assert await trio.to_thread.run_sync(listed, serving.address, "other") == []
         with pytest.raises(openai.AuthenticationError, match="unknown or expired key"):
@@ -361,7 +364,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
     """Serve a service of every kind to known callers, of whom ``shop`` may call the model alone."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys.json"
-    entry = {"name": "shop", "sha256": digest_of("shop"), "scopes": ["infer:model"]}
+    entry = {"name": "shop", "sha256": key_hash("shop"), "scopes": ["infer:model"]}
     keys.write_text(json.dumps({"callers": [entry]}))
     with serving_in_thread(config_path=write_all_kinds(folder), keys_file=keys) as served:
         yield served

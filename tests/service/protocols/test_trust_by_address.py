@@ -17,17 +17,17 @@ import trio.testing
 import trustme
 from structlog.testing import capture_logs
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.connection import UNKNOWN, ClientAddress, Loopback, Remote, TrustedProxies, UnixSocket
 from ovmstrio.core.events import WireRequest
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.worker_program import WorkRequest
-from ovmstrio.protocols.grpc_gate import NEEDS
+from ovmstrio.protocols.grpc_gate import REQUIRED_SCOPES
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.serving.shared_memory import ClientRegions
-from ovmstrio.telemetry.recent_history import RecentPast
+from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.transport.direct_stream import DirectStream
 from ovmstrio.transport.listeners import PlainListener, tls_context
 from ovmstrio.workers.handoff import ConnectionInbox
@@ -53,7 +53,9 @@ ADMIN_PATHS: Final = (
 CONSOLE_PAGES: Final = ("/console", "/console/page/actions.js", "/console/api/server", "/console/api/failures")
 LIVE: Final = "/console/api/live"
 ADMIN_METHODS: Final = tuple(
-    path for path, need in NEEDS.items() if need is Need.ADMIN and path.startswith(KSERVE) and "Cuda" not in path
+    path
+    for path, need in REQUIRED_SCOPES.items()
+    if need is Permission.ADMIN and path.startswith(KSERVE) and "Cuda" not in path
 )
 OUTCOMES: Final = frozenset({"change refused", "change failed", "server changed"})
 
@@ -87,7 +89,7 @@ async def _front_ends(folder: Path, proxies: str = "", observer: Observer | None
     trusted = TrustedProxies.parse(proxies)
     async with stack(folder, regions=ClientRegions(is_allowed=True, folder=folder)) as (plane, _, _):
         yield Served(
-            RestFrontEnd(plane, past=RecentPast(), trusted_proxies=trusted, observer=observer),
+            RestFrontEnd(plane, past=RecentHistory(), trusted_proxies=trusted, observer=observer),
             GrpcFrontEnd(plane, trusted_proxies=trusted, observer=observer),
         )
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from ovmstrio.config.documents import by_line
+from ovmstrio.config.documents import sorted_by_line
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ext.ops import Op, WebService
-from ovmstrio.ops.config_file import examine_pipeline_config
+from ovmstrio.ops.config_file import validate_pipeline_config
 from ovmstrio.server.service_plan import plan_service, service_settings
 from tests.support.api_clients import call
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
@@ -77,8 +77,8 @@ def test_metrics_port_is_opened_if_metrics_are_enabled(
     ],
 )
 def test_incomplete_metrics_keys_are_reported(dag: dict[str, object], message: str) -> None:
-    examined = examine_pipeline_config(yml_dict={"http_port": 0, "dag": dag})
-    assert "\n".join(problem.message for problem in by_line(examined.problems)) == message
+    examined = validate_pipeline_config(yml_dict={"http_port": 0, "dag": dag})
+    assert "\n".join(problem.message for problem in sorted_by_line(examined.problems)) == message
 
 
 async def test_messages_larger_than_the_limit_are_refused() -> None:

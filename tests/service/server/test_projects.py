@@ -15,11 +15,11 @@ import trio
 import trio.testing
 from fsspec.implementations.local import LocalFileSystem
 
-from ovmstrio.server.listening import open_noted_listeners
+from ovmstrio.server.listening import open_server_listeners
 from ovmstrio.server.plan import own_port, plan_project
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan
-from ovmstrio.transport.listeners import address_of
+from ovmstrio.transport.listeners import bound_address
 from tests.support.projects import make_project
 
 
@@ -29,8 +29,8 @@ async def test_addresses_of_the_command_line_replace_the_port_of_the_file(tmp_pa
     assert own_port(project, usual.settings) == 1
     assert usual.rest == ("0.0.0.0:1",)
     plan = plan_project(project, {"port": 0, "rest_bind_address": f"127.0.0.1, unix:{tmp_path / 'socket'}"})
-    async with open_noted_listeners(plan.rest, None, plan.port_options) as listeners:
-        first, second = map(address_of, listeners)
+    async with open_server_listeners(plan.rest, None, plan.port_options) as listeners:
+        first, second = map(bound_address, listeners)
         assert first.startswith("127.0.0.1:")
         assert not first.endswith(":0")
         assert second == f"unix:{tmp_path / 'socket'}"
@@ -42,7 +42,7 @@ async def test_port_in_use_is_named_with_the_option(tmp_path: Path) -> None:
         port = busy.getsockname()[1]
         plan = plan_project(project, {"port": port, "rest_bind_address": "127.0.0.1"})
         with pytest.raises(OSError, match="in use") as caught:
-            async with open_noted_listeners(plan.rest, None, plan.port_options):
+            async with open_server_listeners(plan.rest, None, plan.port_options):
                 raise AssertionError
     assert caught.value.errno == errno.EADDRINUSE
     address, hint = caught.value.__notes__
@@ -53,7 +53,7 @@ async def test_port_in_use_is_named_with_the_option(tmp_path: Path) -> None:
 async def test_unknown_host_is_named(tmp_path: Path) -> None:
     plan = plan_project(make_project(tmp_path, ""), {"port": 0, "rest_bind_address": "no-such-host.invalid"})
     with pytest.raises(socket.gaierror) as caught:
-        async with open_noted_listeners(plan.rest, None, plan.port_options):
+        async with open_server_listeners(plan.rest, None, plan.port_options):
             raise AssertionError
     assert caught.value.__notes__ == ["cannot listen at no-such-host.invalid:0"]
 

@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.auth.key_file import write_key_file
 from ovmstrio.core.errors import Unauthenticated
-from ovmstrio.telemetry.denied_admin_log import bounded_refusals, tell_refused
+from ovmstrio.telemetry.denied_admin_log import log_denied, rate_limited_denials
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module
@@ -187,10 +187,10 @@ async def test_repeated_refusals_are_counted(tmp_path: Path, log: Path) -> None:
 
 
 async def test_refusals_of_many_hosts_are_counted_together(log: Path) -> None:
-    with bounded_refusals() as refusals:
+    with rate_limited_denials() as refusals:
         for number in range(5000):
             error = Unauthenticated("authentication required")
-            tell_refused("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
+            log_denied("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
         with trio.CancelScope() as scope:
             scope.cancel()
             await refusals.sum_up()

@@ -11,13 +11,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.server.listening import open_noted_listeners
-from ovmstrio.server.plan import Plan, managed, read_plan
+from ovmstrio.server.listening import open_server_listeners
+from ovmstrio.server.plan import Plan, read_plan, with_service_manager
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.systemd import Notifier
 from ovmstrio.serving.records import Readiness
-from ovmstrio.transport.accepting import Accepting
-from ovmstrio.transport.listeners import address_of, is_inherited
+from ovmstrio.transport.accepting import AcceptLoop
+from ovmstrio.transport.listeners import bound_address, is_inherited
 from tests.support.waits import WAIT_SECONDS
 
 # Inherited sockets
@@ -31,7 +31,7 @@ async def test_environment_without_own_sockets_leaves_the_addresses(tmp_path: Pa
     plan = await _plan(tmp_path)
     for pid in (str(os.getpid() + 1), ""):
         environ = {"LISTEN_PID": pid, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "grpc", "HOME": "/"}
-        found = managed(plan, environ)
+        found = with_service_manager(plan, environ)
         assert (found.grpc, found.rest) == (plan.grpc, plan.rest)
         assert environ == {"HOME": "/"}
 
@@ -39,22 +39,22 @@ async def test_environment_without_own_sockets_leaves_the_addresses(tmp_path: Pa
 async def test_socket_with_an_unknown_name_is_refused(tmp_path: Path) -> None:
     environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "ovms.socket"}
     with pytest.raises(ConfigError, match=r"expected grpc or rest, found ovms.socket.*FileDescriptorName=grpc"):
-        managed(await _plan(tmp_path), environ)
+        with_service_manager(await _plan(tmp_path), environ)
 
 
 async def test_inherited_socket_is_used_and_stays_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as kept:
         port = kept.getsockname()[1]
-        async with open_noted_listeners([f"fd:{os.dup(kept.fileno())}"], None, "") as (listener,):
+        async with open_server_listeners([f"fd:{os.dup(kept.fileno())}"], None, "") as (listener,):
             assert is_inherited(listener)
-            assert address_of(listener) == f"127.0.0.1:{port}"
+            assert bound_address(listener) == f"127.0.0.1:{port}"
             async with await trio.open_tcp_stream("127.0.0.1", port) as client:
                 await _answer_one(listener)
                 assert await client.receive_some(10) == b"hello"
             await _stop_accepting(listener)
         async with (
             await trio.open_tcp_stream("127.0.0.1", port) as waiting,
-            open_noted_listeners([f"fd:{os.dup(kept.fileno())}"], None, "") as (listener,),
+            open_server_listeners([f"fd:{os.dup(kept.fileno())}"], None, "") as (listener,),
         ):
             await _answer_one(listener)
             assert await waiting.receive_some(10) == b"hello"
@@ -67,7 +67,7 @@ async def _answer_one(listener: trio.abc.Listener[trio.SocketStream]) -> None:
 
 
 async def _stop_accepting(listener: trio.abc.Listener[trio.SocketStream]) -> None:
-    accepting = Accepting()
+    accepting = AcceptLoop()
     accepting.stop()
     async with trio.open_nursery() as nursery:
         await accepting.run([listener], trio.sleep, nursery)
@@ -76,14 +76,14 @@ async def _stop_accepting(listener: trio.abc.Listener[trio.SocketStream]) -> Non
 @pytest.mark.parametrize("address", ["fd:x", "fd:99999", "fd:"])
 async def test_invalid_descriptor_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected fd:NUMBER of an open socket"):
-        async with open_noted_listeners([address], None, ""):
+        async with open_server_listeners([address], None, ""):
             raise AssertionError
 
 
 async def test_descriptor_that_is_no_listening_socket_is_refused() -> None:
     one, other = socket.socketpair()
     with one, other, pytest.raises(ConfigError, match="a stream socket that listens"):
-        async with open_noted_listeners([f"fd:{one.detach()}"], None, ""):
+        async with open_server_listeners([f"fd:{one.detach()}"], None, ""):
             raise AssertionError
 
 

@@ -16,7 +16,7 @@ from ovmstrio.server.listening import Certificates
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.transport.listeners import open_listeners, socket_of
+from ovmstrio.transport.listeners import listener_socket, open_listeners
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.system_servers import write_config
@@ -62,7 +62,7 @@ async def _listening(certificates: Certificates) -> AsyncIterator[int]:
         open_listeners(["127.0.0.1:0"], certificates.tls("http/1.1")) as listeners,
         trio.open_nursery() as nursery,
     ):
-        sock = socket_of(listeners[0])
+        sock = listener_socket(listeners[0])
         assert sock is not None
         nursery.start_soon(trio.serve_listeners, _echo, listeners)
         yield sock.getsockname()[1]

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.models.servable import ModelServable
 from ovmstrio.telemetry.logs import configure_logs
-from ovmstrio.telemetry.spans import sampling_of, warn_of_propagators
+from ovmstrio.telemetry.spans import sampler_from_environ, warn_unsupported_propagators
 from ovmstrio.telemetry.trace_context import TraceParent
 from ovmstrio.transport.grpc import stream
 from tests.support import ir
@@ -365,7 +365,7 @@ async def test_otel_sdk_disabled_disables_traces(tmp_path: Path, monkeypatch: py
 def test_sampler_decides_by_parent_and_trace_id(
     name: str, without: tuple[bool, bool], of_sampled: tuple[bool, bool], of_unsampled: tuple[bool, bool]
 ) -> None:
-    sampling = sampling_of({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0.5"})
+    sampling = sampler_from_environ({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0.5"})
     parents = (None, TraceParent(1, 1, is_sampled=True), TraceParent(1, 1, is_sampled=False))
     decided = [(sampling.records(LOW, parent), sampling.records(HIGH, parent)) for parent in parents]
     assert decided == [without, of_sampled, of_unsampled]
@@ -385,5 +385,5 @@ def test_sampler_decides_by_parent_and_trace_id(
 )
 def test_unsupported_propagators_are_logged(value: str, is_logged: bool) -> None:
     with capture_logs() as lines:
-        warn_of_propagators({"OTEL_PROPAGATORS": value})
+        warn_unsupported_propagators({"OTEL_PROPAGATORS": value})
     assert bool(lines) == is_logged

@@ -12,9 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ovmstrio.core.generation import CallDelta, Conversation, Grammar, GrammarKind
-from ovmstrio.text.grammars import GrammarRefused, check_grammar, impose_calls, on_one_line
-from ovmstrio.text.grammars.compact_json import INTEGER, NUMBER, integers, numbers, one_line_rules
+from ovmstrio.core.generation import Conversation, Grammar, GrammarKind, ToolCallDelta
+from ovmstrio.text.grammars import GrammarRefused, check_grammar, to_compact_json, tool_call_grammar
+from ovmstrio.text.grammars.compact_json import (
+    INTEGER,
+    NUMBER,
+    compact_json_rules,
+    integer_range_rule,
+    number_range_rule,
+)
 from ovmstrio.text.parsing import TOOL_PARSERS, make_parser
 from tests.support.examples import examples
 from tests.support.grammar_engine import GrammarEngine, grammar_engine
@@ -367,7 +373,7 @@ def test_any_grammar_that_passes_is_compiled(engine: GrammarEngine, grammar: Gra
     except GrammarRefused:
         return
     assert engine.make(grammar, tokens=2)[0] == "", grammar.text
-    line = on_one_line(grammar)
+    line = to_compact_json(grammar)
     check_grammar(line)
     assert engine.make(line, tokens=2)[0] == "", line.text
 
@@ -396,7 +402,7 @@ _TOOLS: Final = (
 def _called(name: str, text: str, tools: Sequence[Any] = _TOOLS) -> tuple[str, list[tuple[str, str]]]:
     parser = make_parser(name, "none", tools=tools)
     deltas = [*parser.feed(text), *parser.finish()]
-    calls: list[CallDelta] = [call for delta in deltas for call in delta.calls]
+    calls: list[ToolCallDelta] = [call for delta in deltas for call in delta.calls]
     names = [call.name for call in calls if call.name]
     found = [
         (name, "".join(call.arguments for call in calls if call.index == index)) for index, name in enumerate(names)
@@ -407,7 +413,7 @@ def _called(name: str, text: str, tools: Sequence[Any] = _TOOLS) -> tuple[str, l
 @pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "auto"])
 def test_forced_call_is_made_and_parsed(engine: GrammarEngine, name: str) -> None:
     conversation = Conversation((), _TOOLS, tool_choice="function", tool_name="measure")
-    imposed = impose_calls(conversation, name)
+    imposed = tool_call_grammar(conversation, name)
     assert imposed is not None
     assert imposed.forced
     check_grammar(imposed.grammar)
@@ -427,7 +433,7 @@ def test_forced_call_is_made_and_parsed(engine: GrammarEngine, name: str) -> Non
 
 
 def test_required_call_is_of_any_function(engine: GrammarEngine) -> None:
-    imposed = impose_calls(Conversation((), _TOOLS, tool_choice="required"), "hermes3")
+    imposed = tool_call_grammar(Conversation((), _TOOLS, tool_choice="required"), "hermes3")
     assert imposed is not None
     made = {_called("hermes3", engine.make(imposed.grammar, tokens=80, seed=seed)[1])[1][0][0] for seed in range(20)}
     assert made <= {"measure", "rest"}
@@ -435,34 +441,34 @@ def test_required_call_is_of_any_function(engine: GrammarEngine) -> None:
 
 def test_guided_calls_leave_content_free(engine: GrammarEngine) -> None:
     conversation = Conversation((), _TOOLS)
-    assert impose_calls(conversation, "hermes3") is None
-    assert impose_calls(Conversation((), ()), "hermes3", guided=True) is None
-    assert impose_calls(Conversation((), _TOOLS, tool_choice="none"), "hermes3", guided=True) is None
-    imposed = impose_calls(conversation, "hermes3", guided=True)
+    assert tool_call_grammar(conversation, "hermes3") is None
+    assert tool_call_grammar(Conversation((), ()), "hermes3", guided=True) is None
+    assert tool_call_grammar(Conversation((), _TOOLS, tool_choice="none"), "hermes3", guided=True) is None
+    imposed = tool_call_grammar(conversation, "hermes3", guided=True)
     assert imposed is not None
     assert not imposed.forced
     assert engine.make(imposed.grammar, tokens=20)[0] == ""
-    assert impose_calls(conversation, "lfm2", guided=True) is None
+    assert tool_call_grammar(conversation, "lfm2", guided=True) is None
     strict = {"type": "function", "function": {**_TOOLS[0]["function"], "strict": True}}  # type: ignore[dict-item]
-    some = impose_calls(Conversation((), (strict, _TOOLS[1])), "hermes3")
+    some = tool_call_grammar(Conversation((), (strict, _TOOLS[1])), "hermes3")
     assert some is not None
     one, other = json.loads(some.grammar.text)["format"]["tags"]
-    assert one["content"] == {"type": "grammar", "grammar": one_line_rules(_FLAGS)}
-    assert other["content"]["grammar"] == one_line_rules({"type": "object", "additionalProperties": True})
+    assert one["content"] == {"type": "grammar", "grammar": compact_json_rules(_FLAGS)}
+    assert other["content"]["grammar"] == compact_json_rules({"type": "object", "additionalProperties": True})
 
 
 def test_tool_of_an_invalid_schema_is_named() -> None:
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"a": {"type": "int"}}}}}
     conversation = Conversation((), (_TOOLS[0], bad), tool_choice="function", tool_name="bad")
     with pytest.raises(GrammarRefused, match=r"at \$.properties.a.type: expected one of") as refused:
-        impose_calls(conversation, "generic")
+        tool_call_grammar(conversation, "generic")
     assert refused.value.field == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"$ref": "#/$defs/a", "$defs": {"a": _FLAGS}}])
 def test_arguments_of_a_function_without_a_schema_are_any_object(engine: GrammarEngine, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    imposed = impose_calls(Conversation((), (tool,), tool_choice="required"), "devstral")
+    imposed = tool_call_grammar(Conversation((), (tool,), tool_choice="required"), "devstral")
     assert imposed is not None
     error, text = engine.make(imposed.grammar, tokens=30)
     assert error == ""
@@ -522,7 +528,7 @@ def _is_whole(text: str) -> bool:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_noise_on_one_line_fits_its_schema(engine: GrammarEngine, shape: Any) -> None:
     adapter = TypeAdapter(shape)
-    grammar = on_one_line(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(adapter.json_schema())))
+    grammar = to_compact_json(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(adapter.json_schema())))
     assert grammar.kind is GrammarKind.EBNF
     check_grammar(grammar)
     ended = 0
@@ -539,7 +545,7 @@ def test_noise_on_one_line_fits_its_schema(engine: GrammarEngine, shape: Any) ->
 
 
 def test_json_object_is_on_one_line(engine: GrammarEngine) -> None:
-    grammar = on_one_line(Grammar(GrammarKind.JSON_OBJECT, ""))
+    grammar = to_compact_json(Grammar(GrammarKind.JSON_OBJECT, ""))
     check_grammar(grammar)
     for seed in range(4):
         error, text = engine.make(grammar, tokens=60, seed=seed)
@@ -562,7 +568,7 @@ def test_json_object_is_on_one_line(engine: GrammarEngine) -> None:
 )
 def test_unsupported_schema_is_left_to_the_library(schema: Any) -> None:
     given = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-    assert on_one_line(given) is given
+    assert to_compact_json(given) is given
 
 
 _WIDE: Final = {"minimum": -(2**53) + 1, "exclusiveMaximum": 2**63}
@@ -570,21 +576,21 @@ _WIDE: Final = {"minimum": -(2**53) + 1, "exclusiveMaximum": 2**63}
 
 def test_bounds_beyond_all_numbers_are_dropped(engine: GrammarEngine) -> None:
     whole = {"type": "integer", **_WIDE}
-    line = on_one_line(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(whole)))
-    assert line == on_one_line(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer"}'))
+    line = to_compact_json(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(whole)))
+    assert line == to_compact_json(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer"}'))
 
     parts = {"a": whole, "b": {"type": "string", "format": "date"}, "c": {"const": {"minimum": -(2**60)}}}
     schema = {"type": "object", "properties": parts, "required": [*parts]}
     left = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     check_grammar(left)
-    given = on_one_line(left)
+    given = to_compact_json(left)
     assert json.loads(given.text)["properties"] == {**parts, "a": {"type": "integer"}}
     assert engine.make(given, tokens=4)[0] == ""
 
 
 def test_referenced_rules_are_written_once() -> None:
     part = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"}}}
-    rules = one_line_rules({**part, "$defs": {"n": {"enum": ["once"]}}})
+    rules = compact_json_rules({**part, "$defs": {"n": {"enum": ["once"]}}})
     assert rules is not None
     assert rules.count("once") == 1
 
@@ -600,7 +606,7 @@ BOUND = st.none() | st.integers(-1200, 1200) | st.integers(-11, 11)
 @given(BOUND, BOUND, st.integers(-1500, 1500))
 def test_pattern_of_integers_matches_numbers_within_bounds_only(a: int | None, b: int | None, value: int) -> None:
     least, most = (a, b) if a is None or b is None else sorted((a, b))
-    written = _pattern(integers(least, most))
+    written = _pattern(integer_range_rule(least, most))
     for each in {value, *(bound + step for bound in (a, b) if bound is not None for step in (-1, 0, 1))}:
         fits = (least is None or each >= least) and (most is None or each <= most)
         assert bool(written.fullmatch(str(each))) == fits, each
@@ -613,7 +619,9 @@ def test_pattern_of_numbers_matches_numbers_within_bounds_only(
     least, most = (a, b) if a is None or b is None else sorted((a, b))
     if least == most and (above or below):
         return
-    written = _pattern(numbers(least, most, above=above and least is not None, below=below and most is not None))
+    written = _pattern(
+        number_range_rule(least, most, above=above and least is not None, below=below and most is not None)
+    )
     near = [bound + step / 4 for bound in (a, b, 0) if bound is not None for step in (-4, -1, 0, 1, 4)]
     for each in [quarters / 4, *near]:
         over = least is None or each > least or (each == least and not above)

@@ -17,11 +17,11 @@ from grpclib.encoding.proto import ProtoCodec
 from trio.testing import MockClock
 
 from ovmstrio.core.connection import Loopback
-from ovmstrio.transport.accepting import PAUSE_SECONDS, SETTLE_SECONDS, Accepting
+from ovmstrio.transport.accepting import HANDSHAKE_SETTLE_SECONDS, PAUSE_SECONDS, AcceptLoop
 from ovmstrio.transport.grpc.server import GrpcServer
 from ovmstrio.transport.http.router import Router
 from ovmstrio.transport.http.server import HttpFrontEnd
-from ovmstrio.transport.listeners import open_listeners, socket_of
+from ovmstrio.transport.listeners import listener_socket, open_listeners
 from tests.support.waits import WAIT_SECONDS, until_async
 
 ADDRESSES = ["127.0.0.1:0", "[::1]:0", "unix"]
@@ -36,7 +36,7 @@ def _address(kind: str, folder: Path) -> str:
 
 
 def _client(listener: trio.abc.Listener[trio.abc.Stream]) -> socket.socket:
-    sock = socket_of(listener)
+    sock = listener_socket(listener)
     assert sock is not None
     client = socket.socket(sock.family, socket.SOCK_STREAM)
     client.settimeout(5)
@@ -46,7 +46,7 @@ def _client(listener: trio.abc.Listener[trio.abc.Stream]) -> socket.socket:
 
 @pytest.mark.parametrize("kind", ADDRESSES)
 async def test_clients_in_the_backlog_are_served_before_a_listener_ends(tmp_path: Path, kind: str) -> None:
-    accepting = Accepting()
+    accepting = AcceptLoop()
     async with open_listeners([_address(kind, tmp_path)]) as listeners, trio.open_nursery() as nursery:
         clients = [_client(listeners[0]) for _ in range(20)]
         accepting.stop()
@@ -60,11 +60,11 @@ async def test_clients_in_the_backlog_are_served_before_a_listener_ends(tmp_path
 
 @pytest.mark.parametrize("kind", ADDRESSES)
 async def test_a_busy_server_accepts_the_entire_backlog_before_a_listener_ends(tmp_path: Path, kind: str) -> None:
-    accepting = Accepting()
+    accepting = AcceptLoop()
 
     async def block(stream: trio.SocketStream) -> None:
         await stream.send_all(b"hello")
-        threading.Event().wait(SETTLE_SECONDS)
+        threading.Event().wait(HANDSHAKE_SETTLE_SECONDS)
 
     async with open_listeners([_address(kind, tmp_path)]) as listeners, trio.open_nursery() as nursery:
         clients = [_client(listeners[0]) for _ in range(10)]
@@ -77,11 +77,11 @@ async def test_a_busy_server_accepts_the_entire_backlog_before_a_listener_ends(t
 
 @pytest.mark.parametrize("kind", ADDRESSES[:2])
 async def test_clients_that_connect_while_a_listener_ends_are_refused(kind: str) -> None:
-    accepting = Accepting()
+    accepting = AcceptLoop()
     async with open_listeners([kind]) as listeners, trio.open_nursery() as nursery:
         nursery.start_soon(accepting.run, listeners, _greet, nursery)
         await trio.testing.wait_all_tasks_blocked()
-        sock = socket_of(listeners[0])
+        sock = listener_socket(listeners[0])
         assert sock is not None
         name = sock.getsockname()
         accepting.stop()
@@ -98,7 +98,7 @@ async def test_clients_that_connect_while_a_listener_ends_are_refused(kind: str)
 async def test_errors_of_single_connections_do_not_end_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [errno.ECONNABORTED, errno.EPROTO, errno.ENETUNREACH]
     async with open_listeners(["127.0.0.1:0"]) as (listener,):
-        sock = socket_of(listener)
+        sock = listener_socket(listener)
         assert sock is not None
         accept = sock.accept
 
@@ -147,7 +147,7 @@ async def test_accepting_pauses_without_descriptors_and_logs_once_a_second(autoj
     listener = _Full(lambda: trio.current_time() < began + 10)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Accepting().run, [listener], accept, nursery)
+            nursery.start_soon(AcceptLoop().run, [listener], accept, nursery)
             await trio.sleep(9.99)
             assert listener.tries == pytest.approx(10 / PAUSE_SECONDS, abs=2)
             with trio.fail_after(1):
@@ -160,7 +160,7 @@ async def test_accepting_pauses_without_descriptors_and_logs_once_a_second(autoj
 
 
 async def test_the_end_of_a_listener_without_descriptors_waits_for_the_backlog(autojump_clock: MockClock) -> None:
-    accepting, accepted = Accepting(), trio.Event()
+    accepting, accepted = AcceptLoop(), trio.Event()
     began = trio.current_time()
 
     async def accept(_: object) -> None:
@@ -173,7 +173,7 @@ async def test_the_end_of_a_listener_without_descriptors_waits_for_the_backlog(a
         accepting.stop()
         await accepting.ended.wait()
     assert accepted.is_set()
-    assert trio.current_time() - began == pytest.approx(5 + 2 * SETTLE_SECONDS, abs=0.3)
+    assert trio.current_time() - began == pytest.approx(5 + 2 * HANDSHAKE_SETTLE_SECONDS, abs=0.3)
 
 
 AT_ONCE = 8
@@ -194,7 +194,7 @@ def _connect(clients: ExitStack, port: int, count: int) -> list[socket.socket]:
 
 async def test_connections_accepted_ahead_end_with_the_listener(clients: ExitStack) -> None:
     async with open_listeners(["127.0.0.1:0"]) as (listener,):
-        listening = socket_of(listener)
+        listening = listener_socket(listener)
         assert listening is not None
         near, *others = _connect(clients, listening.getsockname()[1], 3)
         accepted = await listener.accept()

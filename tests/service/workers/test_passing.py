@@ -11,7 +11,7 @@ import trio
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
 from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests
-from ovmstrio.transport.direct_stream import DirectStream, close_now
+from ovmstrio.transport.direct_stream import DirectStream, close_forcefully
 from ovmstrio.workers.handoff import ConnectionInbox
 from tests.support.waits import WAIT_SECONDS
 
@@ -51,7 +51,7 @@ def _passing(closed: Callable[[], None] = lambda: None) -> Iterator[_Passing]:
         passing.close()
 
 
-@pytest.mark.parametrize("close", [close_now, trio.aclose_forcefully, DirectStream.aclose])
+@pytest.mark.parametrize("close", [close_forcefully, trio.aclose_forcefully, DirectStream.aclose])
 async def test_a_connection_works_in_the_worker_and_its_end_is_reported_once(
     close: Callable[[Any], Awaitable[None]],
 ) -> None:

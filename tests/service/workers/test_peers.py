@@ -17,12 +17,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
-from ovmstrio.isolation.packets import Swift, swift_packet
-from ovmstrio.models.sequences.requests import pack, unpack
-from ovmstrio.workers.rpc import LEFT, Peers
-from ovmstrio.workers.sequences import SWIFT_STEP, BoardDirectory, PeerOwners, answer_step
-from ovmstrio.workers.shared_state import Board
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
+from ovmstrio.isolation.packets import PackedMessage, encode_packed
+from ovmstrio.models.sequences.requests import decode_arrays, encode_arrays
+from ovmstrio.workers.rpc import FAREWELL, WorkerRpc
+from ovmstrio.workers.sequences import PACKED_STEP, SequenceForwarder, SharedSequenceDirectory, run_plain_step
+from ovmstrio.workers.shared_state import SharedState
 from tests.support.waits import WAIT_SECONDS, until_async
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -40,13 +40,13 @@ async def _never(_: Any) -> Any:
     await trio.sleep_forever()
 
 
-def _peers(count: int) -> list[Peers]:
+def _peers(count: int) -> list[WorkerRpc]:
     secret = os.urandom(8).hex()
-    return [Peers(secret, count, row) for row in range(count)]
+    return [WorkerRpc(secret, count, row) for row in range(count)]
 
 
 @asynccontextmanager
-async def _running(peers: Peers, answer: Answer = _echo) -> AsyncIterator[Callable[[], None]]:
+async def _running(peers: WorkerRpc, answer: Answer = _echo) -> AsyncIterator[Callable[[], None]]:
     async with trio.open_nursery() as nursery:
         await nursery.start(peers.run, answer)
         yield nursery.cancel_scope.cancel
@@ -54,7 +54,7 @@ async def _running(peers: Peers, answer: Answer = _echo) -> AsyncIterator[Callab
 
 
 @asynccontextmanager
-async def _several(*answers: Answer) -> AsyncIterator[list[Peers]]:
+async def _several(*answers: Answer) -> AsyncIterator[list[WorkerRpc]]:
     made = _peers(len(answers))
     async with AsyncExitStack() as opened:
         for peers, answer in zip(made, answers, strict=True):
@@ -183,7 +183,7 @@ async def test_ask_all_names_peers_that_do_not_answer_in_time(autojump_clock: Mo
 
 async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> None:
     secret = os.urandom(8).hex()
-    first, second, successor = (Peers(secret, 2, row) for row in (0, 1, 1))
+    first, second, successor = (WorkerRpc(secret, 2, row) for row in (0, 1, 1))
     blocking = _Blocking()
 
     async def ask() -> None:
@@ -215,10 +215,10 @@ async def test_cancelled_question_cancels_its_answer_only() -> None:
 
 async def test_address_belongs_to_one_process_and_is_free_after_its_end() -> None:
     secret = os.urandom(8).hex()
-    async with _running(Peers(secret, 2, 0)):
+    async with _running(WorkerRpc(secret, 2, 0)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, pytest.raises(OSError, match="in use"):
             other.bind(f"\0ovmstrio-{secret}-0")
-    async with _running(Peers(secret, 2, 0)):
+    async with _running(WorkerRpc(secret, 2, 0)):
         pass
 
 
@@ -269,7 +269,7 @@ async def test_cancelled_questions_of_an_order_do_not_change_the_order() -> None
 @pytest.mark.parametrize("size", [0, 100_000])
 async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: int) -> None:
     secret = os.urandom(8).hex()
-    first = Peers(secret, 2, 0)
+    first = WorkerRpc(secret, 2, 0)
     received: list[Any] = []
 
     async def answer(value: Any) -> None:
@@ -280,7 +280,7 @@ async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: i
 
         async def ask(number: int) -> None:
             with scopes[number]:
-                await first.ask(1, Swift([number], [bytes(size)]), ["m", 7])
+                await first.ask(1, PackedMessage([number], [bytes(size)]), ["m", 7])
 
         for number in range(8):
             nursery.start_soon(ask, number)
@@ -288,7 +288,7 @@ async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: i
         scopes[0].cancel()
         scopes[4].cancel()
         await wait_all_tasks_blocked()
-        async with _running(Peers(secret, 2, 1), answer):
+        async with _running(WorkerRpc(secret, 2, 1), answer):
             nursery.start_soon(ask, 8)
             await wait_all_tasks_blocked()
             first.announce()
@@ -300,7 +300,7 @@ async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: i
 @pytest.mark.parametrize("size", [0, 100_000])
 async def test_questions_that_a_leaving_peer_has_not_begun_are_sent_to_its_successor(size: int) -> None:
     secret = os.urandom(8).hex()
-    first, second, successor = (Peers(secret, 2, row) for row in (0, 1, 1))
+    first, second, successor = (WorkerRpc(secret, 2, row) for row in (0, 1, 1))
     blocking, results, received = _Blocking(), list[Any](), list[Any]()
 
     async def answer(value: Any) -> Any:
@@ -308,7 +308,7 @@ async def test_questions_that_a_leaving_peer_has_not_begun_are_sent_to_its_succe
         return "successor"
 
     async def ask(number: int, *order: Any) -> None:
-        results.append(await first.ask(1, Swift([number], [bytes(size)]), list(order)))
+        results.append(await first.ask(1, PackedMessage([number], [bytes(size)]), list(order)))
 
     async with trio.open_nursery() as nursery, _running(first):
         async with _running(second, blocking.answer):
@@ -339,7 +339,7 @@ async def test_peer_that_leaves_without_successor_tells_the_others() -> None:
         with trio.fail_after(WAIT_SECONDS):
             await replaced.leave(None)
             await last.leave(set())
-    assert received == [[LEFT, 2]]
+    assert received == [[FAREWELL, 2]]
 
 
 async def test_end_of_an_asking_peer_does_not_end_the_answering_peer() -> None:
@@ -381,7 +381,7 @@ async def test_wait_for_a_peer_that_does_not_start_is_bounded(autojump_clock: Mo
 
 async def test_invalid_question_closes_its_connection_only() -> None:
     secret = os.urandom(8).hex()
-    first, second = (Peers(secret, 2, row) for row in range(2))
+    first, second = (WorkerRpc(secret, 2, row) for row in range(2))
     async with _running(first), _running(second):
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             await other.connect(f"\0ovmstrio-{secret}-1")
@@ -402,7 +402,7 @@ async def _listening_as_peer(secret: str, row: int) -> AsyncIterator[trio.socket
 
 async def test_invalid_answer_fails_its_question() -> None:
     secret = os.urandom(8).hex()
-    first = Peers(secret, 2, 0)
+    first = WorkerRpc(secret, 2, 0)
     async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
 
         async def ask() -> None:
@@ -419,7 +419,7 @@ async def test_invalid_answer_fails_its_question() -> None:
 
 async def test_address_of_another_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = os.urandom(8).hex()
-    first = Peers(secret, 2, 0)
+    first = WorkerRpc(secret, 2, 0)
     async with _listening_as_peer(secret, 1) as other, _running(first):
         monkeypatch.setattr(os, "geteuid", lambda: -2)
         with pytest.raises(NotReady, match="is starting"):
@@ -461,7 +461,7 @@ class _NoSequences:
 async def test_step_waits_until_the_worker_has_loaded() -> None:
     registry: Any = _LoadingRegistry()
     with pytest.raises(NotSupported, match="'m' is not a stateful model"):
-        await answer_step(registry, ["m", "", 7, False, False, {}, math.inf])
+        await run_plain_step(registry, ["m", "", 7, False, False, {}, math.inf])
 
 
 @given(
@@ -473,10 +473,10 @@ async def test_step_waits_until_the_worker_has_loaded() -> None:
     )
 )
 def test_packed_arrays_survive_a_round_trip(arrays: list[Any]) -> None:
-    packed = pack((str(number), "type", array) for number, array in enumerate(arrays))
+    packed = encode_arrays((str(number), "type", array) for number, array in enumerate(arrays))
     assert packed is not None
     heads, buffers = packed
-    found = list(unpack(heads, memoryview(b"".join(buffers))))
+    found = list(decode_arrays(heads, memoryview(b"".join(buffers))))
     assert [(name, kind) for name, kind, _ in found] == [(str(number), "type") for number in range(len(arrays))]
     for (_, _, array), sent in zip(found, arrays, strict=True):
         assert (array.dtype, array.shape, array.flags.writeable) == (sent.dtype, sent.shape, True)
@@ -484,24 +484,26 @@ def test_packed_arrays_survive_a_round_trip(arrays: list[Any]) -> None:
 
 
 def test_values_that_are_no_json_or_too_large_have_no_swift_packet() -> None:
-    assert swift_packet([1, "a", None], [b"xyz"]) is not None
-    assert swift_packet([2**64], ()) is None
-    assert swift_packet([1], [bytes(70_000)]) is None
-    assert pack([("texts", "", np.array([b"a"], object))]) is None
+    assert encode_packed([1, "a", None], [b"xyz"]) is not None
+    assert encode_packed([2**64], ()) is None
+    assert encode_packed([1], [bytes(70_000)]) is None
+    assert encode_arrays([("texts", "", np.array([b"a"], object))]) is None
 
 
 @asynccontextmanager
-async def _owners(*answers: Answer) -> AsyncIterator[tuple[Board, list[Peers], PeerOwners, BoardDirectory]]:
+async def _owners(
+    *answers: Answer,
+) -> AsyncIterator[tuple[SharedState, list[WorkerRpc], SequenceForwarder, SharedSequenceDirectory]]:
     """Run the first of two workers, and the second if it has an answer; return the directory of the second."""
     secret = os.urandom(8).hex()
-    board = Board.create(2)
+    board = SharedState.create(2)
     try:
-        made = [Peers(secret, 2, row) for row in range(2)]
+        made = [WorkerRpc(secret, 2, row) for row in range(2)]
         async with trio.open_nursery() as nursery:
             for peers, answer in zip(made, answers, strict=False):
                 await nursery.start(peers.run, answer)
-            here, there = (BoardDirectory(board, row, secret) for row in range(2))
-            yield board, made, PeerOwners(made[0], here), there
+            here, there = (SharedSequenceDirectory(board, row, secret) for row in range(2))
+            yield board, made, SequenceForwarder(made[0], here), there
             nursery.cancel_scope.cancel()
     finally:
         board.close()
@@ -530,11 +532,11 @@ async def test_step_is_answered_by_the_owner_of_its_sequence(array: Any, is_swif
 
     async def answer(question: Any) -> Any:
         questions.append(question)
-        if question[0] == SWIFT_STEP:
+        if question[0] == PACKED_STEP:
             heads, tail = question[-2:]
-            packed = pack((name, "FP32", found + 1) for name, _, found in unpack(heads, tail))
+            packed = encode_arrays((name, "FP32", found + 1) for name, _, found in decode_arrays(heads, tail))
             assert packed is not None
-            return Swift([packed[0]], packed[1])
+            return PackedMessage([packed[0]], packed[1])
         return [["x", "BYTES", question[-2]["x"]]]
 
     step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_swift else 1e9)
@@ -544,7 +546,7 @@ async def test_step_is_answered_by_the_owner_of_its_sequence(array: Any, is_swif
     assert isinstance(output, Tensor)
     np.testing.assert_array_equal(output.array, array + 1 if is_swift else array)
     assert questions[0][1:6] == ["acc", "3", identity, False, True]
-    assert (questions[0][0] == SWIFT_STEP) is is_swift
+    assert (questions[0][0] == PACKED_STEP) is is_swift
 
 
 async def test_step_waits_for_the_restart_of_the_owner_while_it_has_the_sequence(autojump_clock: MockClock) -> None:
@@ -556,7 +558,7 @@ async def test_step_waits_for_the_restart_of_the_owner_while_it_has_the_sequence
         has_owner: list[bool] = []
 
         async def run() -> None:
-            with pytest.raises(SequenceElsewhere):
+            with pytest.raises(SequenceMoved):
                 await owners.run_step(1, _step())
             has_owner.append(owners.owner("m", 5) is not None)
 

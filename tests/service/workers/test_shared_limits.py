@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from ovmstrio.auth.key_file import CallerEntry, write_key_file
-from ovmstrio.auth.quota import SharedAllowance
-from ovmstrio.core.callers import EVERYTHING
+from ovmstrio.auth.quota import SharedQuota
+from ovmstrio.core.callers import ALL_SCOPES
 from ovmstrio.core.errors import CallerLimited, NotSupported, Overloaded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit
-from ovmstrio.server.access import Access
+from ovmstrio.server.access import CredentialStore
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.shared_admission import SharedAdmission
 from ovmstrio.workers import shared_state as ledger_memory
-from ovmstrio.workers.shared_state import Bells, Board, LedgerLimit, SharedLedger
+from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 from tests.support.examples import examples
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -34,16 +34,16 @@ class _Processes:
 
     def __init__(self, rows: int = 2) -> None:
         self._stack = ExitStack()
-        self.board = Board.create(rows)
+        self.board = SharedState.create(rows)
         self._stack.callback(self.board.close)
         secret = os.urandom(8).hex()
-        self.ledgers: list[SharedLedger] = []
+        self.ledgers: list[SharedCounters] = []
         for row in range(rows):
-            board = Board(os.dup(self.board.descriptor), rows)
+            board = SharedState(os.dup(self.board.descriptor), rows)
             self._stack.callback(board.close)
-            bells = Bells(secret, row)
+            bells = WorkerWakeups(secret, row)
             self._stack.enter_context(bells.hung())
-            self.ledgers.append(SharedLedger(board, row, bells))
+            self.ledgers.append(SharedCounters(board, row, bells))
 
     def close(self) -> None:
         self._stack.close()
@@ -79,9 +79,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 # Callers
 
 
-def _allowances(processes: _Processes, **limits: float) -> list[SharedAllowance]:
-    entry = CallerEntry("ann", EVERYTHING, sha256="0" * 64, **limits)  # type: ignore[arg-type]  # numbers
-    return [SharedAllowance(ledger, entry) for ledger in processes.ledgers]
+def _allowances(processes: _Processes, **limits: float) -> list[SharedQuota]:
+    entry = CallerEntry("ann", ALL_SCOPES, sha256="0" * 64, **limits)  # type: ignore[arg-type]  # numbers
+    return [SharedQuota(ledger, entry) for ledger in processes.ledgers]
 
 
 def test_concurrency_of_a_caller_is_counted_over_all_workers(processes: _Processes) -> None:
@@ -131,8 +131,8 @@ def test_concurrency_of_an_ended_worker_is_released(processes: _Processes) -> No
 
 
 def test_limits_are_counted_by_name(processes: _Processes) -> None:
-    one, other = (LedgerLimit(ledger, "p", 1) for ledger in processes.ledgers)
-    LedgerLimit(processes.ledgers[0], "q", 1).take()
+    one, other = (ServiceLimit(ledger, "p", 1) for ledger in processes.ledgers)
+    ServiceLimit(processes.ledgers[0], "q", 1).take()
     one.take()
     with pytest.raises(TooManyRequests, match="1 requests are in flight"):
         other.take()
@@ -189,13 +189,13 @@ async def test_callers_beyond_the_capacity_keep_the_known_ones(
 ) -> None:
     monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
     file = tmp_path / "keys.json"
-    entry = CallerEntry("ann", EVERYTHING, sha256="0" * 64, concurrency=1)
+    entry = CallerEntry("ann", ALL_SCOPES, sha256="0" * 64, concurrency=1)
     write_key_file(file, [entry])
-    access = Access(ServerSettings(keys_file=file), processes.ledgers[0])
+    access = CredentialStore(ServerSettings(keys_file=file), processes.ledgers[0])
     account = processes.ledgers[1].account(f"caller {entry!r}")
     with processes.ledgers[1].locked():
         account.write(1)
-    write_key_file(file, [CallerEntry("bob", EVERYTHING, sha256="1" * 64, concurrency=1)])
+    write_key_file(file, [CallerEntry("bob", ALL_SCOPES, sha256="1" * 64, concurrency=1)])
     with capture_logs() as logs:
         assert await access.look()
     assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [("credentials not reloaded", True)]

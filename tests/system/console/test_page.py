@@ -20,7 +20,7 @@ import pytest
 from openvino import opset13 as opset
 from PIL import Image
 
-from ovmstrio.auth.key_file import digest_of
+from ovmstrio.auth.key_file import key_hash
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support import ir
@@ -558,8 +558,8 @@ def test_the_page_reconnects_to_a_restarted_server(tmp_path: Path, open_page: Op
 def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
     config = _write_services(tmp_path)
     keys = tmp_path / "keys.json"
-    entry = {"name": "reader", "sha256": digest_of("secret-key"), "scopes": ["read"]}
-    maker = {"name": "maker", "sha256": digest_of("maker-key"), "scopes": ["infer:*"]}
+    entry = {"name": "reader", "sha256": key_hash("secret-key"), "scopes": ["read"]}
+    maker = {"name": "maker", "sha256": key_hash("maker-key"), "scopes": ["infer:*"]}
     keys.write_text(json.dumps({"callers": [entry, maker]}))
     with (
         serving_in_thread(config_path=config, keys_file=keys, console_bodies=100) as server,
@@ -578,7 +578,7 @@ def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: O
         assert refused.status_code == 400
         expect(page.locator("table.failures")).to_contain_text("InvalidRequest")
         expect(page.get_by_text("Request body")).to_have_count(0)
-        keys.write_text(json.dumps({"callers": [entry | {"sha256": digest_of("another-key")}]}))
+        keys.write_text(json.dumps({"callers": [entry | {"sha256": key_hash("another-key")}]}))
         expect(field).to_be_visible(timeout=60_000)
 
 

@@ -10,9 +10,9 @@ import trio.testing
 
 from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.payloads import PayloadDocument
-from ovmstrio.graphs.graph_file import examine_text
-from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.core.payloads import RawDocument
+from ovmstrio.graphs.graph_file import parse_graph_text
+from ovmstrio.graphs.validate import validate_graph
 from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.callers import LOCAL
 from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node
@@ -46,7 +46,7 @@ REQUEST = HttpRequest(
 )
 
 
-async def _documents(graph: GraphServable, request: HttpRequest = REQUEST) -> list[PayloadDocument]:
+async def _documents(graph: GraphServable, request: HttpRequest = REQUEST) -> list[RawDocument]:
     found = []
     async with graph.open_payload(request, math.inf) as documents:
         while (document := await documents.receive()) is not None:
@@ -79,17 +79,17 @@ async def test_node_gets_the_request(tmp_path: Path, isolation: Isolation | None
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ('{"a": [1, "\\u00fc"]}', PayloadDocument(b'{"a": [1, "\\u00fc"]}', "application/json")),
-        ('"text"', PayloadDocument(b"text", "text/plain; charset=utf-8")),
-        ('b"\\0bytes"', PayloadDocument(b"\0bytes", "application/octet-stream")),
-        ('[{"a": 1}]', PayloadDocument(b'{"a": 1}', "application/json")),
-        ('[Tensor("answer", b"<p>", datatype="text/html")]', PayloadDocument(b"<p>", "text/html")),
-        ('[Tensor("answer", b"raw")]', PayloadDocument(b"raw", "application/octet-stream")),
+        ('{"a": [1, "\\u00fc"]}', RawDocument(b'{"a": [1, "\\u00fc"]}', "application/json")),
+        ('"text"', RawDocument(b"text", "text/plain; charset=utf-8")),
+        ('b"\\0bytes"', RawDocument(b"\0bytes", "application/octet-stream")),
+        ('[{"a": 1}]', RawDocument(b'{"a": 1}', "application/json")),
+        ('[Tensor("answer", b"<p>", datatype="text/html")]', RawDocument(b"<p>", "text/html")),
+        ('[Tensor("answer", b"raw")]', RawDocument(b"raw", "application/octet-stream")),
     ],
     ids=["dict", "str", "bytes", "list", "tensor of a type", "tensor"],
 )
 async def test_results_have_a_media_type(
-    tmp_path: Path, value: str, expected: PayloadDocument, isolation: Isolation | None
+    tmp_path: Path, value: str, expected: RawDocument, isolation: Isolation | None
 ) -> None:
     source = f"class OvmsPythonModel:\n    def execute(self, inputs):\n        KEYWORD {value}\n"
     for text, keyword in ((ONCE, "return"), (STREAMED, "yield")):
@@ -167,8 +167,8 @@ async def test_payload_is_converted_to_tensors_and_back(tmp_path: Path) -> None:
         """,
     }
     async with loaded(tmp_path / "g", text, **sources) as graph:
-        assert await _documents(graph) == [PayloadDocument(b'{"length": 9}', "application/json")]
-    assert [str(each) for each in examine_graph(tmp_path / "g" / "graph.pbtxt").problems] == []
+        assert await _documents(graph) == [RawDocument(b'{"length": 9}', "application/json")]
+    assert [str(each) for each in validate_graph(tmp_path / "g" / "graph.pbtxt").problems] == []
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_payload_graph_has_one_input_and_one_output(
     ports = [f"P{number}:{each.rpartition(':')[2]}" for number, each in enumerate(inputs)]
     path = tmp_path / "graph.pbtxt"
     path.write_text(graph_text(python_node("handler.py", ports, ["OUT:answer"]), inputs=inputs, outputs=outputs))
-    assert examine_text(path.read_text(), "graph.pbtxt").config is not None
-    (problem,) = examine_graph(path).errors
+    assert parse_graph_text(path.read_text(), "graph.pbtxt").config is not None
+    (problem,) = validate_graph(path).errors
     assert words in problem.message
     assert problem.suggestion.startswith("use ")
 

@@ -18,9 +18,9 @@ from ovmstrio.core.errors import (
     Problem,
     TooManyRequests,
 )
-from ovmstrio.core.generation import Conversation, Finish, Piece
+from ovmstrio.core.generation import Conversation, Finish, GenerationChunk
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.graphs.validate import examine_graph
+from ovmstrio.graphs.validate import validate_graph
 from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.graphs import (
     BEFORE_AND_BEHIND,
@@ -98,7 +98,7 @@ async def test_python_nodes_change_request_and_response(tmp_path: Path, isolatio
 
 async def test_each_piece_of_a_stream_passes_the_nodes(tmp_path: Path) -> None:
     ready = trio.Event()
-    script = [Piece(text="one", tokens=1), ready, Piece(text=" two", tokens=1, finish=Finish.STOP)]
+    script = [GenerationChunk(text="one", tokens=1), ready, GenerationChunk(text=" two", tokens=1, finish=Finish.STOP)]
     loader = Loader(script=lambda _: script)
     found = []
     async with _shouting(tmp_path, loader) as graph, graph.open_payload(_request(stream=True), math.inf) as documents:
@@ -131,7 +131,7 @@ async def test_each_path_has_its_response(tmp_path: Path, path: str, body: dict[
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["document", "stream"])
 async def test_disconnected_client_ends_the_text(tmp_path: Path, *, is_stream: bool) -> None:
-    script = [Piece(text="one", tokens=1), trio.Event()]
+    script = [GenerationChunk(text="one", tokens=1), trio.Event()]
     loader = Loader(script=lambda _: script)
     async with _shouting(tmp_path, loader) as graph:
         with trio.fail_after(60):
@@ -156,7 +156,7 @@ async def test_invalid_body_of_a_node_is_refused(tmp_path: Path) -> None:
 
 
 async def test_failures_of_the_model_name_its_node_and_refusals_do_not(tmp_path: Path) -> None:
-    script = [Piece(text="one", tokens=1), ModelFailure("the engine has ended")]
+    script = [GenerationChunk(text="one", tokens=1), ModelFailure("the engine has ended")]
     async with _shouting(tmp_path, Loader(script=lambda _: script)) as graph:
         for is_stream in (False, True):
             with pytest.raises(GraphFailure, match='node "LLMExecutor" failed: the engine has ended'):
@@ -168,7 +168,7 @@ async def test_failures_of_the_model_name_its_node_and_refusals_do_not(tmp_path:
 
 async def test_failed_node_ends_the_text(tmp_path: Path) -> None:
     failing = handler("return {'a': 1 / (b'two' not in bytes(inputs[0]))}")
-    script = [Piece(text="one", tokens=1), Piece(text="two", tokens=1), trio.Event()]
+    script = [GenerationChunk(text="one", tokens=1), GenerationChunk(text="two", tokens=1), trio.Event()]
     loader = Loader(script=lambda _: script)
     async with _shouting(tmp_path, loader, behind=failing) as graph:
         with pytest.raises(GraphFailure, match=r"ZeroDivisionError: division by zero \(.*behind.py:5\)"):
@@ -201,7 +201,7 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
     loop = LOOPBACK.replace("LOOPBACK:loopback", "LOOPBACK:again")
     text = graph_text(before, text_node(outputs=OUTPUTS, more=loop), inputs=INPUTS, outputs=OUTPUTS)
     twice = handler("yield inputs[0].json\nyield inputs[0].json")
-    script = repeat(Piece(text="one", tokens=1))
+    script = repeat(GenerationChunk(text="one", tokens=1))
     async with loaded(tmp_path / "g", text, load_text=Loader(script=lambda _: script), before=twice) as graph:
         with pytest.raises(GraphFailure, match=r"RESOURCE_EXHAUSTED[^$]*it accepts one document per request"):
             await _documents(graph, _request(stream=True))
@@ -225,7 +225,7 @@ def test_invalid_text_node_is_refused_with_its_line(tmp_path: Path, text: str, w
         )
     path = tmp_path / "graph.pbtxt"
     path.write_text(text)
-    (problem,) = examine_graph(path).errors
+    (problem,) = validate_graph(path).errors
     assert words in problem.message
     first = next(number for number, line in enumerate(text.splitlines(), 1) if "HttpLLMCalculator" in line)
     assert problem.line is not None

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ovmstrio.workers.shared_state import Board
+from ovmstrio.workers.shared_state import SharedState
 from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
@@ -206,7 +206,7 @@ print(most, taken)
 
 
 def test_a_shared_limit_holds_while_processes_race() -> None:
-    board = Board.create(3)
+    board = SharedState.create(3)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD, str(board.descriptor), str(row)],

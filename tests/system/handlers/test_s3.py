@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure, UserCodeError
-from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library, open_models
 from ovmstrio.handlers.models.model_cache import WatchOptions, lease_models
@@ -183,7 +183,7 @@ async def _handler(tmp_path: Path) -> AsyncIterator[LoadedHandler]:
     project = make_project(tmp_path, TEXT_MODELS, threads_per_process=1, multi_model_reloading=section)
     async with (
         open_models(project, options=LibraryOptions(root=tmp_path / "down")) as opened,
-        open_handler(project, Supplies(opened.clients)) as handler,
+        open_handler(project, HandlerDependencies(opened.clients)) as handler,
     ):
         yield handler
 

@@ -6,7 +6,7 @@ import pytest
 
 from ovmstrio.core.errors import Problem
 from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.trial import try_handler
+from ovmstrio.handlers.trial import trial_load
 from tests.support.projects import PYTHON, write
 from tests.support.saved_models import CLASSIFY, DOUBLE, open_tensorflow_models, predict, single_model, write_classifier
 from tests.support.servables import trying, verdicts
@@ -18,7 +18,7 @@ async def _try(folder: Path, code: str, text: str = PYTHON, **files: str) -> tup
     write(folder, text, **files)
     (folder / "handler.py").write_text(code)
     project, _ = read_project(folder)
-    return await try_handler(project, seconds=60)
+    return await trial_load(project, seconds=60)
 
 
 async def test_a_good_handler_has_no_problems(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_a_handler_that_does_not_end_is_killed(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "handler.py").write_text("import threading\nthreading.Event().wait()\n")
     project, _ = read_project(tmp_path)
-    (problem,) = await try_handler(project, seconds=0.5)
+    (problem,) = await trial_load(project, seconds=0.5)
     assert problem.message == "the handler did not finish within 0.5 seconds while loading"
 
 

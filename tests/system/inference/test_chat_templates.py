@@ -16,7 +16,7 @@ import pytest
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import ChatTemplate, TemplateFailure, read_template_source
-from ovmstrio.inference.engine.template_process import Renderings, TemplateProcess
+from ovmstrio.inference.engine.template_process import RenderQueue, TemplateProcess
 from tests.support.tiny_llm import CHAT_TEMPLATE, write_tiny_folder
 
 _WEATHER: Final = {
@@ -356,7 +356,7 @@ def test_killed_template_process_fails_its_rendering_and_is_replaced(templates: 
 def test_renderings_are_done_in_order_and_can_be_withdrawn(templates: list[TemplateProcess]) -> None:
     process = TemplateProcess({"source": _guarded(_SHARED + "{{ ns.a == ns.b }}")}, "the chat template", _LIMIT_SECONDS)
     templates.append(process)
-    renderings = Renderings[str](process)
+    renderings = RenderQueue[str](process)
     renderings.add("hostile", _HOSTILE, 0)
     for name in ("first", "second", "third"):
         renderings.add(name, _PLAIN, 30)

@@ -19,7 +19,7 @@ from ovmstrio.core.tensor import Dim
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.crash_probe import workers as pool
 from ovmstrio.inference.crash_probe import workers as trial_workers
-from ovmstrio.inference.crash_probe.probe import compile_plain, trial_of
+from ovmstrio.inference.crash_probe.probe import compile_from_plain_data, probe_model_of
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.models.loading import load_model
 from tests.support import ir
@@ -103,7 +103,7 @@ async def test_other_settings_and_files_are_tried_again_and_copies_are_not(
     async with trying(tmp_path / "trials"):
         first = saved(ir.dummy(), tmp_path, "first")
         await load_saved(first)
-        monkeypatch.setattr(trial_workers.TrialWorkers, "lend", _refuse)
+        monkeypatch.setattr(trial_workers.ProbeWorkerPool, "lend", _refuse)
         copy = Path(shutil.copytree(tmp_path / "first", tmp_path / "copy"))
         await load_saved(first.model_copy(update={"name": "copy", "base_path": copy, "nireq": 3}))
         for model, settings in ((ir.dummy(), {"target_device": "AUTO"}), (ir.dummy((2, 3)), {})):
@@ -155,7 +155,7 @@ async def test_shapes_of_requests_are_not_tried(tmp_path: Path, monkeypatch: pyt
     async with trying(tmp_path / "trials"):
         servable = await load_model(spec, 1, spec.base_path / "1")
         before = len(verdicts(tmp_path / "trials"))
-        monkeypatch.setattr(pool.TrialPool, "try_model", _refuse)
+        monkeypatch.setattr(pool.CrashProbe, "try_model", _refuse)
         response = await servable.infer(raw_request({"b": np.ones((1, 7), np.float32)}))
         assert response.outputs[0].shape == (1, 7)
         assert len(verdicts(tmp_path / "trials")) == before == 1
@@ -249,6 +249,6 @@ def test_trial_compiles_with_the_settings_of_the_server(tmp_path: Path) -> None:
     )
     (base_path / "1/mapping_config.json").write_text('{"inputs": {"image": "photo"}}')
     source = ModelFile(base_path / "1/model.xml", spec, read_mapping(base_path / "1"))
-    compiled = compile_plain(trial_of(source, base_path / "1").argument)
+    compiled = compile_from_plain_data(probe_model_of(source, base_path / "1").argument)
     (photo,) = compiled.signature.inputs
     assert (photo.name, [dim.reported for dim in photo.shape][1:]) == ("photo", [8, 8, 3])

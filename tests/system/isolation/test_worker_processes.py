@@ -20,7 +20,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from ovmstrio.isolation.stack_requests import decode_samples
-from ovmstrio.isolation.worker_process import KeptProcess, WorkerEnded, WorkerProcess
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 from tests.support.obedient_program import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
@@ -102,12 +102,12 @@ async def test_call_that_cannot_be_sent_raises_and_the_next_is_answered() -> Non
 )
 async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: str) -> None:
     async with _started_worker(calls_at_once=2) as process:
-        calls, profiles = list[WorkerEnded](), list[WorkerEnded]()
+        calls, profiles = list[WorkerExited](), list[WorkerExited]()
 
-        async def run(ends: list[WorkerEnded], operation: Callable[[], Awaitable[Any]]) -> None:
+        async def run(ends: list[WorkerExited], operation: Callable[[], Awaitable[Any]]) -> None:
             try:
                 await operation()
-            except WorkerEnded as end:
+            except WorkerExited as end:
                 ends.append(end)
 
         async with trio.open_nursery() as nursery:
@@ -119,12 +119,12 @@ async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: s
         assert process.why.startswith(why)
         assert {end.why for end in calls} == {end.why for end in profiles} == {process.why}
         assert all(end.was_called for end in calls)
-        with pytest.raises(WorkerEnded) as caught:
+        with pytest.raises(WorkerExited) as caught:
             await process.call(["echo", 1])
         assert not caught.value.was_called
-        with pytest.raises(WorkerEnded):
+        with pytest.raises(WorkerExited):
             await process.tell(None)
-        with pytest.raises(WorkerEnded):
+        with pytest.raises(WorkerExited):
             await process.sample(0.01, 1)
 
 
@@ -137,7 +137,7 @@ async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str
 
     async with trio.open_nursery() as nursery:
         process = WorkerProcess(PROGRAM)
-        with pytest.raises(WorkerEnded, match=f"ended with status {status}"):
+        with pytest.raises(WorkerExited, match=f"ended with status {status}"):
             await process.start(nursery, mode, buried=bury)
         assert process.status == status
     assert buried.is_set()
@@ -187,7 +187,7 @@ async def test_kept_process_is_restarted_until_it_stops() -> None:
     stopping, ends = trio.Event(), list[str]()
     make = partial(WorkerProcess, PROGRAM, own_group=True)
     reader, writer = os.pipe()
-    kept = KeptProcess(
+    kept = RestartedProcess(
         0, make, "work", writer, backoff=Backoff(0, 0), stopping=stopping,
         changed=lambda: None, ended=lambda _, process: ends.append(process.why),
     )  # fmt: skip
@@ -214,11 +214,11 @@ async def test_kept_process_is_restarted_until_it_stops() -> None:
 
 
 async def test_error_of_the_end_callback_ends_the_restarts() -> None:
-    def refuse(_: KeptProcess, process: WorkerProcess) -> None:
+    def refuse(_: RestartedProcess, process: WorkerProcess) -> None:
         raise LookupError(process.why)
 
     with Path(os.devnull).open() as file:  # noqa: ASYNC230 - takes no time worth a thread
-        kept = KeptProcess(
+        kept = RestartedProcess(
             0, partial(WorkerProcess, PROGRAM), "leave", file.fileno(), backoff=Backoff(0, 0), stopping=trio.Event(),
             changed=lambda: None, ended=refuse,
         )  # fmt: skip
@@ -282,7 +282,7 @@ def test_invalid_samples_are_refused(nonsense: Any) -> None:
 async def test_stopped_process_is_killed_and_its_calls_fail() -> None:
     async with _started_worker(stopped_seconds=0.4) as process:
         _signal(process, signal.SIGSTOP)
-        with pytest.raises(WorkerEnded, match=r"was stopped \(SIGSTOP\) for 0.4 s and was killed"):
+        with pytest.raises(WorkerExited, match=r"was stopped \(SIGSTOP\) for 0.4 s and was killed"):
             await process.call(["echo", 1])
 
 
@@ -325,7 +325,7 @@ async def _log_of(*requests: list[Any]) -> list[Any]:
             try:
                 for request in requests:
                     await process.call(request)
-            except WorkerEnded:
+            except WorkerExited:
                 await process.ended.wait()
             await process.close(5)
     return [(line["stream"], line["event"]) for line in logged if line["node"] == "counter"]

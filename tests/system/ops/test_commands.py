@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovmstrio.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
+from ovmstrio.ops.process_info import FILE_NAME, list_processes, record_process, serving_home, signal_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.ports import free_ports
 from tests.support.processes import OvmsProcess, end_of_output, run_ovms, running, serving
@@ -271,7 +271,7 @@ def test_a_file_without_entries_names_no_process(tmp_path: Path, text: str | Non
 def test_serving_home_names_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SERVING_HOME", raising=False)
-    assert home() == tmp_path
+    assert serving_home() == tmp_path
     monkeypatch.setenv("SERVING_HOME", str(tmp_path / "there"))
     with record_process([1001]) as file:
         assert file == tmp_path / "there" / FILE_NAME

@@ -15,7 +15,7 @@ from ovmstrio.ext.ops import Op
 from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
 from ovmstrio.ops.observing.log_files import open_log_files
-from ovmstrio.ops.observing.observing import open_observing
+from ovmstrio.ops.observing.observing import open_observers
 from ovmstrio.ops.settings import LoggingSettings
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.ops import asking, op_class, settings, text_graph
@@ -76,7 +76,7 @@ def load(argument: str) -> LoadedPipeline:
 async def test_lines_of_hooks_in_worker_processes_have_their_ids(directory: Path) -> None:
     configure_logs()
     pipeline = load("")
-    async with open_observing(pipeline.settings) as observing:
+    async with open_observers(pipeline.settings) as observing:
         source = PipelineSource(f"{__name__}:load")
         async with open_executor(pipeline.graph, pipeline.settings, hooks=observing.hooks, source=source) as executor:
             await executor.infer(asking("x", logid=33))

@@ -16,14 +16,14 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.service import Servable
 from ovmstrio.ext.ops import WebService
-from ovmstrio.ops.config_file import CONFIG_VARIABLE, examine_pipeline_config
+from ovmstrio.ops.config_file import CONFIG_VARIABLE, validate_pipeline_config
 from ovmstrio.ops.kind import OpPipelineKind
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.ops.predictor.make import PredictorFactory
 from ovmstrio.ops.prepared_service import PreparedService
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
-from ovmstrio.ops.validate import examine_pipeline
+from ovmstrio.ops.validate import validate_pipeline
 from ovmstrio.ops.values import PipelineRequest
 from ovmstrio.ops.web_service import set_service_runner
 from ovmstrio.serving.kind import LoadContext, Takes
@@ -223,7 +223,7 @@ async def test_models_of_ops_and_of_scripts_are_tried_once_before_their_load(tmp
     folder = write_described(tmp_path / "model", *layers())
     settings = OpSettings("op", concurrency=2, local_service_conf=LocalServiceConf(str(folder)))
     async with trying(tmp_path / "trials"):
-        await PredictorMaker(is_thread_op=True)(settings, 0)
+        await PredictorFactory(is_thread_op=True)(settings, 0)
         assert len(verdicts(tmp_path / "trials")) == 1
         predictor = LocalPredictor()
         await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
@@ -234,6 +234,6 @@ async def test_models_that_cannot_be_loaded_are_reported(tmp_path: Path) -> None
     file = tmp_path / "config.yml"
     ops = "  a: {local_service_conf: {model_config: nowhere}}\n  b: {server_endpoints: ['h:1'], client_type: brpc}\n"
     file.write_text(f"rpc_port: 0\nop:\n{ops}")
-    problems = await examine_pipeline(text_graph("a<@", "b<a"), examine_pipeline_config(file), load=True)
+    problems = await validate_pipeline(text_graph("a<@", "b<a"), validate_pipeline_config(file), load=True)
     found = [(problem.line, problem.path) for problem in problems]
     assert found == [(3, "op.a.local_service_conf.model_config"), (4, "op.b.client_type")]

@@ -15,7 +15,7 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import CustomExceptionCode, PipelineRequest
 from ovmstrio.ops.executor import Executor, PipelineSource, open_executor
-from ovmstrio.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.ops.observing.hooks import NULL_HOOKS, OpHooks
 from ovmstrio.ops.tensors import from_array, to_array
 from tests.support.ops import asking, infer_until_deadline
 from tests.support.ops_processes import loaded
@@ -25,7 +25,7 @@ from tests.support.waits import WAIT_SECONDS
 
 @asynccontextmanager
 async def opened(
-    name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL, seconds: float = WAIT_SECONDS
+    name: str, concurrency: int = 1, batch_size: int = 1, hooks: OpHooks = NULL_HOOKS, seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[Executor]:
     pipeline, source = loaded(name, concurrency, batch_size)
     with trio.fail_after(seconds):

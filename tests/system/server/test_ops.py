@@ -27,9 +27,9 @@ from ovmstrio.server.plan import Plan
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan
 from ovmstrio.server.service_plan import plan_service, service_settings
-from ovmstrio.server.start_failures import leaves
-from ovmstrio.server.worker_context import Hosting
-from ovmstrio.serving.hosted_service import host
+from ovmstrio.server.start_failures import flatten_errors
+from ovmstrio.server.worker_context import WorkerProcessContext
+from ovmstrio.serving.hosted_service import host_service
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.workers.run_service import run_script_service
 from tests.support.api_clients import call
@@ -79,7 +79,7 @@ async def _call(address: str, **fields: Any) -> Any:
 async def _refusal(service: WebService, **options: Any) -> str:
     with pytest.raises((ConfigError, ExceptionGroup)) as raised:
         await serve_plan(plan_service(service, service_settings(options)), handle_signals=False)
-    (error,) = leaves(raised.value)
+    (error,) = flatten_errors(raised.value)
     assert isinstance(error, ConfigError)
     return str(error)
 
@@ -215,7 +215,7 @@ class _Lingering(OpPipelineKind):
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
         del version, directory
-        return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
+        return await host_service(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
 
     @asynccontextmanager
     async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
@@ -234,7 +234,7 @@ async def test_signal_after_the_drain_changes_nothing() -> None:
     results: list[bool] = []
 
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
-        results.append(await serve_plan(plan, Hosting(until=until.wait), task_status=task_status))
+        results.append(await serve_plan(plan, WorkerProcessContext(until=until.wait), task_status=task_status))
 
     with capture_logs() as logged:
         async with trio.open_nursery() as nursery:

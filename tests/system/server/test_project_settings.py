@@ -19,11 +19,11 @@ from google.protobuf.wrappers_pb2 import StringValue
 from structlog.testing import capture_logs
 
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_service import HandlerServable
+from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.server.plan import plan_project
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan
-from ovmstrio.server.worker_context import Hosting
+from ovmstrio.server.worker_context import WorkerProcessContext
 from tests.support.projects import make_project, write_project, written
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import request, serving
@@ -76,7 +76,7 @@ class _Served:
     def handler(self) -> Any:
         (name,) = self.running.plane.registry.names_of("handler")
         service = self.running.plane.registry.peek(name)
-        assert isinstance(service, HandlerServable)
+        assert isinstance(service, HandlerService)
         assert isinstance(service.handler, LoadedHandler)
         return service.handler.instance
 
@@ -119,7 +119,9 @@ async def _serving(
     end = trio.Event()
 
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
-        gently = await serve_plan(plan, Hosting(until=end.wait), handle_signals=False, task_status=task_status)
+        gently = await serve_plan(
+            plan, WorkerProcessContext(until=end.wait), handle_signals=False, task_status=task_status
+        )
         served.gently.append(gently)
         served.ended.set()
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.generation import Prompt
 from ovmstrio.core.hooks import Collectors, Meters
-from ovmstrio.inference.engine.prefill_scheduler import CachedPrefixes
+from ovmstrio.inference.engine.prefill_scheduler import PrefixCacheModel
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.text.load_text_model import load_text_model
 from ovmstrio.text.text_model import TextModel
@@ -84,7 +84,7 @@ def test_evicted_prefixes_are_known_with_few_mistakes(found_and_true: list[list[
 
 
 def test_unfinished_text_lends_its_full_blocks() -> None:
-    prefixes = CachedPrefixes(10, 4)
+    prefixes = PrefixCacheModel(10, 4)
     prefixes.keep([1, 2, 3, 4, 5, 6], is_whole=False)
     assert prefixes.find([1, 2, 3, 4, 5, 6, 7]) == 4
     prefixes.keep([1, 2, 3, 4, 5, 6])

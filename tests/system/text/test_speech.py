@@ -16,7 +16,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, InvalidField, ModelFailure, Overloaded
 from ovmstrio.core.generation import Task
-from ovmstrio.core.speech import SoundForm, SpeechPart, SpeechRequest, TranscriptionRequest, TranscriptPart
+from ovmstrio.core.speech import AudioFormat, SpeechPart, SpeechRequest, TranscriptionRequest, TranscriptPart
 from ovmstrio.text.speech import SpeechModel
 from ovmstrio.text.transcription import TranscriptionModel
 from tests.support.recordings import wave_file
@@ -130,7 +130,7 @@ async def test_piper_voice_speaks_at_any_speed_in_any_format(serve_voice: ServeV
     async with serve_voice() as model:
         once, rate = await sound(model, "Fail again. Fail better!")
         fast, _ = await sound(model, "Fail", voice="dora", speed=2.0, language="en_US")
-        flac, _ = await sound(model, "Fail", voice="tiny", form=SoundForm.FLAC)
+        flac, _ = await sound(model, "Fail", voice="tiny", form=AudioFormat.FLAC)
         with pytest.raises(InvalidField, match="this voice supports en-us only; got 'de'"):
             await spoken(model, SpeechRequest("Fehler", language="de"))
         with pytest.raises(InvalidField, match="there are: tiny, dora"):
@@ -149,7 +149,7 @@ async def test_speakers_of_one_network_are_voices(serve_voice: ServeVoice, tmp_p
 
 
 async def stall(model: SpeechModel, *, task_status: trio.TaskStatus[None]) -> None:
-    async with model.speak(SpeechRequest(BOOK, form=SoundForm.PCM, is_streamed=True)) as speech:
+    async with model.speak(SpeechRequest(BOOK, form=AudioFormat.PCM, is_streamed=True)) as speech:
         assert (await anext(aiter(speech))).audio
         task_status.started()
         await trio.sleep_forever()
@@ -170,7 +170,7 @@ async def test_unread_streams_block_no_other_text_until_the_queue_is_full(serve_
 
 
 async def _kill_midway(model: SpeechModel) -> None:
-    async with model.speak(SpeechRequest(BOOK, form=SoundForm.PCM, is_streamed=True)) as speech:
+    async with model.speak(SpeechRequest(BOOK, form=AudioFormat.PCM, is_streamed=True)) as speech:
         async for _ in speech:
             if model.pid is not None:
                 os.kill(model.pid, signal.SIGKILL)

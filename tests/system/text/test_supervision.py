@@ -19,7 +19,7 @@ from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sa
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.text import load_text_model as loading
-from ovmstrio.text.engine_sharing import engine_of
+from ovmstrio.text.engine_sharing import create_engine
 from ovmstrio.text.load_text_model import load_text_model
 from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import greedy, made, text_of
@@ -124,7 +124,7 @@ async def test_shared_engine_is_identified_by_its_load_settings_and_its_failure_
     sharing.shown = show
     spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
     for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
-        engine = engine_of(sharing, each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program")
+        engine = create_engine(sharing, each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program")
         with trio.fail_after(WAIT_SECONDS), pytest.raises(BaseExceptionGroup):
             async with trio.open_nursery() as nursery:
                 await nursery.start(engine.run)

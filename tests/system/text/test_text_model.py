@@ -14,13 +14,21 @@ import trio.testing
 
 from ovmstrio.core.errors import (
     ConfigError,
-    ContextExceeded,
+    ContextLengthExceeded,
     DeadlineExceeded,
     InvalidField,
     InvalidRequest,
     Overloaded,
 )
-from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
+from ovmstrio.core.generation import (
+    Conversation,
+    Finish,
+    GenerationChunk,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Sampling,
+)
 from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import (
     PROMPTS,
@@ -112,12 +120,12 @@ async def test_tokens_of_many_texts_are_those_of_each_alone(model: TextModel) ->
 async def test_prompt_that_leaves_no_room_is_refused_with_the_numbers(model: TextModel) -> None:
     assert model.limits.context_length == CONTEXT
     assert model.limits.vocabulary_size == len(VOCABULARY)
-    with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
+    with pytest.raises(ContextLengthExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
         await made(model, greedy((5,) * CONTEXT, 1))
     assert f"the prompt has {CONTEXT}, and at most {CONTEXT - 1} fit" in str(caught.value)
     pieces = await made(model, greedy((5,) * (CONTEXT - 3), 100))
     assert sum(piece.tokens for piece in pieces) == 3
-    with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
+    with pytest.raises(ContextLengthExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
         await made(model, greedy("the " * 10_000_000, 1))
 
 
@@ -352,7 +360,7 @@ def _request(grammar: Grammar | None = None, seed: int = 0, **conversation: Any)
     return GenerationRequest(Conversation(_HELLO, **conversation), sampling, grammar=grammar)
 
 
-def _calls(pieces: list[Piece]) -> list[tuple[str, str]]:
+def _calls(pieces: list[GenerationChunk]) -> list[tuple[str, str]]:
     deltas = [call for piece in pieces for call in piece.calls]
     names = [delta.name for delta in deltas if delta.name]
     return [

@@ -11,7 +11,7 @@ from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.util.cores import usable_cores
-from ovmstrio.workers.auto_workers import Measuring, choose_workers
+from ovmstrio.workers.auto_workers import MeasurementSettings, choose_workers
 from tests.support import ir
 from tests.support.processes import serving
 from tests.support.system_servers import write_config
@@ -33,18 +33,22 @@ async def test_measured_calls_of_trivial_models_need_more_workers_than_those_of_
         file = write_config(tmp_path, *({"name": name, "base_path": name} for name in names))
         plan = await choose_workers(await read_plan(ServerSettings(config_path=file, workers=0)))
         assert (plan.processes, repr(names[0]) in plan.workers_reason) == (count, True)
-    assert "mostly OpenVINO compute" in (await choose_workers(plan, Measuring(max_model_bytes=1))).workers_reason
+    assert (
+        "mostly OpenVINO compute" in (await choose_workers(plan, MeasurementSettings(max_model_bytes=1))).workers_reason
+    )
 
 
 @pytest.mark.parametrize(
     ("measuring", "reason"),
     [
-        (Measuring(timeout_seconds=0.01), "models not loaded within 0.01 s"),
-        (Measuring(program="ovmstrio.no_such_program"), ""),
+        (MeasurementSettings(timeout_seconds=0.01), "models not loaded within 0.01 s"),
+        (MeasurementSettings(program="ovmstrio.no_such_program"), ""),
     ],
     ids=["timeout", "error"],
 )
-async def test_failed_measurement_chooses_one_worker(tmp_path: Path, measuring: Measuring, reason: str) -> None:
+async def test_failed_measurement_chooses_one_worker(
+    tmp_path: Path, measuring: MeasurementSettings, reason: str
+) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
     plan = await read_plan(ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0))
     with capture_logs() as lines:

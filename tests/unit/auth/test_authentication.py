@@ -11,11 +11,11 @@ import trio
 from joserfc import jws, jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
-from ovmstrio.auth.authentication import Authentication, Directory, VerifiedClaims, bearer_of
+from ovmstrio.auth.authentication import Authentication, CallerDirectory, VerifiedClaims, request_credential
 from ovmstrio.auth.gate import Gate
-from ovmstrio.auth.revocable_streams import long_requests, while_known
-from ovmstrio.auth.tokens import FileKeys, IssuerKeys, TokenRules, Tokens, read_key_set
-from ovmstrio.core.callers import Caller, Need, Scopes, leave_caller
+from ovmstrio.auth.revocable_streams import cancel_on_revocation, current_revocable_streams
+from ovmstrio.auth.tokens import FileKeys, IssuerKeys, JwtVerifier, TokenRules, parse_key_set
+from ovmstrio.core.callers import Caller, Permission, Scopes, release_caller
 from ovmstrio.core.errors import ConfigError, MissingScope, Unauthenticated
 from tests.support.callers import entry_of
 
@@ -54,11 +54,11 @@ class _Verifier:
     ],
 )
 def test_a_key_is_found_in_either_header(headers: list[tuple[str, str]], expected: str) -> None:
-    assert bearer_of(headers) == expected
+    assert request_credential(headers) == expected
 
 
 async def test_a_certificate_identifies_its_caller_unless_a_key_is_sent() -> None:
-    directory = Directory()
+    directory = CallerDirectory()
     directory.replace([entry_of("w", certificate="web"), entry_of("d", certificate="spiffe://shop/db"), entry_of("k")])
     authentication = Authentication(directory)
     assert (await authentication.identify([], CERTIFICATE)).name == "w"
@@ -71,7 +71,7 @@ async def test_a_certificate_identifies_its_caller_unless_a_key_is_sent() -> Non
 
 async def test_a_valid_token_is_cached_until_it_expires_or_callers_change() -> None:
     clock, verifier = _Clock(), _Verifier()
-    directory = Directory(clock)
+    directory = CallerDirectory(clock)
     authentication = Authentication(directory, verifier, clock)
 
     async def name_of(token: str) -> str:
@@ -94,13 +94,13 @@ async def test_a_valid_token_is_cached_until_it_expires_or_callers_change() -> N
     assert verifier.verified == 5, "what has not the form of a token is not verified"
 
 
-def _known(directory: Directory, key: str) -> Caller | None:
+def _known(directory: CallerDirectory, key: str) -> Caller | None:
     found = directory.by_key(sha256(key.encode()).digest())
     return None if found is None else found[0]
 
 
 async def test_unchanged_callers_keep_their_usage() -> None:
-    directory = Directory()
+    directory = CallerDirectory()
     directory.replace([entry_of("shop", "read", concurrency=1), entry_of("gone")])
     known = _known(directory, "shop")
     assert known is not None
@@ -112,7 +112,7 @@ async def test_unchanged_callers_keep_their_usage() -> None:
 
 
 async def test_a_verification_during_a_change_of_callers_is_not_cached() -> None:
-    directory = Directory()
+    directory = CallerDirectory()
 
     class Changing(_Verifier):
         async def verify(self, token: str) -> VerifiedClaims:
@@ -134,8 +134,8 @@ HEADERS = (("authorization", "Bearer shop"),)
 
 async def _admit(authentication: Authentication) -> Gate:
     gate = Gate(authentication)
-    long_requests.set(gate.long_requests)
-    await gate.let_in(Need.INFER, "", HEADERS, None)
+    current_revocable_streams.set(gate.long_requests)
+    await gate.let_in(Permission.INFER, "", HEADERS, None)
     return gate
 
 
@@ -149,13 +149,13 @@ class _CountingAuthentication(Authentication):
 
 async def test_callers_are_identified_again_only_after_a_change() -> None:
     clock = _Clock()
-    directory = Directory(clock)
+    directory = CallerDirectory(clock)
     directory.replace([entry_of("shop", "infer:*", expires="1970-01-02")])
     authentication = _CountingAuthentication(directory, clock=clock)
     gate = await _admit(authentication)
 
     async def go_on() -> None:
-        with while_known(HEADERS, None):
+        with cancel_on_revocation(HEADERS, None):
             await gate.end_unknown()
             count = authentication.count
             for _ in range(100):
@@ -171,7 +171,7 @@ async def test_callers_are_identified_again_only_after_a_change() -> None:
     with pytest.raises(Unauthenticated, match="unknown or expired"):
         await go_on()
     assert not gate.long_requests
-    leave_caller()
+    release_caller()
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ async def test_callers_are_identified_again_only_after_a_change() -> None:
     ],
 )
 async def test_a_caller_that_loses_a_scope_is_stopped_with_its_name(before: str, after: str, lost: str) -> None:
-    directory = Directory()
+    directory = CallerDirectory()
     directory.replace([entry_of("shop", *before.split())])
     authentication = Authentication(directory)
     gate = await _admit(authentication)
     ended = ""
     try:
-        with while_known(HEADERS, None):
+        with cancel_on_revocation(HEADERS, None):
             directory.replace([entry_of("shop", *after.split())])
             authentication.forget_seen()
             await gate.end_unknown()
@@ -199,7 +199,7 @@ async def test_a_caller_that_loses_a_scope_is_stopped_with_its_name(before: str,
     except MissingScope as error:
         ended = error.scope
     assert ended == lost
-    leave_caller()
+    release_caller()
 
 
 # Tokens
@@ -224,8 +224,8 @@ def _token(key: Any = KEY, algorithm: str = "ES256", **claims: Any) -> str:
     return jwt.encode(header, present, key, algorithms=[algorithm])
 
 
-def _tokens(*keys: Any, rules: TokenRules = RULES) -> Tokens:
-    return Tokens(FileKeys(read_key_set(_public(*(keys or (KEY, RSA))), "test")), rules, lambda: NOW)
+def _tokens(*keys: Any, rules: TokenRules = RULES) -> JwtVerifier:
+    return JwtVerifier(FileKeys(parse_key_set(_public(*(keys or (KEY, RSA))), "test")), rules, lambda: NOW)
 
 
 @pytest.mark.parametrize(("key", "algorithm"), [(KEY, "ES256"), (RSA, "RS256"), (RSA, "PS512")])
@@ -310,7 +310,7 @@ async def test_forged_and_malformed_tokens_are_refused(token: str) -> None:
 )
 def test_a_key_set_with_other_than_public_keys_is_refused(document: Any) -> None:
     with pytest.raises(ConfigError, match=r"keys\.json"):
-        read_key_set(document, "keys.json")
+        parse_key_set(document, "keys.json")
 
 
 class _Issuer:
@@ -331,7 +331,7 @@ class _Issuer:
 
 async def test_unknown_keys_are_fetched_at_most_every_half_minute(mock_clock: trio.testing.MockClock) -> None:
     issuer = _Issuer()
-    tokens = Tokens(IssuerKeys(f"{ISSUER}/", issuer.client), RULES, lambda: NOW)
+    tokens = JwtVerifier(IssuerKeys(f"{ISSUER}/", issuer.client), RULES, lambda: NOW)
     new = _token(NEXT, "Ed25519")
     assert (await tokens.verify(_token())).subject == "ann"
     for _ in range(3):
@@ -348,7 +348,7 @@ async def test_unknown_keys_are_fetched_at_most_every_half_minute(mock_clock: tr
 
 async def test_a_withdrawn_key_ends_within_an_hour(mock_clock: trio.testing.MockClock) -> None:
     issuer = _Issuer()
-    tokens = Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
+    tokens = JwtVerifier(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
     await tokens.verify(_token())
     issuer.keys = None
     mock_clock.jump(3601)
@@ -366,12 +366,12 @@ async def test_an_unreachable_issuer_is_reported_as_such(name: Any, keys: Any) -
     issuer = _Issuer()
     issuer.name, issuer.keys = name, keys
     with pytest.raises(Unauthenticated, match="token verification unavailable"):
-        await Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW).verify(_token())
+        await JwtVerifier(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW).verify(_token())
 
 
 async def test_concurrent_tokens_share_a_fetch_of_keys() -> None:
     issuer = _Issuer()
-    tokens = Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
+    tokens = JwtVerifier(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
     subjects: list[str] = []
 
     async def verify(number: int) -> None:

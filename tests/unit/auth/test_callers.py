@@ -12,9 +12,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.auth.key_file import CallerEntry, digest_of, new_key, read_callers, read_key_file, write_key_file
-from ovmstrio.auth.quota import CallerAllowance, TokenBucket
-from ovmstrio.core.callers import Caller, Need, Scopes
+from ovmstrio.auth.key_file import CallerEntry, key_hash, new_key, parse_callers, read_key_file, write_key_file
+from ovmstrio.auth.quota import CallerQuota, TokenBucket
+from ovmstrio.core.callers import Caller, Permission, Scopes
 from ovmstrio.core.errors import CallerLimited, ConfigError, MissingScope, Problem
 
 NAMES = st.text("ab*?[]-._/", max_size=6)
@@ -74,22 +74,22 @@ def test_invalid_scopes_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("scope", "met"),
     [
-        ("infer:a*", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.INFER, Need.GENERATE}),
-        ("infer:b", {Need.NOTHING, Need.CALLER}),
-        ("read", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.READ}),
-        ("metrics", {Need.NOTHING, Need.CALLER, Need.METRICS}),
-        ("admin", {Need.NOTHING, Need.CALLER, Need.ABOUT, Need.READ, Need.ADMIN}),
+        ("infer:a*", {Permission.NOTHING, Permission.CALLER, Permission.ABOUT, Permission.INFER, Permission.GENERATE}),
+        ("infer:b", {Permission.NOTHING, Permission.CALLER}),
+        ("read", {Permission.NOTHING, Permission.CALLER, Permission.ABOUT, Permission.READ}),
+        ("metrics", {Permission.NOTHING, Permission.CALLER, Permission.METRICS}),
+        ("admin", {Permission.NOTHING, Permission.CALLER, Permission.ABOUT, Permission.READ, Permission.ADMIN}),
     ],
 )
-def test_each_scope_meets_only_its_needs(scope: str, met: set[Need]) -> None:
+def test_each_scope_meets_only_its_needs(scope: str, met: set[Permission]) -> None:
     caller = _caller(scope)
-    for need in Need:
+    for need in Permission:
         if need in met:
             caller.demand(need, "add")
             continue
         with pytest.raises(MissingScope, match="'shop' lacks the scope") as caught:
             caller.demand(need, "add")
-        expected = {Need.INFER: "infer:add", Need.GENERATE: "infer:add", Need.ABOUT: "read"}
+        expected = {Permission.INFER: "infer:add", Permission.GENERATE: "infer:add", Permission.ABOUT: "read"}
         assert caught.value.scope == expected.get(need, need.name.lower())
 
 
@@ -138,12 +138,12 @@ def _entries(draw: Any) -> CallerEntry:
 )
 def test_written_callers_are_read_back(entries: list[CallerEntry]) -> None:
     text = json.dumps({"callers": [entry.document() for entry in entries]})
-    assert read_callers(text.encode(), "keys.json") == entries
+    assert parse_callers(text.encode(), "keys.json") == entries
 
 
 def _problems_of(content: bytes) -> tuple[Problem, ...]:
     try:
-        read_callers(content, "keys.json")
+        parse_callers(content, "keys.json")
     except ConfigError as error:
         return error.problems
     return ()
@@ -155,14 +155,14 @@ def test_any_content_is_read_or_refused_with_its_file(content: bytes | str) -> N
     assert {problem.file for problem in problems} <= {"keys.json"}
 
 
-_GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
+_GOOD = {"name": "shop", "sha256": key_hash("x"), "scopes": ["read"]}
 
 
 @pytest.mark.parametrize(
     ("callers", "expected"),
     [
         ([{**_GOOD, "scope": "read"}], "unknown key 'scope'"),
-        ([{"name": "shop", "sha256": digest_of("x")}], "'scopes' is missing"),
+        ([{"name": "shop", "sha256": key_hash("x")}], "'scopes' is missing"),
         ([{"name": "shop", "scopes": []}], "expected one of sha256, certificate, subject"),
         ([{**_GOOD, "subject": "s"}], "expected one of sha256, certificate, subject"),
         ([{**_GOOD, "sha256": "ovms_secret"}], "invalid hash (expected 64 lower-case hexadecimal digits"),
@@ -171,13 +171,13 @@ _GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
         ([{**_GOOD, "scopes": ["write"]}], "got 'write'"),
         ([{**_GOOD, "concurrency": -1}], "0 or more"),
         ([{**_GOOD, "tokens_per_minute": -1}], "0 or more"),
-        ([_GOOD, {**_GOOD, "sha256": digest_of("y")}], "duplicate name"),
+        ([_GOOD, {**_GOOD, "sha256": key_hash("y")}], "duplicate name"),
         ([_GOOD, {**_GOOD, "name": "other"}], "duplicate sha256"),
     ],
 )
 def test_a_mistake_is_reported_with_its_line_and_without_secrets(callers: list[Any], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_callers(json.dumps({"callers": callers}, indent=1).encode(), "keys.json")
+        parse_callers(json.dumps({"callers": callers}, indent=1).encode(), "keys.json")
     assert expected in caught.value.message
     assert caught.value.message.startswith("keys.json:")
     assert "ovms_secret" not in caught.value.message
@@ -185,7 +185,7 @@ def test_a_mistake_is_reported_with_its_line_and_without_secrets(callers: list[A
 
 def test_a_new_file_is_private_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    entry = CallerEntry("shop", Scopes(read=True), sha256=digest_of(new_key()))
+    entry = CallerEntry("shop", Scopes(read=True), sha256=key_hash(new_key()))
     write_key_file(file, [entry])
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o640)
@@ -205,7 +205,7 @@ def test_keys_are_long_and_unique() -> None:
 
 
 async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_clock: trio.testing.MockClock) -> None:
-    allowance = CallerAllowance("shop", requests_per_second=4)
+    allowance = CallerQuota("shop", requests_per_second=4)
     for _ in range(4):
         allowance.take()
     with pytest.raises(
@@ -221,7 +221,7 @@ async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_cl
 
 
 async def test_concurrent_requests_count_until_they_end() -> None:
-    allowance = CallerAllowance("shop", concurrency=2)
+    allowance = CallerQuota("shop", concurrency=2)
     allowance.take()
     allowance.take()
     with pytest.raises(CallerLimited, match="'shop' has 2 concurrent requests"):
@@ -232,7 +232,7 @@ async def test_concurrent_requests_count_until_they_end() -> None:
 
 
 async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: trio.testing.MockClock) -> None:
-    allowance = CallerAllowance("shop", tokens_per_minute=120)
+    allowance = CallerQuota("shop", tokens_per_minute=120)
     allowance.check_tokens()
     allowance.spend_tokens(119)
     allowance.check_tokens()
@@ -249,10 +249,10 @@ async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: tri
 
 
 async def test_tokens_and_requests_are_separate_limits() -> None:
-    allowance = CallerAllowance("shop", concurrency=1, tokens_per_minute=1)
+    allowance = CallerQuota("shop", concurrency=1, tokens_per_minute=1)
     allowance.spend_tokens(1000)
     allowance.take()
-    other = CallerAllowance("shop", requests_per_second=1)
+    other = CallerQuota("shop", requests_per_second=1)
     other.spend_tokens(10**9)
     other.check_tokens()
 

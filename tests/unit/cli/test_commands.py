@@ -18,7 +18,7 @@ from ovms_cli.run import _command, _take_config
 from ovms_cli.script import compat_folder, execute_script
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
-from ovmstrio.auth.key_file import digest_of, read_key_file
+from ovmstrio.auth.key_file import key_hash, read_key_file
 from ovmstrio.ext.ops import WebService
 from ovmstrio.ops.prepared_service import PreparedService
 from tests.support.commands import run_command
@@ -180,7 +180,7 @@ def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
     assert key.startswith("ovms_")
     assert key not in file.read_text()
     (entry,) = read_key_file(file)
-    assert (entry.sha256, entry.scopes.texts()) == (digest_of(key), ("infer:a*", "read"))
+    assert (entry.sha256, entry.scopes.texts()) == (key_hash(key), ("infer:a*", "read"))
     assert (entry.concurrency, entry.tokens_per_minute) == (2, 1000)
     listed = json.loads(_keys("list", "--file", str(file), "--json").stdout)
     assert [(each["name"], each["sha256"]) for each in listed] == [("shop", entry.sha256[:8])]

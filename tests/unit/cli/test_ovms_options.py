@@ -19,7 +19,7 @@ from ovms_cli.console import EX_USAGE
 from ovms_cli.serving import usage
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.server.command_line import WAYS_OUT, ignored_options, read_settings, single_servable
+from ovmstrio.server.command_line import UNSUPPORTED_HINTS, ignored_options, read_settings, single_servable_spec
 from ovmstrio.server.kinds import KINDS
 
 Run = Callable[[str], Result]
@@ -102,7 +102,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def read(options: dict[str, Any]) -> None:
         with usage():
             settings = read_settings(options)
-        problems = [problem for spec in single_servable(settings).services for problem in spec.problems]
+        problems = [problem for spec in single_servable_spec(settings).services for problem in spec.problems]
         assert problems == []
         taken.append({name: getattr(settings, name) for name in settings.model_fields_set})
 
@@ -150,7 +150,7 @@ def test_unsupported_options_are_refused_with_an_alternative(
     assert not given
     for text in messages:
         assert text in result.stderr
-    for name in _options(line) & WAYS_OUT.keys():
+    for name in _options(line) & UNSUPPORTED_HINTS.keys():
         assert f"--{name}" in result.stderr
 
 

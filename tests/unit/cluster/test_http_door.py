@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.cluster.ray.http import HttpDoor
-from ovmstrio.core.callers import Need
+from ovmstrio.cluster.ray.http import ClusterHttpHandler
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.serving.ovms_errors import OvmsRefusals
-from ovmstrio.transport.http.responses import json_answer
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import Router, rule
 from tests.support.waits import WAIT_SECONDS
 
@@ -61,7 +61,7 @@ class _Slot:
 @asynccontextmanager
 async def _door(
     stream: _Stream, *, is_hot: bool = True, status: int = 200, slot: _Slot | None = None
-) -> AsyncIterator[HttpDoor]:
+) -> AsyncIterator[ClusterHttpHandler]:
     async def admit(_: str) -> Any:
         return slot
 
@@ -72,14 +72,14 @@ async def _door(
         return HttpAnswer(200, (), b"whole")
 
     def refuse(error: Exception) -> HttpAnswer:
-        return json_answer({"said": str(error)}, 400)
+        return json_response({"said": str(error)}, 400)
 
     rules = [
-        rule("/pour", "GET", pour, is_hot=is_hot, admit=admit, need=Need.INFER),
-        rule("/whole", "GET", tell, need=Need.INFER, refuse=refuse),
+        rule("/pour", "GET", pour, is_hot=is_hot, admit=admit, need=Permission.INFER),
+        rule("/whole", "GET", tell, need=Permission.INFER, refuse=refuse),
     ]
     async with trio.open_nursery() as tasks:
-        yield HttpDoor(Router(rules, OvmsRefusals(), has_limits=lambda: slot is not None), tasks, LIMIT)
+        yield ClusterHttpHandler(Router(rules, OvmsRouteErrors(), has_limits=lambda: slot is not None), tasks, LIMIT)
         tasks.cancel_scope.cancel()
 
 

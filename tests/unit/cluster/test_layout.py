@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio.cluster.layout import ClusterLayout, drain_seconds, lay_out, shard_names
-from ovmstrio.cluster.ray.autoscaling import WANTED, wanted_replicas
-from ovmstrio.cluster.ray.group_server import WAITING, total_of
+from ovmstrio.cluster.layout import ClusterLayout, drain_seconds, make_layout, shard_names
+from ovmstrio.cluster.ray.autoscaling import DESIRED_REPLICAS, desired_replicas
+from ovmstrio.cluster.ray.group_server import QUEUE_METRICS, sum_samples
 from ovmstrio.cluster.ray.grpc_paths import INFER
 from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.cluster.ray.targets import HttpTarget, http_target, plain_path
@@ -38,7 +38,7 @@ def _pipeline(name: str, model: str, placement: str | None = None) -> dict[str, 
 
 def _layout(*models: dict[str, Any], pipelines: Any = ()) -> ClusterLayout:
     document = {"model_config_list": list(models), "pipeline_config_list": list(pipelines)}
-    return lay_out(parse_config(KINDS.values(), json.dumps(document).encode(), Path("/c/config.json")), KINDS)
+    return make_layout(parse_config(KINDS.values(), json.dumps(document).encode(), Path("/c/config.json")), KINDS)
 
 
 def _members(layout: ClusterLayout) -> dict[str, list[str]]:
@@ -167,8 +167,8 @@ def test_a_changed_placement_reloads_nothing() -> None:
 @pytest.mark.parametrize(
     ("ongoing", "metrics", "replicas"),
     [
-        (32.0, {WANTED: {"a": 0.5, "b": 0.25}}, 4.0),
-        (8.0, {WANTED: {"a": 2.5, "b": 0.5}}, 3.0),
+        (32.0, {DESIRED_REPLICAS: {"a": 0.5, "b": 0.25}}, 4.0),
+        (8.0, {DESIRED_REPLICAS: {"a": 2.5, "b": 0.5}}, 3.0),
         (16.0, {}, 2.0),
         (16.0, None, 2.0),
     ],
@@ -176,7 +176,7 @@ def test_a_changed_placement_reloads_nothing() -> None:
 def test_the_larger_of_ongoing_and_waiting_requests_counts(ongoing: float, metrics: Any, replicas: float) -> None:
     config = SimpleNamespace(target_ongoing_requests=8.0)
     context: Any = SimpleNamespace(total_num_requests=ongoing, config=config, aggregated_metrics=metrics)
-    assert wanted_replicas(context) == (replicas, {})
+    assert desired_replicas(context) == (replicas, {})
 
 
 def test_waiting_requests_are_summed_over_services() -> None:
@@ -185,7 +185,7 @@ def test_waiting_requests_are_summed_over_services() -> None:
     metrics.limited("b", lambda: 3)
     metrics.show("ovmstrio_batch_queued_requests", lambda: {("a",): 4})
     metrics.show("ovmstrio_worker_threads", lambda: {("a",): 7})
-    assert total_of(metrics.render(WAITING)) == 9
+    assert sum_samples(metrics.render(QUEUE_METRICS)) == 9
 
 
 # Draining

@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.config.specs import (
     BatchingSpec,
-    BucketedDimension,
+    DimensionBuckets,
     GraphSpec,
     LayoutSpec,
     MetricsSpec,
@@ -19,13 +19,13 @@ from ovmstrio.config.specs import (
 )
 from ovmstrio.core.tensor import Dim
 from ovmstrio.server.command_line import (
-    UsageProblems,
-    contradictions,
+    UsageError,
+    config_conflicts,
     ignored_options,
     listen_addresses,
     metric_families,
     read_settings,
-    single_servable,
+    single_servable_spec,
 )
 from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings
 
@@ -36,7 +36,7 @@ def test_the_defaults_serve_both_protocols() -> None:
     settings = read_settings({})
     assert (settings.port, settings.rest_port, settings.max_message_size) == (9000, 8000, 64 * 2**20)
     assert (settings.drain_seconds, settings.drain_delay, settings.file_system_poll_wait_seconds) == (30, 0, 1)
-    assert single_servable(settings) == ServerSpec()
+    assert single_servable_spec(settings) == ServerSpec()
 
 
 def test_options_configure_a_single_model() -> None:
@@ -55,14 +55,14 @@ def test_options_configure_a_single_model() -> None:
         "plugin_config": '{"NUM_STREAMS": 2}',
         "target_device": "AUTO",
     }
-    (model,) = single_servable(read_settings(options)).of(ModelSpec)
+    (model,) = single_servable_spec(read_settings(options)).of(ModelSpec)
     assert (model.name, model.base_path) == ("m", Path("models/m").absolute())
     assert model.shapes == {"a": ShapeSpec(dims=(Dim(1, 1), Dim(10, 10)))}
     assert model.layouts == {"": LayoutSpec(tensor="NHWC", model="NCHW")}
     assert (model.precisions, model.color_formats) == ({"a": "UINT8"}, {"": "BGR:RGB"})
     assert (model.mean, model.scale, model.nireq, model.target_device) == ((1, 2, 3), (2,), 4, "AUTO")
     assert model.batching == BatchingSpec(max_batch_size=8, batch_timeout_ms=2.5)
-    assert model.shape_buckets == {"batch": BucketedDimension(sizes=(1, 8))}
+    assert model.shape_buckets == {"batch": DimensionBuckets(sizes=(1, 8))}
     assert model.version_policy == SpecificVersions(versions=(3,))
     assert model.plugin_config == {"NUM_STREAMS": "2"}
     assert model.problems == ()
@@ -108,7 +108,7 @@ def test_an_issuer_is_any_name_with_a_key_file_and_else_an_address(options: dict
     ],
 )
 def test_all_problems_of_a_command_line_are_reported(options: dict[str, Any], paths: list[str]) -> None:
-    with pytest.raises(UsageProblems) as error:
+    with pytest.raises(UsageError) as error:
         read_settings(options)
     assert [problem.path for problem in error.value.problems] == paths
 
@@ -142,7 +142,7 @@ def test_a_batch_size_is_ignored_if_unreadable_or_with_a_shape() -> None:
 def test_command_line_and_file_must_not_both_configure_metrics(
     options: dict[str, Any], metrics: MetricsSpec | None, message: str
 ) -> None:
-    problems = contradictions(read_settings(options), ServerSpec(metrics=metrics))
+    problems = config_conflicts(read_settings(options), ServerSpec(metrics=metrics))
     assert [problem.path for problem in problems] == (["monitoring.metrics"] if message else [])
     assert all(message in problem.message for problem in problems)
 
@@ -184,7 +184,7 @@ def test_metric_families_are_chosen_by_list_or_by_patterns() -> None:
     ],
 )
 def test_problem_lines_suggest_the_right_spelling(options: dict[str, Any], beginnings: list[str]) -> None:
-    with pytest.raises(UsageProblems) as error:
+    with pytest.raises(UsageError) as error:
         read_settings(options)
     assert [line[: len(start)] for line, start in zip(error.value.lines, beginnings, strict=True)] == beginnings
 
@@ -198,18 +198,18 @@ def _graph_folder(root: Path, place: str = "") -> Path:
 @pytest.mark.parametrize(("place", "path"), [("", "g"), ("1", "g"), ("", "g/graph.pbtxt")])
 def test_a_folder_or_file_of_a_graph_is_served_as_a_graph(tmp_path: Path, place: str, path: str) -> None:
     folder = _graph_folder(tmp_path, place)
-    spec = single_servable(read_settings({"model_name": "it", "model_path": str(tmp_path / path)}))
+    spec = single_servable_spec(read_settings({"model_name": "it", "model_path": str(tmp_path / path)}))
     (graph,) = spec.of(GraphSpec)
     assert (graph.name, spec.of(ModelSpec), graph.problems) == ("it", (), ())
     assert (graph.base_path, graph.graph_path) == (folder / place, folder / place / "graph.pbtxt")
     missing = {"model_name": "g", "model_path": str(tmp_path / "x.pbtxt")}
-    assert single_servable(read_settings(missing)).of(GraphSpec)[0].graph_path == tmp_path / "x.pbtxt"
+    assert single_servable_spec(read_settings(missing)).of(GraphSpec)[0].graph_path == tmp_path / "x.pbtxt"
 
 
 def test_a_graph_refuses_the_options_of_models(tmp_path: Path) -> None:
     folder = str(_graph_folder(tmp_path))
     options = {"model_name": "g", "model_path": folder, "batch_size": "2", "nireq": 1}
-    with pytest.raises(UsageProblems) as error:
+    with pytest.raises(UsageError) as error:
         read_settings(options)
     assert error.value.lines == [
         f"--{name}: is an option of models, not of graphs; remove it" for name in ("batch_size", "nireq")
@@ -220,7 +220,7 @@ def test_models_of_a_subconfig_are_served_with_a_single_graph(tmp_path: Path) ->
     folder = _graph_folder(tmp_path)
     entries = [{"config": {"name": name, "base_path": name}} for name in ("m", "g")]
     (folder / "subconfig.json").write_text(json.dumps({"model_config_list": entries}))
-    spec = single_servable(read_settings({"model_name": "g", "model_path": str(folder)}))
+    spec = single_servable_spec(read_settings({"model_name": "g", "model_path": str(folder)}))
     assert [(model.name, model.base_path) for model in spec.of(ModelSpec)] == [("m", folder / "m")]
     assert [problem.path for problem in spec.of(GraphSpec)[0].problems] == ["--model_name"]
     assert spec.of(GraphSpec)[0].problems[0].message.startswith("Given mediapipe graph name is already occupied")

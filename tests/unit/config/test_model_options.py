@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.model_entries import read_overrides
+from ovmstrio.config.model_entries import parse_overrides
 from ovmstrio.config.model_options import (
     check_base_path,
     format_numbers,
@@ -19,11 +19,11 @@ from ovmstrio.config.model_options import (
     parse_batching,
     parse_color_formats,
     parse_mean,
+    parse_model_options,
     parse_plugin_config,
     parse_precisions,
     parse_scale,
     parse_version_policy,
-    read_model_options,
 )
 from ovmstrio.config.shapes import (
     format_batch_size,
@@ -40,7 +40,7 @@ from ovmstrio.config.specs import (
     AllVersions,
     BatchingSpec,
     BatchSpec,
-    BucketedDimension,
+    DimensionBuckets,
     LatestVersions,
     LayoutSpec,
     ModelSpec,
@@ -123,7 +123,7 @@ def test_any_value_is_parsed_or_refused_with_option_expected_and_found(parse: Ca
 @pytest.mark.parametrize("option", ["batching", "shape_buckets"])
 @given(value=st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.dictionaries(st.text(), x)))
 def test_objects_without_the_required_keys_are_refused_with_their_path(option: str, value: Any) -> None:
-    _, problems = read_model_options({option: value})
+    _, problems = parse_model_options({option: value})
     assert all(problem.path.startswith(option) for problem in problems)
     assert (option == "shape_buckets" and value == {}) == (not problems)
 
@@ -217,13 +217,13 @@ def test_a_refusal_has_an_example_and_a_suggestion(
     ],
 )
 def test_a_refused_object_has_the_path_of_the_wrong_key(option: str, value: Any, key: str, message: str) -> None:
-    _, (problem,) = read_model_options({option: value})
+    _, (problem,) = parse_model_options({option: value})
     assert problem.path == f"{option}{key}"
     assert message in str(problem)
 
 
 def test_usable_options_are_read_with_wrong_ones() -> None:
-    fields, problems = read_model_options({"nireq": 4, "shape": {"a": "x", "b": "y", "c": "(1)"}, "plugin_config": {}})
+    fields, problems = parse_model_options({"nireq": 4, "shape": {"a": "x", "b": "y", "c": "(1)"}, "plugin_config": {}})
     assert fields == {"nireq": 4, "plugin_config": {}}
     assert [problem.path for problem in problems] == ["shape.a", "shape.b"]
 
@@ -272,7 +272,7 @@ def test_usable_options_are_read_with_wrong_ones() -> None:
     ],
 )
 def test_options_that_require_or_exclude_each_other(options: dict[str, Any], severities: dict[str, str]) -> None:
-    _, problems = read_model_options(options)
+    _, problems = parse_model_options(options)
     assert {problem.path: problem.severity for problem in problems} == severities
 
 
@@ -315,13 +315,13 @@ def test_shape_buckets_are_parsed_and_round_trip_through_json() -> None:
     words = parse_shape_buckets(settings)["words"]
     assert (words.sizes, words.inputs, words.outputs) == ((32, 64), {"ids": (1,), "masks": (1, 2)}, {"y": (0,)})
     assert (words.pad, words.larger, words.warm_up) == ({"ids": 7, "masks": -0.5}, "run", False)
-    assert parse_shape_buckets({"batch": [1, 4, 16]}) == {"batch": BucketedDimension(sizes=(1, 4, 16))}
+    assert parse_shape_buckets({"batch": [1, 4, 16]}) == {"batch": DimensionBuckets(sizes=(1, 4, 16))}
     spec = ModelSpec(name="m", base_path=Path("m"), shape_buckets=parse_shape_buckets({"batch": [2], "words": WORDS}))
     assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 def test_load_overrides_take_keys_of_ovms_and_triton() -> None:
-    fields, passed_over = read_overrides(
+    fields, passed_over = parse_overrides(
         '{"name": "m", "platform": "x", "max_batch_size": "8", "nireq": 3,'
         ' "version_policy": {"specific": {"versions": [2]}}, "input": []}'
     )
@@ -332,7 +332,7 @@ def test_load_overrides_take_keys_of_ovms_and_triton() -> None:
         "version_policy": SpecificVersions(versions=(2,)),
     }
     assert passed_over == ["input", "name", "platform"]
-    assert read_overrides('{"max_batch_size": 0}') == ({}, [])
+    assert parse_overrides('{"max_batch_size": 0}') == ({}, [])
     with pytest.raises(ConfigError) as error:
-        read_overrides('{"max_batch_size": 1000000, "nireqs": 1, "nireq": -1}')
+        parse_overrides('{"max_batch_size": 1000000, "nireqs": 1, "nireq": -1}')
     assert len(error.value.problems) == 3

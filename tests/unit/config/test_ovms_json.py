@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ovmstrio.config.config_file import examine_config, parse_config
+from ovmstrio.config.config_file import parse_config, parse_config_leniently
 from ovmstrio.config.specs import (
     BatchSpec,
     MetricsSpec,
@@ -179,7 +179,7 @@ def test_paths_are_relative_to_the_directory_of_the_file(tmp_path: Path, monkeyp
 
 def test_the_usable_part_of_an_unusable_file_is_returned() -> None:
     document = _model(nireqq=1)
-    examined = examine_config(KINDS.values(), json.dumps(document, indent=1).encode(), FILE)
+    examined = parse_config_leniently(KINDS.values(), json.dumps(document, indent=1).encode(), FILE)
     assert [model.name for model in examined.spec.of(ModelSpec)] == ["m"]
     assert [problem.line for problem in examined.fatal] == [7]
     place = examined.spec.services[0].place

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.config.documents import Findings, parse_json, parse_yaml
-from ovmstrio.config.located import InvalidSyntax, locate
+from ovmstrio.config.located import InvalidSyntax, with_paths
 from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
 from ovmstrio.config.proto_text import parse_proto
 from ovmstrio.config.sections import (
+    InvalidValue,
     Rule,
     Section,
-    Unusable,
-    any_spelling,
-    any_word,
+    boolean,
     choice,
-    flag,
+    choice_ci,
+    integer,
+    lenient,
+    nonempty_str,
     number,
-    text,
-    texts,
-    whole,
-    written,
+    string_list,
+    string_value,
 )
 from ovmstrio.core.errors import ConfigError
 
@@ -80,7 +80,7 @@ def test_the_first_of_repeated_keys_counts_and_the_others_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "message", "suggestion"),
+    ("string_value", "line", "message", "suggestion"),
     [
         ('{\n"a": 1,\n}', 3, "trailing comma before", "remove the comma"),
         ('{"a": 1\n"b": 2}', 2, 'expected ","', ""),
@@ -135,7 +135,7 @@ def test_tabs_and_too_many_aliases_are_refused() -> None:
     assert (caught.value.line, caught.value.suggestion) == (2, "indent with spaces")
 
 
-@pytest.mark.parametrize("text", ["node {", "a = 1", "[x", 'a: "', "}"])
+@pytest.mark.parametrize("string_value", ["node {", "a = 1", "[x", 'a: "', "}"])
 def test_invalid_proto_text_has_a_line(text: str) -> None:
     with pytest.raises(InvalidSyntax) as caught:
         parse_proto(text)
@@ -175,50 +175,50 @@ def _section(content: str) -> Section:
 @pytest.mark.parametrize(
     ("rule", "given", "value"),
     [
-        (whole(), -3, -3),
-        (whole(5, 9, 0), 0, 0),
+        (integer(), -3, -3),
+        (integer(5, 9, 0), 0, 0),
         (number(0), 2, 2.0),
-        (flag, False, False),
-        (text, "", ""),
-        (texts, ["a"], ("a",)),
+        (boolean, False, False),
+        (string_value, "", ""),
+        (string_list, ["a"], ("a",)),
         (choice(("a", "b")), "b", "b"),
-        (any_spelling(whole(1)), "8080", 8080),
-        (any_spelling(whole(1)), 8.0, 8),
-        (any_spelling(number(0)), "1e-3", 0.001),
-        (any_spelling(flag), "Yes", True),
+        (lenient(integer(1)), "8080", 8080),
+        (lenient(integer(1)), 8.0, 8),
+        (lenient(number(0)), "1e-3", 0.001),
+        (lenient(boolean), "Yes", True),
     ],
 )
 def test_a_rule_returns_the_type_of_the_setting(rule: Rule, given: Any, value: Any) -> None:
-    assert rule(locate(given)) == value
+    assert rule(with_paths(given)) == value
 
 
 @pytest.mark.parametrize(
     ("rule", "given", "expected", "suggestion"),
     [
-        (whole(1), True, "a whole number of 1 or more", ""),
-        (whole(1, 9, 0), "3", "a whole number of 1 to 9 or 0", "remove the quotes"),
+        (integer(1), True, "a whole number of 1 or more", ""),
+        (integer(1, 9, 0), "3", "a whole number of 1 to 9 or 0", "remove the quotes"),
         (number(0, "a number of seconds"), float("nan"), "a number of seconds above 0", ""),
         (number(0), 10**400, "a number above 0", ""),
-        (flag, "true", "true or false", "remove the quotes"),
-        (text, 3, "a text", 'put it in quotes: "3"'),
-        (texts, "a", "a list of texts", 'write a list: ["a"]'),
+        (boolean, "true", "true or false", "remove the quotes"),
+        (string_value, 3, "a text", 'put it in quotes: "3"'),
+        (string_list, "a", "a list of texts", 'write a list: ["a"]'),
         (choice(("grpc", "brpc")), "grcp", "grpc or brpc", "did you mean 'grpc'?"),
-        (any_spelling(whole(1)), "soon", "a whole number of 1 or more", ""),
-        (any_spelling(whole(1)), 1.5, "a whole number of 1 or more", ""),
-        (any_spelling(flag), 1, "true or false", ""),
+        (lenient(integer(1)), "soon", "a whole number of 1 or more", ""),
+        (lenient(integer(1)), 1.5, "a whole number of 1 or more", ""),
+        (lenient(boolean), 1, "true or false", ""),
     ],
 )
 def test_a_refusal_has_an_expected_form_and_a_suggestion(
     rule: Rule, given: Any, expected: str, suggestion: str
 ) -> None:
-    with pytest.raises(Unusable) as caught:
-        rule(locate(given))
+    with pytest.raises(InvalidValue) as caught:
+        rule(with_paths(given))
     assert (caught.value.expected, caught.value.suggestion) == (expected, suggestion)
 
 
 def test_scalars_keep_their_spelling() -> None:
     section = _section("version: 3.10\nword: Debug\nlist: [a]\n")
-    assert section.read({"version": written, "word": any_word(("debug",)), "list": written}) == {
+    assert section.read({"version": nonempty_str, "word": choice_ci(("debug",)), "list": nonempty_str}) == {
         "version": "3.10",
         "word": "debug",
     }
@@ -227,7 +227,7 @@ def test_scalars_keep_their_spelling() -> None:
 
 def test_all_problems_of_a_section_are_reported_by_line() -> None:
     section = _section("cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\n")
-    assert section.read({"count": whole(1), "name": text, "inner": None}, required=("count",)) == {}
+    assert section.read({"count": integer(1), "name": string_value, "inner": None}, required=("count",)) == {}
     assert [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all] == [
         (1, "cuont", "the key 'count' is missing", "error"),
         (2, "name", "the value cannot be used", "error"),

@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 import trio
 
-from ovmstrio.console.aggregator import FAILURES, LINES, TRACES, Gathering, merged_figures, merged_rows
+from ovmstrio.console.aggregator import FAILURES, LINES, TRACES, ConsoleAggregator, merge_figures, merge_rows
 from ovmstrio.console.stream import FrameMaker
 from ovmstrio.core.errors import ModelFailure, NotFound
-from ovmstrio.core.events import CallEvent, Door
-from ovmstrio.core.latency_histogram import TIME_BOUNDS, no_times
-from ovmstrio.core.worker_peers import Siblings
+from ovmstrio.core.events import ApiInterface, CallEvent
+from ovmstrio.core.latency_histogram import HISTOGRAM_BOUNDS, empty_histogram
+from ovmstrio.core.worker_peers import WorkerPeers
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.call_statistics import CallStatistics
-from ovmstrio.telemetry.recent_history import RecentPast
-from ovmstrio.telemetry.recent_traces import KeptSpan, RecentTraces
+from ovmstrio.telemetry.recent_history import RecentHistory
+from ovmstrio.telemetry.recent_traces import FinishedSpan, RecentTraces
 from tests.support.stub_registry import load_pass_through
 from tests.unit.protocols.servers import load_version_1, stack
 
@@ -52,12 +52,12 @@ class _Peers:
 class _Worker:
     def __init__(self, plane: DataPlane, peers: _Peers) -> None:
         self.plane = plane
-        self.past = RecentPast()
+        self.past = RecentHistory()
         self.peers = peers
         self.restart()
 
     def restart(self) -> None:
-        self.gathering = Gathering(self.plane, self.past)
+        self.gathering = ConsoleAggregator(self.plane, self.past)
         self.frames = FrameMaker(self.plane, self.gathering)
 
     @property
@@ -89,7 +89,7 @@ async def _workers(folder: Path, *loaders: Any) -> AsyncIterator[list[_Worker]]:
             running = stack(folder / str(row), loader=loader, traces=RecentTraces())
             plane, _, _ = await opened.enter_async_context(running)
             peers = _Peers(row, every)
-            plane.siblings = cast("Siblings", peers)
+            plane.siblings = cast("WorkerPeers", peers)
             workers.append(_Worker(plane, peers))
         yield workers
 
@@ -215,7 +215,7 @@ async def test_long_logs_are_sent_in_batches_and_keep_their_order(tmp_path: Path
 
 
 async def test_failures_of_all_workers_are_in_the_order_they_were_received(tmp_path: Path) -> None:
-    event = CallEvent("echo", "1", "model", Door("KServe", "REST"), "ModelInfer")
+    event = CallEvent("echo", "1", "model", ApiInterface("KServe", "REST"), "ModelInfer")
     event.code, event.error = "ModelFailure", ModelFailure("it is broken")
     async with _workers(tmp_path) as (one, other):
         for worker in (other, one):
@@ -225,8 +225,8 @@ async def test_failures_of_all_workers_are_in_the_order_they_were_received(tmp_p
         assert [(each["worker"], each["message"]) for each in failures] == [(1, "it is broken"), (0, "it is broken")]
 
 
-def _span(began: int, ended: int, parent: str = "") -> KeptSpan:
-    return KeptSpan(f"{began:016x}", parent, f"span {began}", "server", began, ended, {})
+def _span(began: int, ended: int, parent: str = "") -> FinishedSpan:
+    return FinishedSpan(f"{began:016x}", parent, f"span {began}", "server", began, ended, {})
 
 
 async def test_spans_of_a_trace_of_several_workers_are_one_tree(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ async def test_a_service_that_one_worker_cannot_load_is_degraded(tmp_path: Path)
 )
 def test_a_merged_row_has_the_state_of_all_workers(states: tuple[str, str], state: str, reason: str) -> None:
     row = {"name": "a", "kind": "model", "takes": [], "reason": "", "versions": []}
-    merged = merged_rows({worker: {"a": row | {"state": each}} for worker, each in enumerate(states)})["a"]
+    merged = merge_rows({worker: {"a": row | {"state": each}} for worker, each in enumerate(states)})["a"]
     assert (merged["state"], merged["reason"]) == (state, reason)
 
 
@@ -288,19 +288,19 @@ def _figures(band: int, runs: int, **more: Any) -> dict[str, Any]:
 
 
 def test_figures_of_nodes_are_sums_and_their_percentiles_are_of_all_runs() -> None:
-    merged = merged_figures({0: _figures(10, 90), 1: _figures(40, 10)})
+    merged = merge_figures({0: _figures(10, 90), 1: _figures(40, 10)})
     node = merged["nodes"]["n"]
     assert (node["runs"], node["failures"], node["active"], node["seconds"]) == (100, 2, 4, 1.0)
-    assert node["p50"] < TIME_BOUNDS[10] * 1e3 < TIME_BOUNDS[39] * 1e3 < node["p99"]
+    assert node["p50"] < HISTOGRAM_BOUNDS[10] * 1e3 < HISTOGRAM_BOUNDS[39] * 1e3 < node["p99"]
     assert (merged["streams"], merged["waiting"]) == ({"0": 100}, {"n": 2})
-    assert sum(node["times"].values()) == 100 <= len(no_times()) * 100
+    assert sum(node["times"].values()) == 100 <= len(empty_histogram()) * 100
 
 
 def test_facts_are_summed_joined_or_listed_by_worker() -> None:
     one = {"processes": [1], "requests that wait": 2, "streams": 1, "device": "CPU", "runs": "here"}
     other = {"processes": [2], "requests that wait": 3, "streams": 1, "device": "CPU", "runs": "there"}
     sequence = {"id": "7", "requests": 1}
-    merged = merged_figures(
+    merged = merge_figures(
         {
             0: _figures(1, 1, facts=one, sequences=[sequence], sequence_count=1),
             1: _figures(1, 1, facts=other, sequences=[], sequence_count=0),

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ovmstrio.core.errors import MAX_ERRORS, Gathered, InvalidRequest, MalformedJson, NotFound
+from ovmstrio.core.errors import MAX_ERRORS, ErrorList, InvalidRequest, MalformedJson, NotFound
 
 
 def test_a_single_refusal_is_raised_unchanged() -> None:
-    wrong = Gathered()
+    wrong = ErrorList()
     with wrong:
         raise MalformedJson("no JSON")
     with pytest.raises(MalformedJson, match=r"^no JSON$"):
@@ -16,7 +16,7 @@ def test_a_single_refusal_is_raised_unchanged() -> None:
 
 
 def test_several_refusals_are_joined_in_order_and_bounded() -> None:
-    wrong = Gathered()
+    wrong = ErrorList()
     for number in range(12):
         with wrong:
             raise InvalidRequest(f"input {number}{' is long' * 200 if number == 1 else ''}")
@@ -28,7 +28,7 @@ def test_several_refusals_are_joined_in_order_and_bounded() -> None:
 
 
 def test_invalid_members_are_read_up_to_a_limit() -> None:
-    wrong, read = Gathered(), []
+    wrong, read = ErrorList(), []
 
     def read_all() -> None:
         with wrong:
@@ -52,12 +52,12 @@ def test_an_iterator_of_errors_is_read_up_to_a_limit() -> None:
             created.append(number)
             yield InvalidRequest(f"input {number}")
 
-    assert Gathered(errors())
+    assert ErrorList(errors())
     assert len(created) == MAX_ERRORS
 
 
 def test_an_error_that_is_no_refusal_ends_the_request() -> None:
-    wrong = Gathered()
+    wrong = ErrorList()
     with pytest.raises(NotFound), wrong:
         raise NotFound("no region of that name")
     assert not wrong

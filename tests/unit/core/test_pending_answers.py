@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from ovmstrio.transport.send_budget import ByteBudget, PendingAnswers, PendingShare
+from ovmstrio.transport.send_budget import ByteBudget, ConnectionBudget, SendBudget
 
 
 @given(st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))))
@@ -49,7 +49,7 @@ def test_a_budget_is_granted_in_order_and_never_lost(steps: list[tuple[str, int,
 
 
 async def test_a_share_is_bounded_by_itself_and_by_all(autojump_clock: MockClock) -> None:
-    pending = PendingAnswers(150, 100)
+    pending = SendBudget(150, 100)
     one, two = pending.share(), pending.share()
     assert one.take(100)
     assert not one.take(1)
@@ -63,7 +63,7 @@ async def test_a_share_is_bounded_by_itself_and_by_all(autojump_clock: MockClock
 
 
 async def test_a_cancelled_wait_releases_its_share(autojump_clock: MockClock) -> None:
-    pending = PendingAnswers(100, 100)
+    pending = SendBudget(100, 100)
     one, two = pending.share(), pending.share()
     one.add(90)
     async with trio.open_nursery() as nursery:
@@ -76,7 +76,7 @@ async def test_a_cancelled_wait_releases_its_share(autojump_clock: MockClock) ->
 
 
 async def test_an_answer_larger_than_the_share_is_sent_alone(autojump_clock: MockClock) -> None:
-    share = PendingAnswers(10_000, 100).share()
+    share = SendBudget(10_000, 100).share()
     assert share.take(10)
     order = []
     async with trio.open_nursery() as nursery:
@@ -98,13 +98,13 @@ async def test_an_answer_larger_than_the_share_is_sent_alone(autojump_clock: Moc
 
 
 async def test_clients_without_pending_answers_go_first(autojump_clock: MockClock) -> None:
-    pending = PendingAnswers(100, 90)
+    pending = SendBudget(100, 90)
     hoarding, other = pending.share(), pending.share()
     hoarding.add(80)
     order = []
     async with trio.open_nursery() as nursery:
 
-        async def wait(name: str, share: PendingShare, size: int) -> None:
+        async def wait(name: str, share: ConnectionBudget, size: int) -> None:
             await share.wait(size)
             order.append(name)
 
@@ -130,7 +130,7 @@ async def test_clients_without_pending_answers_go_first(autojump_clock: MockCloc
 async def test_patience_is_shorter_while_a_client_waits(
     autojump_clock: MockClock, seconds: float, patience: float
 ) -> None:
-    pending = PendingAnswers(100, 100, seconds)
+    pending = SendBudget(100, 100, seconds)
     assert pending.patience_seconds == patience
     pending.share().add(100)
     async with trio.open_nursery() as nursery:

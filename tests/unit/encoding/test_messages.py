@@ -11,7 +11,7 @@ from ovmstrio.core import errors
 from ovmstrio.encoding.messages import REQUEST, decode_request, name_in
 from ovmstrio.encoding.status_errors import error_of_grpc, error_of_http
 from ovmstrio.encoding.wire_tensors import datatype_of, from_raw, to_raw
-from ovmstrio.transport.statuses import STATUS_OF
+from ovmstrio.transport.statuses import ERROR_STATUSES
 
 
 def _text(number: int, value: str) -> bytes:
@@ -109,11 +109,11 @@ def test_bf16_rounds_to_nearest() -> None:
     assert np.abs(back / values - 1).max() <= 2**-8
 
 
-@pytest.mark.parametrize("error", [cls for cls in STATUS_OF if cls is not errors.ConfigError])
+@pytest.mark.parametrize("error", [cls for cls in ERROR_STATUSES if cls is not errors.ConfigError])
 def test_statuses_and_errors_are_inverse(error: type[errors.ServerError]) -> None:
-    pair = STATUS_OF[error]
-    assert STATUS_OF[type(error_of_grpc(pair.grpc.name, "text"))].grpc is pair.grpc
-    assert STATUS_OF[type(error_of_http(pair.http, "text"))].http == pair.http
+    pair = ERROR_STATUSES[error]
+    assert ERROR_STATUSES[type(error_of_grpc(pair.grpc.name, "text"))].grpc is pair.grpc
+    assert ERROR_STATUSES[type(error_of_http(pair.http, "text"))].http == pair.http
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_statuses_and_errors_are_inverse(error: type[errors.ServerError]) -> Non
     ],
 )
 def test_loading_and_retired_versions_are_distinguished(text: str, error: type[errors.ServerError]) -> None:
-    pair = STATUS_OF[error]
+    pair = ERROR_STATUSES[error]
     assert type(error_of_grpc(pair.grpc.name, text)) is error
     assert type(error_of_http(pair.http, f"{text}: its last load failed")) is error
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ovmstrio.graphs.calculator import NodeContract
 from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
-from ovmstrio.graphs.graph_file import read_graph
-from ovmstrio.graphs.plan import GraphPlan, LoadedNode, make_graph_plan
+from ovmstrio.graphs.graph_file import load_graph_config
+from ovmstrio.graphs.plan import GraphPlan, LoadedNode, create_graph_plan
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port
 from tests.unit.graphs.reference import Feed, Handler, ModelNode, ModelRun
 
@@ -69,7 +69,7 @@ def plan_of(case: Case, recorders: Recorders) -> GraphPlan:
         max_queue_size=case.max_queue_size,
     )
     loaded = [LoadedNode(node, recorders[node.name].contract, recorders[node.name]) for node in nodes]
-    return make_graph_plan(config, loaded)
+    return create_graph_plan(config, loaded)
 
 
 def views(case: Case, node: ModelNode, deliveries: Sequence[Delivery], *, at_rest: bool) -> list[list[Delivery]]:
@@ -124,7 +124,7 @@ def policy_config(handler: str, options: str = "") -> PolicyConfig:
           input_stream_handler {{ input_stream_handler: "{handler}InputStreamHandler" {extension} }}
         }}
     """
-    return read_graph(text, "graph.pbtxt").nodes[0].policy
+    return load_graph_config(text, "graph.pbtxt").nodes[0].policy
 
 
 @cache

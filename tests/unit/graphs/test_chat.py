@@ -11,10 +11,10 @@ from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest,
 from ovmstrio.core.generation import (
     Conversation,
     Finish,
+    GenerationChunk,
     GenerationRequest,
     Grammar,
     GrammarKind,
-    Piece,
     Sampling,
     Task,
 )
@@ -61,12 +61,12 @@ def _request(text: str, **more: object) -> GenerationRequest:
     return GenerationRequest(conversation, **more)  # type: ignore[arg-type]  # as each test has it
 
 
-async def _pieces(graph: GraphServable, request: GenerationRequest) -> list[Piece]:
+async def _pieces(graph: GraphServable, request: GenerationRequest) -> list[GenerationChunk]:
     async with graph.generate(request) as generation:
         return [piece async for piece in generation]
 
 
-def _joined(pieces: list[Piece]) -> tuple[str, int, Finish | None]:
+def _joined(pieces: list[GenerationChunk]) -> tuple[str, int, Finish | None]:
     assert all(piece.finish is None for piece in pieces[:-1])
     return "".join(piece.text for piece in pieces), sum(piece.tokens for piece in pieces), pieces[-1].finish
 

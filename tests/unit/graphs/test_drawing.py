@@ -3,8 +3,8 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from ovmstrio.graphs.graph_file import examine_text
-from ovmstrio.graphs.plan import draw
+from ovmstrio.graphs.graph_file import parse_graph_text
+from ovmstrio.graphs.plan import draw_graph
 from ovmstrio.util.drawing import Drawing, to_mermaid, to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,9 +24,9 @@ node { name: "loop" calculator: "A"
 
 
 def drawn(text: str) -> Drawing:
-    config = examine_text(text, "g").config
+    config = parse_graph_text(text, "g").config
     assert config is not None
-    return draw(config)
+    return draw_graph(config)
 
 
 def test_boxes_are_below_their_sources() -> None:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.graphs.validate import Examination, examine_graph
+from ovmstrio.graphs.validate import GraphValidation, validate_graph
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 
-def examine(folder: Path, text: str) -> Examination:
+def examine(folder: Path, text: str) -> GraphValidation:
     (folder / "model.py").write_text("raise RuntimeError('user code is not run')")
     path = folder / "graph.pbtxt"
     path.write_text(text)
-    return examine_graph(path)
+    return validate_graph(path)
 
 
 def test_valid_graph_has_no_problem(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_unreadable_file_is_an_error(tmp_path: Path, content: bytes | None, text
     path = tmp_path / "graph.pbtxt"
     if content is not None:
         path.write_bytes(content)
-    examined = examine_graph(path)
+    examined = validate_graph(path)
     assert examined.config is None
     assert text in examined.errors[0].message
 

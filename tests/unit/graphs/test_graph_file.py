@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.graph_config import ChatRoles, GraphConfig, NodeConfig, Port
-from ovmstrio.graphs.graph_file import examine_text, read_graph
+from ovmstrio.graphs.graph_file import load_graph_config, parse_graph_text
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 FILE = "graph.pbtxt"
@@ -73,13 +73,13 @@ node {
 
 
 def read_node(text: str) -> NodeConfig:
-    (node,) = read_graph(text, FILE).nodes
+    (node,) = load_graph_config(text, FILE).nodes
     return node
 
 
 def problem_of(text: str) -> Problem:
     with pytest.raises(ConfigError) as error:
-        read_graph(text, FILE)
+        load_graph_config(text, FILE)
     (problem,) = error.value.problems
     assert problem.file == FILE
     return problem
@@ -131,7 +131,7 @@ def test_loop_has_back_edge_and_sync_sets() -> None:
 
 
 def test_nodes_without_names_are_numbered() -> None:
-    nodes = read_graph(CONVERTERS, FILE).nodes
+    nodes = load_graph_config(CONVERTERS, FILE).nodes
     assert [node.canonical_name for node in nodes] == [
         "PyTensorOvTensorConverterCalculator_1",
         "OpenVINOInferenceCalculator",
@@ -142,8 +142,8 @@ def test_nodes_without_names_are_numbered() -> None:
 
 def test_numbered_names_are_unique() -> None:
     text = 'node: [\n { name: "a" },\n { name: "a_1" }\n]\nnode { name: "a" }'
-    assert [node.line for node in read_graph(text, FILE).nodes] == [2, 3, 5]
-    assert [node.canonical_name for node in read_graph(text, FILE).nodes] == ["a_2", "a_1", "a_3"]
+    assert [node.line for node in load_graph_config(text, FILE).nodes] == [2, 3, 5]
+    assert [node.canonical_name for node in load_graph_config(text, FILE).nodes] == ["a_2", "a_1", "a_3"]
 
 
 def test_settings_of_the_graph_have_defaults() -> None:
@@ -153,13 +153,13 @@ def test_settings_of_the_graph_have_defaults() -> None:
     input_stream_handler < input_stream_handler: "BarrierInputStreamHandler" >
     node { max_in_flight: 4 input_stream: "a" input_stream: "d" }
     """
-    graph = read_graph(text, FILE)
+    graph = load_graph_config(text, FILE)
     assert (graph.max_queue_size, graph.num_threads, graph.report_deadlock) == (-1, 16, True)
     assert [ref.port for ref in graph.inputs] == [("", 0), ("TAG", 0), ("TAG", 1)]
     assert graph.nodes[0].policy.handler == "BarrierInputStreamHandler"
     assert graph.nodes[0].max_in_flight == 4
     assert [ref.port for ref in graph.nodes[0].inputs] == [("", 0), ("", 1)]
-    assert read_graph('type: "x"', FILE).max_queue_size == 100
+    assert load_graph_config('type: "x"', FILE).max_queue_size == 100
 
 
 def test_fields_without_effect_are_accepted() -> None:
@@ -171,7 +171,7 @@ def test_fields_without_effect_are_accepted() -> None:
     node { source_layer: 1 buffer_size_hint: 2 option_value: "a:b" executor: "own" external_input: "TAG:old"
            output_stream_handler { output_stream_handler: "InOrderOutputStreamHandler" } }
     """
-    (node,) = read_graph(text, FILE).nodes
+    (node,) = load_graph_config(text, FILE).nodes
     assert [(ref.port.tag, ref.name) for ref in node.side_inputs] == [("TAG", "old")]
     assert node.executor == "own"
 
@@ -296,18 +296,18 @@ def test_invalid_executors_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("value", "size"), [("0", 0), ("1", 1), (" 1 ", 1)])
 def test_pool_size_is_read_from_a_comment(value: str, size: int) -> None:
-    assert read_graph(f'type: "x"\n# OVMS_GRAPH_QUEUE_MAX_SIZE:{value}\n', FILE).pool_size == size
+    assert load_graph_config(f'type: "x"\n# OVMS_GRAPH_QUEUE_MAX_SIZE:{value}\n', FILE).pool_size == size
 
 
 def test_pool_size_is_bounded_by_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    assert read_graph('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 3
-    reading = examine_text('# OVMS_GRAPH_QUEUE_MAX_SIZE: 9\ntype: "x"', FILE)
+    assert load_graph_config('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 3
+    reading = parse_graph_text('# OVMS_GRAPH_QUEUE_MAX_SIZE: 9\ntype: "x"', FILE)
     assert reading.config is not None
     assert reading.config.pool_size == 3
     assert [(problem.severity, problem.line) for problem in reading.problems] == [("warning", 1)]
     monkeypatch.setenv("OVMS_GRAPH_QUEUE_OFF", "1")
-    assert read_graph('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 0
+    assert load_graph_config('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 0
 
 
 @pytest.mark.parametrize("value", ["-1", "many", ""])
@@ -318,11 +318,11 @@ def test_invalid_pool_size_is_an_error(value: str) -> None:
 
 def test_pool_and_loop_exclude_each_other() -> None:
     assert problem_of(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 1{LOOP}").line == 1
-    assert read_graph(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 0{LOOP}", FILE).pool_size == 0
+    assert load_graph_config(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 0{LOOP}", FILE).pool_size == 0
 
 
 def test_stream_info_without_back_edge_is_a_warning() -> None:
-    reading = examine_text(in_node('input_stream_info { tag_index: "A" }'), FILE)
+    reading = parse_graph_text(in_node('input_stream_info { tag_index: "A" }'), FILE)
     assert [(problem.severity, problem.line) for problem in reading.problems] == [("warning", 2)]
 
 
@@ -338,7 +338,7 @@ node {
 }
 node { input_stream: "a:b" }
 """
-    reading = examine_text(text, FILE)
+    reading = parse_graph_text(text, FILE)
     assert sorted(problem.line or 0 for problem in reading.problems) == [1, 2, 3, 4, 6, 7, 8, 10]
     assert reading.config is not None
     assert len(reading.doubtful) == 2
@@ -351,7 +351,7 @@ def test_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> None
     middle = data.draw(
         st.one_of(st.just(text[start:end] * 2), st.text(max_size=4), st.sampled_from(["{", "\\\\x", "[", "1e"]))
     )
-    reading = examine_text(text[:start] + middle + text[end:], FILE)
+    reading = parse_graph_text(text[:start] + middle + text[end:], FILE)
     assert reading.config is not None or reading.problems
     assert all(problem.line for problem in reading.problems)
 
@@ -369,14 +369,14 @@ def _graph(comment: str = "", inputs: list[str] = PROMPT, outputs: list[str] = A
 
 
 def _roles(text: str) -> ChatRoles | None:
-    reading = examine_text(text, FILE)
+    reading = parse_graph_text(text, FILE)
     assert [each for each in reading.problems if each.severity == "error"] == []
     assert isinstance(reading.config, GraphConfig)
     return reading.config.chat
 
 
 def _problem(text: str) -> Problem:
-    (problem,) = examine_text(text, FILE).problems
+    (problem,) = parse_graph_text(text, FILE).problems
     return problem
 
 
@@ -451,6 +451,6 @@ def test_stream_of_other_tensors_has_no_role() -> None:
 
 def test_second_and_misspelt_comments_are_reported() -> None:
     text = _graph("# OVMSTRIO_CHAT: end=end_signal\n# OVMSTRIO_CHT: text=x\n# OVMSTRIO_CHAT: text=completion")
-    misspelt, second = examine_text(text, FILE).problems
+    misspelt, second = parse_graph_text(text, FILE).problems
     assert (misspelt.severity, misspelt.line, misspelt.suggestion) == ("warning", 5, "did you mean 'OVMSTRIO_CHAT'?")
     assert (second.severity, second.line, second.suggestion) == ("error", 6, "remove it; line 4 has one")

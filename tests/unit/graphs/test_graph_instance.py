@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from trio.testing import MockClock
 
 from ovmstrio.graphs.calculator import InstanceContext, NodeContext
-from ovmstrio.graphs.instance import CLOSE_SECONDS, GraphInstance, running
+from ovmstrio.graphs.instance import CLOSE_SECONDS, GraphInstance, run_instance
 from ovmstrio.graphs.packets import Packet
 from tests.support.calculators import Delivery, Emission, Gather, Recorder, in_port, out_port
 from tests.support.waits import WAIT_SECONDS
@@ -121,7 +121,7 @@ def properties(*strategies: SearchStrategy[Any], examples: int = 60) -> Callable
 @properties(STEPPED | BOUNDS, examples=120)
 async def test_deliveries_match_the_model_after_each_packet(case: Case) -> None:
     trial = Trial(case)
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         for packet in case.feed:
             await trial.feed(packet)
             await trial.instance.wait_idle()
@@ -137,7 +137,7 @@ async def test_deliveries_match_the_model_after_each_packet(case: Case) -> None:
 @properties(FREE, st.sampled_from([1, 2, 3, 10**9]), examples=120)
 async def test_results_do_not_depend_on_speed_and_reader(case: Case, room: int) -> None:
     trial = Trial(case, room)
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         await trial.feed_and_finish()
         await trial.instance.wait_finished()
     trial.run_model()
@@ -173,7 +173,7 @@ async def test_cancelled_graph_closes_its_calculators(case: Case, checkpoints: i
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cancel)
-        async with running(trial.instance):
+        async with run_instance(trial.instance):
             await trial.feed_and_finish()
             await trial.instance.wait_finished()
     assert trio.lowlevel.current_statistics().tasks_living == tasks
@@ -190,7 +190,7 @@ async def test_failed_node_ends_the_graph(case: Case, data: st.DataObject) -> No
     trial = Trial(case)
     recorder = trial.recorders[data.draw(st.sampled_from([node.name for node in case.nodes]))]
     recorder.fail_at = data.draw(st.sampled_from([packet.timestamp for packet in case.feed]))
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         try:
             await trial.feed_and_finish()
         except trio.BrokenResourceError:
@@ -217,7 +217,7 @@ def gather(name: str, *sources: str, handler: str = "Default", bounds: bool = Fa
 async def test_graph_waits_for_a_slow_reader(in_flight: int, autojump_clock: MockClock) -> None:
     trial = Trial(Case(("in",), ("a_out",), (gather("a", "in"),), PACKETS, 4, {"a": in_flight}), room=2)
     trial.reader = trio.Event()
-    async with running(trial.instance), trio.open_nursery() as nursery:
+    async with run_instance(trial.instance), trio.open_nursery() as nursery:
         nursery.start_soon(trial.feed)
         await trio.testing.wait_all_tasks_blocked()
         assert len(trial.packets) == 2
@@ -242,7 +242,7 @@ async def test_full_queue_stops_the_node_before_it() -> None:
             ahead.append(fast - slow)
             await trio.lowlevel.checkpoint()
 
-    async with running(trial.instance), trio.open_nursery() as nursery:
+    async with run_instance(trial.instance), trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         await trial.feed()
         await trial.instance.finish()
@@ -253,7 +253,7 @@ async def test_full_queue_stops_the_node_before_it() -> None:
 async def test_bounds_of_aligned_inputs_use_the_clock_of_the_base() -> None:
     align = gather("t", "base", "ahead", handler="TimestampAlign", bounds=True)
     trial = Trial(Case(("base", "ahead"), ("b_out",), (align, gather("b", "t_out")), ()))
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         for stream, timestamp in [("ahead", 1000), ("base", 10), ("base", 15), ("ahead", 1003), ("ahead", 1005)]:
             await trial.feed(Feed(stream, timestamp, 1))
             await trial.instance.wait_idle()
@@ -269,7 +269,7 @@ async def test_outputs_of_one_run_are_sent_in_the_order_of_tags() -> None:
     outputs = tuple((out_port(number), f"out{number}") for number in range(3))
     node = ModelNode("a", ((in_port(0), "in"),), outputs, backwards)
     trial = Trial(Case(("in",), ("out1", "out2", "out0"), (node,), PACKETS[:2]))
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         await trial.feed()
         await trial.instance.finish()
     assert [tuple(packet) for _, packet in trial.packets] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
@@ -278,7 +278,7 @@ async def test_outputs_of_one_run_are_sent_in_the_order_of_tags() -> None:
 @pytest.mark.parametrize("selected", [1, 7, -1])
 async def test_mux_of_a_missing_input_fails_the_run(selected: int) -> None:
     trial = Trial(Case(("in", "which"), ("m_out",), (gather("m", "in", "which", handler="Mux"),), ()))
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         await trial.feed(Feed("in", 1, 5), Feed("which", 1, selected))
         await trial.instance.wait_idle()
     text = f'for node "m" failed: IN:1 is {selected}, and must be the number of an input, 0 to 0'
@@ -287,7 +287,7 @@ async def test_mux_of_a_missing_input_fails_the_run(selected: int) -> None:
 
 async def test_packet_out_of_order_fails_the_run() -> None:
     trial = Trial(Case(("in",), ("a_out",), (gather("a", "in"),), ()))
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         await trial.feed(Feed("in", 5, 1))
         for timestamp in (5, 6):
             with pytest.raises(trio.BrokenResourceError):
@@ -305,7 +305,7 @@ class _NeverCloses(Recorder):
 async def test_node_that_does_not_close_does_not_keep_others_open(autojump_clock: MockClock) -> None:
     nodes = gather("a", "in"), gather("b", "a_out"), gather("c", "b_out")
     trial = Trial(Case(("in",), ("c_out",), nodes, (), 4), a=_NeverCloses(lambda _: ()))
-    async with running(trial.instance):
+    async with run_instance(trial.instance):
         await trio.lowlevel.checkpoint()
     assert {name: each.closed for name, each in trial.recorders.items()} == {"a": 1, "b": 1, "c": 1}
     assert trio.current_time() < 2 * CLOSE_SECONDS

@@ -6,7 +6,7 @@ import pytest
 
 from ovmstrio.graphs.graph_config import Port
 from ovmstrio.graphs.packets import MAX, MIN, Packet
-from ovmstrio.graphs.policies import CLOSE, make_policy
+from ovmstrio.graphs.policies import CLOSE, create_policy
 from ovmstrio.graphs.streams import InputStream
 from tests.unit.graphs.random_graphs import policy_config
 
@@ -25,7 +25,7 @@ class PolicyDriver:
     ) -> None:
         self.streams = {tag: InputStream(tag.lower(), Port(tag, 0), limit=limit) for tag in tags.split()}
         self.settled: list[dict[str, int]] = []
-        self._policy = make_policy(
+        self._policy = create_policy(
             policy_config(handler, options), list(self.streams.values()), processes_bounds=processes_bounds
         )
 

@@ -16,9 +16,9 @@ from ovmstrio.core.tensor import BY_NAME, RawTensor
 from ovmstrio.core.tensor import Tensor as OutputTensor
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.graphs.graph_config import Port, StreamRef
-from ovmstrio.graphs.instance import to_output
+from ovmstrio.graphs.instance import output_of_value
 from ovmstrio.graphs.packets import MAX, MIN
-from ovmstrio.graphs.requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.graphs.requests import GraphRequestParser, side_packets, timestamp_of
 from pyovms import Tensor
 
 PYTHON = "OVMS_PY_TENSOR"
@@ -28,7 +28,7 @@ HUGE = (2**31, 2**31, 2**31)
 
 
 def read(tag: str, *requests: InferRequest) -> list[tuple[str, Any]]:
-    reader = RequestReader([StreamRef(Port(tag, index), name) for index, name in enumerate("xy")])
+    reader = GraphRequestParser([StreamRef(Port(tag, index), name) for index, name in enumerate("xy")])
     return [packet for request in requests for packet in reader.packets(request)]
 
 
@@ -62,7 +62,7 @@ def test_tensors_are_the_same_in_request_node_and_response(
     row, count = BY_NAME[datatype], math.prod(shape)
     data = random.randbytes(count * row.itemsize) if datatype != "BOOL" else bytes(random.choices([0, 1], k=count))
     value = one(tag, raw(datatype, shape, data))
-    output = to_output("x", value)
+    output = output_of_value("x", value)
     assert not isinstance(output, InferResponse)
     if tag == PYTHON:
         assert (value.name, value.datatype, tuple(value.shape), value.size) == ("x", datatype, shape, len(data))
@@ -235,7 +235,7 @@ def test_inputs_before_an_invalid_one_are_read() -> None:
         inputs=[InferInput("y", "INT8", (1,)), InferInput("x", "INT8", (1,)), InferInput("z", "INT8", (1,))],
         raw_inputs=[b"1", b"2", b"3"],
     )
-    reader = RequestReader([StreamRef(Port(PYTHON, index), name) for index, name in enumerate("xy")])
+    reader = GraphRequestParser([StreamRef(Port(PYTHON, index), name) for index, name in enumerate("xy")])
     packets = reader.packets(request)
     seen = [next(packets), next(packets)]
     with pytest.raises(InvalidRequest, match=r"^Unexpected input - z is unexpected$"):
@@ -354,7 +354,7 @@ def test_parameters_of_other_types_are_refused() -> None:
 
 
 def raw_output(value: Any) -> RawTensor:
-    made = to_output("stream", value)
+    made = output_of_value("stream", value)
     assert isinstance(made, RawTensor)
     return made
 
@@ -405,7 +405,7 @@ def test_read_only_array_is_not_copied() -> None:
 
 def test_response_of_a_node_is_copied() -> None:
     packet = InferResponse("m", "7", [OutputTensor("a", BY_NAME["INT8"], np.zeros(1, np.int8))], "id", {"p": 1})
-    made = to_output("stream", packet)
+    made = output_of_value("stream", packet)
     assert made == packet
     assert isinstance(made, InferResponse)
     made.parameters["q"] = 2
@@ -417,6 +417,6 @@ def test_response_of_a_node_is_copied() -> None:
 @pytest.mark.parametrize("value", [True, None, "text", [1]])
 def test_values_that_are_no_tensors_fail_the_graph(value: Any) -> None:
     with pytest.raises(GraphFailure) as caught:
-        to_output("stream", value)
+        output_of_value("stream", value)
     assert 'output stream "stream"' in caught.value.message
     assert type(value).__name__ in caught.value.message

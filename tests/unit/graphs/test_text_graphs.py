@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.config.config_file import Examined, examine_config
+from ovmstrio.config.config_file import ParsedConfig, parse_config_leniently
 from ovmstrio.config.specs import GraphSpec, TextModelSpec
 from ovmstrio.config.text_entries import TEXT_OPTIONS
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.graphs.calculators.text import TEXT_CALCULATORS
-from ovmstrio.server.command_line import read_settings, single_servable
+from ovmstrio.server.command_line import read_settings, single_servable_spec
 from ovmstrio.server.kinds import KINDS
 from tests.support.graphs import llm_graph
 
@@ -42,11 +42,11 @@ def _other(calculator: str, side: str, options: str = "", *, prefix: str = "HTTP
     return _OTHER.format(calculator=calculator, side=side, options=options, **streams)
 
 
-def _examine_graph(folder: Path, text: str, **lists: Any) -> Examined:
+def _examine_graph(folder: Path, text: str, **lists: Any) -> ParsedConfig:
     (folder / "chat").mkdir(exist_ok=True)
     (folder / "chat" / "graph.pbtxt").write_text(text)
     content = lists or {"mediapipe_config_list": [{"name": "chat"}]}
-    return examine_config(
+    return parse_config_leniently(
         KINDS.values(), json.dumps({"model_config_list": [], **content}).encode(), folder / "config.json"
     )
 
@@ -95,7 +95,7 @@ def test_graph_in_the_list_of_models_is_a_text_model(tmp_path: Path) -> None:
 def test_graph_of_the_command_line_is_a_text_model(tmp_path: Path) -> None:
     _examine_graph(tmp_path, llm_graph("cache_size: 2"))
     settings = read_settings({"model_name": "llm", "model_path": str(tmp_path / "chat")})
-    (spec,) = single_servable(settings).services
+    (spec,) = single_servable_spec(settings).services
     assert isinstance(spec, TextModelSpec)
     assert (spec.path, spec.cache_size) == (tmp_path / "chat", 2)
 

@@ -7,7 +7,7 @@ import pytest
 from ovmstrio.core.errors import Problem
 from ovmstrio.graphs.calculator import ContractError, NodeContract
 from ovmstrio.graphs.graph_config import Port
-from ovmstrio.graphs.graph_file import read_graph
+from ovmstrio.graphs.graph_file import load_graph_config
 from ovmstrio.graphs.packets import OvTensor
 from ovmstrio.graphs.policies import policy_names
 from ovmstrio.graphs.validate import check_wiring
@@ -20,7 +20,7 @@ NODE = 'node {\n name: "a" input_stream: "IN:in"\n output_stream: "OUT:out"\n}\n
 
 
 def problems_of(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> list[Problem]:
-    return check_wiring(read_graph(text, "g"), contracts or {}, policy_names())
+    return check_wiring(load_graph_config(text, "g"), contracts or {}, policy_names())
 
 
 def problem_of(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> Problem:

@@ -18,11 +18,11 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import NotFound, NotReady, QueueTimeout, TooManyRequests, UserCodeError
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.ext.handlers import HTTPError
-from ovmstrio.handlers.batches import in_log
+from ovmstrio.handlers.batches import log_request_ids
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_code import HandlerCode
+from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.isolation.generators import CREDIT
-from ovmstrio.workers.shared_state import Board, SharedLimit
+from ovmstrio.workers.shared_state import ProjectLimit, SharedState
 from tests.support.projects import opened
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -153,7 +153,7 @@ async def test_errors_for_clients_are_raised_unchanged(
             def handle_get(self):
                 raise {raised}
         """
-    async with opened(tmp_path, code, code=HandlerCode("p", tmp_path, (ArithmeticError,))) as handler:
+    async with opened(tmp_path, code, code=ErrorReporter("p", tmp_path, (ArithmeticError,))) as handler:
         with capture_logs() as logs, pytest.raises(error, match="no"):
             await handler.call("handle_get")
     assert len(logs) == logged
@@ -325,23 +325,23 @@ async def test_the_time_in_which_a_batch_fills_is_not_queue_time(
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create(3)
+def board() -> Iterator[SharedState]:
+    made = SharedState.create(3)
     yield made
     made.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(made.descriptor)
 
 
-def test_without_a_limit_requests_are_counted(board: Board) -> None:
-    for limit in (LocalLimit(0), SharedLimit(board, 0, 0)):
+def test_without_a_limit_requests_are_counted(board: SharedState) -> None:
+    for limit in (LocalLimit(0), ProjectLimit(board, 0, 0)):
         for _ in range(1000):
             limit.take()
     assert board.in_flight(0) == 1000
 
 
-def test_processes_share_one_limit(board: Board) -> None:
-    first, second = SharedLimit(board, 0, 2), SharedLimit(board, 1, 2)
+def test_processes_share_one_limit(board: SharedState) -> None:
+    first, second = ProjectLimit(board, 0, 2), ProjectLimit(board, 1, 2)
     first.take()
     second.take()
     for limit in (first, second):
@@ -353,7 +353,7 @@ def test_processes_share_one_limit(board: Board) -> None:
         first.take()
 
 
-def test_a_server_is_ready_if_all_its_processes_are(board: Board) -> None:
+def test_a_server_is_ready_if_all_its_processes_are(board: SharedState) -> None:
     board.set_ready(0)
     board.set_ready(1)
     assert not board.all_ready()
@@ -632,7 +632,7 @@ async def test_the_log_of_a_failed_batch_has_the_ids_of_its_requests(tmp_path: P
     async with opened(tmp_path, code, batching(2)) as handler:
 
         async def post(request_id: str) -> None:
-            with in_log(request_id):
+            with log_request_ids(request_id):
                 await outcome(partial(handler.call, "handle_post", payload=1))
 
         with capture_logs([merge_contextvars]) as logs:

@@ -20,8 +20,8 @@ from ovmstrio.core.errors import TooManyRequests
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.handlers.building import open_handler
-from ovmstrio.handlers.handler_service import HandlerServable
-from ovmstrio.handlers.routes import HandlerRoutes, refuse
+from ovmstrio.handlers.handler_service import HandlerService
+from ovmstrio.handlers.routes import HandlerRoutes, error_response_with_cors
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.interfaces import HANDLERS_HTTP
 from tests.support.examples import examples
@@ -97,7 +97,7 @@ class World:
             async with open_handler(project) as handler:
                 self.instance = handler.instance
                 models: Any = None
-                servable = HandlerServable(project.name, handler, limit, None, models)
+                servable = HandlerService(project.name, handler, limit, None, models)
                 servable.gone()
                 spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
                 async with open_plane_of(spec, servable, lambda: "") as plane:
@@ -119,7 +119,7 @@ class World:
                 with await plane.call(name, HANDLERS_HTTP, "POST"):
                     answer = await routes.answer_http(request)
             except TooManyRequests as error:
-                answer = refuse(error)
+                answer = error_response_with_cors(error)
             assert answer is not None
             for callback in answer.after:
                 callback()

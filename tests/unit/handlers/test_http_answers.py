@@ -10,15 +10,15 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.auth.revocable_streams import LongRequest
+from ovmstrio.auth.revocable_streams import RevocableStream
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import MalformedPayload, NotReady, ServerError, Unauthenticated, UserCodeError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.ext.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.http_results import to_answer
-from ovmstrio.handlers.http_values import error_answer, wants_json
-from ovmstrio.handlers.routes import HeldStream
+from ovmstrio.handlers.http_results import to_response
+from ovmstrio.handlers.http_values import error_response, wants_json
+from ovmstrio.handlers.routes import LeasedStream
 from tests.support.projects import opened
 from tests.support.waits import until_async
 
@@ -34,7 +34,7 @@ def handler_of(body: str, prefix: str = "") -> str:
 
 
 async def answer(handler: LoadedHandler) -> HttpAnswer:
-    return await to_answer(await handler.call("handle_get"), handler, "handle_get")
+    return await to_response(await handler.call("handle_get"), handler, "handle_get")
 
 
 async def read_body(made: HttpAnswer) -> bytes:
@@ -227,12 +227,12 @@ def test_answers_of_errors(
     headers: tuple[tuple[str, str], ...],
     body: bytes,
 ) -> None:
-    made = error_answer(error, 500, **options)
+    made = error_response(error, 500, **options)
     assert (made.status, made.headers, made.body) == (status, headers, body)
 
 
 def test_a_status_without_content_has_no_body() -> None:
-    assert error_answer(HTTPError(204, "x"), 500).body == b""
+    assert error_response(HTTPError(204, "x"), 500).body == b""
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_a_stream_ends_with_the_permission_of_its_caller() -> None:
-    request = LongRequest(Caller("shop", "key", Scopes()), (), None)
+    request = RevocableStream(Caller("shop", "key", Scopes()), (), None)
     ended: list[str] = []
-    stream = HeldStream(_pieces(b"a", b"b"), known=(request, lambda: ended.append("known")))  # type: ignore[arg-type]
+    stream = LeasedStream(_pieces(b"a", b"b"), known=(request, lambda: ended.append("known")))  # type: ignore[arg-type]
     received: list[bytes] = []
 
     async def read_all() -> None:

@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import Overloaded, StorageFailure, UserCodeError
-from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, ProjectModels, open_models
@@ -466,7 +466,7 @@ async def _served(
     options = LibraryOptions(root=tmp_path / "down")
     async with (
         open_models(project, options=options) as opened,
-        open_handler(project, Supplies(opened.clients)) as handler,
+        open_handler(project, HandlerDependencies(opened.clients)) as handler,
     ):
         yield handler, opened
 
@@ -665,7 +665,7 @@ async def test_a_call_that_waits_for_a_storage_lends_its_thread(tmp_path: Path) 
 
     async with (
         open_models(project, options=options) as opened,
-        open_handler(project, Supplies(opened.clients)) as handler,
+        open_handler(project, HandlerDependencies(opened.clients)) as handler,
         trio.open_nursery() as nursery,
     ):
         with trio.fail_after(WAIT_SECONDS):

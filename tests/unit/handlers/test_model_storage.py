@@ -13,29 +13,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ovmstrio.core.errors import ConfigError, ServerError, StorageFailure
-from ovmstrio.core.tracing import spans_of_server
-from ovmstrio.handlers.models.model_cache import RecentlyUsed, keep_latest
+from ovmstrio.core.tracing import start_root_span
+from ovmstrio.handlers.models.model_cache import LruKeys, keep_latest
 from ovmstrio.handlers.models.storage import (
     CopyMaker,
     LocalStorage,
     ModelSource,
     open_sources,
     open_storage,
-    problem_of_saved_model,
+    saved_model_problem,
 )
 from ovmstrio.handlers.models.version_index import (
     ModelKey,
     StoredFile,
-    Tree,
     VersionFiles,
-    diff,
+    VersionIndex,
+    diff_indexes,
     is_version,
-    models_below,
+    versions_by_folder,
     versions_by_model,
-    versions_of,
+    versions_in_folder,
 )
 from ovmstrio.telemetry.call_tracing import CallTracing
-from ovmstrio.telemetry.spans import RecordedSpan, TraceSampling
+from ovmstrio.telemetry.spans import RecordedSpan, TraceSampler
 from tests.support.examples import examples
 from tests.support.model_projects import CountingStorage, Loads, library_over, models_in, several_models, write_model
 
@@ -56,7 +56,7 @@ def test_a_local_location_may_be_a_url_a_file_or_missing(tmp_path: Path) -> None
     storage = open_storage("file:///")
     assert [file.path for file in storage.list_files(f"file://{tmp_path}/a%20b/")] == ["model.txt"]
     (itself,) = storage.list_files(str(tmp_path / "a b" / "model.txt"))
-    assert versions_of("m", [itself]) == {}
+    assert versions_in_folder("m", [itself]) == {}
     assert storage.list_files(str(tmp_path / "nothing")) == []
     storage.close()
 
@@ -88,7 +88,7 @@ def test_a_failed_copy_is_removed(tmp_path: Path) -> None:
     write_model(tmp_path, "a", "up", "1", "inner")
     storage = CountingStorage()
     maker = CopyMaker(tmp_path / "down", [ModelSource("m", str(tmp_path / "up"), storage)])
-    ((key, version),) = versions_of("m", storage.list_files(str(tmp_path / "up"))).items()
+    ((key, version),) = versions_in_folder("m", storage.list_files(str(tmp_path / "up"))).items()
     copy = maker.make(key, version)
     assert copy.folder.relative_to(tmp_path / "down").parts[1:] == ("m", "1")
     assert (copy.folder / "inner" / "model.txt").read_text() == "a"
@@ -122,7 +122,7 @@ def test_a_copy_that_cannot_be_written_is_a_storage_failure(tmp_path: Path) -> N
 )
 def test_a_saved_model_has_a_graph_and_the_index_of_its_variables(paths: list[str], problem: str) -> None:
     version = VersionFiles(tuple(StoredFile(path, path, 1, "", 0.0) for path in paths))
-    found = problem_of_saved_model(version)
+    found = saved_model_problem(version)
     assert (found is None) == (problem == "")
     assert problem in (found or "")
 
@@ -138,7 +138,7 @@ def _files(*paths: str, mark: str = "m", modified: float = 1.5) -> list[StoredFi
     return [StoredFile(path, f"at/{path}", 1, mark, modified) for path in paths]
 
 
-def _names(tree: Tree) -> dict[str, set[str]]:
+def _names(tree: VersionIndex) -> dict[str, set[str]]:
     return {str(key): set(version.paths) for key, version in tree.items()}
 
 
@@ -157,11 +157,11 @@ def _names(tree: Tree) -> dict[str, set[str]]:
     ],
 )
 def test_a_model_has_versions_if_all_its_folders_are_numbers(paths: list[str], versions: dict[str, set[str]]) -> None:
-    assert _names(versions_of("m", _files(*paths))) == versions
+    assert _names(versions_in_folder("m", _files(*paths))) == versions
 
 
 def test_every_folder_of_a_folder_is_a_model() -> None:
-    tree = models_below(_files("text/a", "text-gen/1/a", "text-gen/2/a", "README.md"))
+    tree = versions_by_folder(_files("text/a", "text-gen/1/a", "text-gen/2/a", "README.md"))
     assert _names(tree) == {"text:1": {"a"}, "text-gen:1": {"a"}, "text-gen:2": {"a"}}
 
 
@@ -188,23 +188,23 @@ def test_a_version_is_a_plain_number(text: str, is_one: bool) -> None:
     ],
 )
 def test_a_fingerprint_depends_on_content_time_and_names(changed: list[StoredFile]) -> None:
-    (version,) = versions_of("m", _files("a", "b")).values()
-    (again,) = versions_of("m", reversed(_files("a", "b"))).values()
-    (other,) = versions_of("m", changed).values()
+    (version,) = versions_in_folder("m", _files("a", "b")).values()
+    (again,) = versions_in_folder("m", reversed(_files("a", "b"))).values()
+    (other,) = versions_in_folder("m", changed).values()
     assert version.fingerprint == again.fingerprint != other.fingerprint
     assert version.timestamp == 1
 
 
 @given(_TREES, _TREES)
-def test_changes_lead_from_one_tree_to_the_other(old: Tree, new: Tree) -> None:
-    changes = diff(old, new)
+def test_changes_lead_from_one_tree_to_the_other(old: VersionIndex, new: VersionIndex) -> None:
+    changes = diff_indexes(old, new)
     made = {key: files for key, files in old.items() if key not in changes.removed}
     made |= {key: new[key] for key in changes.written}
     assert made == new
     assert set(changes.removed) <= old.keys()
     assert all(key not in old or old[key] != new[key] for key in changes.written)
     assert not set(changes.written) & set(changes.removed)
-    assert diff(new, new) == diff({}, {})
+    assert diff_indexes(new, new) == diff_indexes({}, {})
 
 
 # Kept versions
@@ -253,7 +253,7 @@ class _Usage(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_memory, self.on_disk = RecentlyUsed[str](2), RecentlyUsed[str](3)
+        self.in_memory, self.on_disk = LruKeys[str](2), LruKeys[str](3)
         self.memory: list[str] = []
         self.disk: list[str] = []
         self.leases: list[str] = []
@@ -343,13 +343,13 @@ def stored() -> Iterator[None]:
 
 
 def _traced(sink: _Sink, sampler: str = "always_on") -> CallTracing:
-    return CallTracing(TraceSampling(sampler), [sink], is_failure=lambda _: True, of_server=[sink])
+    return CallTracing(TraceSampler(sampler), [sink], is_failure=lambda _: True, of_server=[sink])
 
 
 @pytest.mark.usefixtures("stored")
 async def test_requests_of_the_server_to_a_storage_have_their_own_traces(tmp_path: Path) -> None:
     sink = _Sink()
-    spans_of_server.set(_traced(sink).of_server)
+    start_root_span.set(_traced(sink).of_server)
     async with library_over(models_in(_PLACE), tmp_path, Loads()):
         pass
     assert sorted(span.name for span in sink.spans) == ["fetch model", "fetch model", "list models"]
@@ -382,7 +382,7 @@ async def test_failures_are_recorded_though_they_are_not_sampled() -> None:
         await trio.lowlevel.checkpoint()
     (span,) = sink.spans
     assert (span.name, span.failure, span.attributes["url.full"]) == ("fails", "no", "s3://a")
-    assert spans_of_server.get() is None
+    assert start_root_span.get() is None
 
 
 async def test_secrets_of_a_location_are_not_traced(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.handlers.building import Supplies, open_handler
+from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from tests.support.projects import opened, project
 
 HANDLER = "class Handler:\n    def handle_post(self):\n        return {}\n"
@@ -105,7 +105,7 @@ async def test_the_constructor_receives_arguments_by_name(tmp_path: Path) -> Non
         """
     spec = project(tmp_path, code, MODELS + "config: {more: {x: 1}}\n")
     client, messages = _Client(), ModuleType("messages")
-    async with open_handler(spec, Supplies({"model_client": client}, messages)) as handler:
+    async with open_handler(spec, HandlerDependencies({"model_client": client}, messages)) as handler:
         assert handler.instance.seen == (client, 5, messages, {"more": {"x": 0}})
     assert spec.config == {"more": {"x": 1}}
 
@@ -174,7 +174,7 @@ async def test_provided_modules_can_be_imported(tmp_path: Path) -> None:
                 return [local.A, same.B, given_pb2.B, other.deep.given_pb2.B]
         """
     modules = {"given_pb2": given, "protos.given_pb2": given, "other.deep.given_pb2": given}
-    async with opened(tmp_path, code, supplies=Supplies(modules=modules)) as handler:
+    async with opened(tmp_path, code, supplies=HandlerDependencies(modules=modules)) as handler:
         assert await handler.call("handle_get") == [1, 2, 2, 2]
 
 
@@ -264,12 +264,12 @@ async def test_a_handler_has_every_method_of_its_service(tmp_path: Path) -> None
         """
     (tmp_path / "iris.proto").touch()
     text = "protobuf_path: iris.proto\n"
-    found = await problems(tmp_path, code, text, supplies=Supplies(rpc_names=("Predict", "Watch", "Train")))
+    found = await problems(tmp_path, code, text, supplies=HandlerDependencies(rpc_names=("Predict", "Watch", "Train")))
     assert [problem.message for problem in found] == [
         "Predict asks for 'headers', which the server does not provide",
         "the Handler does not implement the method Train of its service",
     ]
-    async with opened(tmp_path, code, text, supplies=Supplies(rpc_names=("Watch",))) as handler:
+    async with opened(tmp_path, code, text, supplies=HandlerDependencies(rpc_names=("Watch",))) as handler:
         assert handler.methods["Watch"].arguments == {"payload", "context"}
 
 

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.handlers.config.dockerfile import make_dockerfile
 from ovmstrio.handlers.config.project_file import (
-    expanded,
     find_project_file,
     log_image_only_keys,
-    python_for,
     read_project,
-    system_for,
-    tensorflow_for,
+    supported_python,
+    supported_tensorflow,
+    to_yaml,
+    ubuntu_for_cuda,
 )
 from ovmstrio.handlers.config.project_spec import (
     DEFAULT_MODEL,
@@ -485,17 +485,22 @@ def test_keys_that_serving_ignores_are_logged(tmp_path: Path) -> None:
 
 def test_versions_of_images() -> None:
     pythons = ("3.6.9", "3.10", "3.11", "3.12.4", "3.13", "3.14", "4.0", "x")
-    assert [python_for(each) for each in pythons] == [None, None, "3.11", "3.12.4", "3.13", None, None, None]
+    assert [supported_python(each) for each in pythons] == [None, None, "3.11", "3.12.4", "3.13", None, None, None]
     cudas = ("10.2", "11.0", "11.6.2", "11.7", "12.4.1", "x")
-    assert [system_for(each) for each in cudas] == [None, "20.04", "20.04", "22.04", "22.04", None]
-    assert [tensorflow_for(each) for each in ("2.3.0", "2.12.0", "2.16.1", "3")] == [None, "2.12.0", "2.16.1", None]
+    assert [ubuntu_for_cuda(each) for each in cudas] == [None, "20.04", "20.04", "22.04", "22.04", None]
+    assert [supported_tensorflow(each) for each in ("2.3.0", "2.12.0", "2.16.1", "3")] == [
+        None,
+        "2.12.0",
+        "2.16.1",
+        None,
+    ]
 
 
 # The expanded file
 
 
 def test_the_expanded_file_has_every_default_of_its_type(tmp_path: Path) -> None:
-    assert yaml.safe_load(expanded(good(tmp_path))) == {
+    assert yaml.safe_load(to_yaml(good(tmp_path))) == {
         "type": "python",
         "py_version": "3.6.9",
         "gpu": False,
@@ -530,7 +535,7 @@ def test_the_expanded_file_has_every_default_of_its_type(tmp_path: Path) -> None
 def test_the_expanded_file_is_the_same_project(tmp_path: Path, text: str) -> None:
     (tmp_path / "src").mkdir()
     before = good(tmp_path, text, a__proto="")
-    after, _ = read_project(write(tmp_path, expanded(before)))
+    after, _ = read_project(write(tmp_path, to_yaml(before)))
     default = "localhost" if before.type == "tensorflow" else None
     assert after.tfs_container_dns == (before.tfs_container_dns or default)
     image = before.image.model_copy(update={"keys": after.image.keys})

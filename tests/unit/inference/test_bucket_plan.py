@@ -13,7 +13,7 @@ from ovmstrio.config.mapping import NO_MAPPING
 from ovmstrio.config.shapes import parse_shape_buckets
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.inference.compile import take_batches
+from ovmstrio.inference.compile import enable_dynamic_batch
 from ovmstrio.inference.shape_buckets import plan_buckets
 from tests.support import ir
 
@@ -134,7 +134,7 @@ def of_rows(build: Callable[[Any], Any], rows: int = 1) -> ov.Model:
 
 
 def taken(model: ov.Model, largest: int = 16) -> list[str]:
-    take_batches(model, BatchingSpec(max_batch_size=largest, batch_timeout_ms=1), NO_MAPPING, "model.xml")
+    enable_dynamic_batch(model, BatchingSpec(max_batch_size=largest, batch_timeout_ms=1), NO_MAPPING, "model.xml")
     return [str(port.get_partial_shape()) for port in (*model.inputs, *model.outputs)]
 
 

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from ovmstrio.inference.infer_requests import Completion, CompletionQueue
-from ovmstrio.inference.recovery import LostStreams
+from ovmstrio.inference.recovery import StreamRecoveryTimer
 
 
 def _started(queue: CompletionQueue, count: int) -> list[tuple[Completion, trio.Event]]:
@@ -130,7 +130,7 @@ async def test_each_end_on_any_thread_is_notified() -> None:
 class _Streams:
     def __init__(self) -> None:
         self.now = 0.0
-        self.lost = LostStreams(lambda: self.now)
+        self.lost = StreamRecoveryTimer(lambda: self.now)
 
     def lose_and_regain(self) -> float:
         pause = self.lost.lose()

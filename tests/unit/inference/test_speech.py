@@ -20,10 +20,10 @@ from ovmstrio.core.errors import InvalidField, ModelFailure
 from ovmstrio.inference.engine import asr as hearing
 from ovmstrio.inference.engine import speech_program
 from ovmstrio.inference.engine import tts as speakers
-from ovmstrio.inference.engine.asr import HeardWindow
-from ovmstrio.inference.engine.audio_files import RATE, Recording, sound_writer
+from ovmstrio.inference.engine.asr import WindowTranscript
+from ovmstrio.inference.engine.audio_files import SAMPLE_RATE, AudioReader, create_audio_writer
 from ovmstrio.inference.engine.transcription_program import serve
-from ovmstrio.inference.engine.tts import MOST_CHARACTERS, PipelineSpeaker, sentences_of
+from ovmstrio.inference.engine.tts import MAX_SENTENCE_CHARACTERS, PipelineSpeaker, split_sentences
 from tests.support.recordings import tone, wave_file
 from tests.support.scripted_channel import ScriptedChannel
 
@@ -31,7 +31,7 @@ SECONDS = 3.0
 
 
 def _write(form: str, rate: int, *, is_streamed: bool) -> list[bytes]:
-    writer = sound_writer(form, rate, is_streamed=is_streamed)
+    writer = create_audio_writer(form, rate, is_streamed=is_streamed)
     parts = [writer.write(part) for part in np.split(tone(SECONDS, rate), 3)]
     return [*parts, writer.close()]
 
@@ -43,15 +43,15 @@ def test_streamed_and_complete_files_have_the_same_sound(form: str, rate: int) -
     streamed = _write(form, rate, is_streamed=True)
     assert ([len(part) > 0 for part in complete], all(streamed[:3])) == ([False, False, False, True], True)
     for data in (complete[-1], b"".join(streamed)):
-        heard = Recording(data).window(0, round(2 * SECONDS * RATE))
-        assert len(heard) / RATE == pytest.approx(SECONDS, abs=0.15)
-        middle = heard[RATE : 2 * RATE]
+        heard = AudioReader(data).window(0, round(2 * SECONDS * SAMPLE_RATE))
+        assert len(heard) / SAMPLE_RATE == pytest.approx(SECONDS, abs=0.15)
+        middle = heard[SAMPLE_RATE : 2 * SAMPLE_RATE]
         assert np.sqrt(np.mean(middle**2)) == pytest.approx(0.5 / np.sqrt(2), rel=0.1)
 
 
 def test_wav_file_has_the_exact_samples() -> None:
     samples = np.array([0.1, -0.2, 1.5], np.float32)
-    writer = sound_writer("wav", 22_050, is_streamed=False)
+    writer = create_audio_writer("wav", 22_050, is_streamed=False)
     writer.write(samples)
     file = soundfile.SoundFile(io.BytesIO(writer.close()))
     with file:
@@ -63,7 +63,7 @@ def test_wav_file_has_the_exact_samples() -> None:
 def test_pcm_has_24_khz_and_clips_loud_samples(is_streamed: bool) -> None:
     parts = _write("pcm", 22_050, is_streamed=is_streamed)
     sound = np.frombuffer(b"".join(parts), "<i2")
-    loud = sound_writer("pcm", 24_000, is_streamed=True).write(np.array([2, -2, 0.5], np.float32))
+    loud = create_audio_writer("pcm", 24_000, is_streamed=True).write(np.array([2, -2, 0.5], np.float32))
     assert len(sound) == 3 * 24_000
     assert bool(parts[0]) is is_streamed
     assert np.frombuffer(loud, "<i2").tolist() == [32767, -32767, 16383]
@@ -72,19 +72,19 @@ def test_pcm_has_24_khz_and_clips_loud_samples(is_streamed: bool) -> None:
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3", "AIFF"])
 @pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (48_000, 2), (8_000, 1)])
 def test_any_file_becomes_one_channel_of_16_khz(kind: str, rate: int, channels: int) -> None:
-    recording = Recording(wave_file(1.0, rate, channels, kind))
-    sound = recording.window(0, 30 * RATE)
-    assert recording.ends_at(30 * RATE)
-    assert abs(len(sound) - RATE) < 0.1 * RATE
-    assert recording.seconds == len(sound) / RATE
+    recording = AudioReader(wave_file(1.0, rate, channels, kind))
+    sound = recording.window(0, 30 * SAMPLE_RATE)
+    assert recording.ends_at(30 * SAMPLE_RATE)
+    assert abs(len(sound) - SAMPLE_RATE) < 0.1 * SAMPLE_RATE
+    assert recording.seconds == len(sound) / SAMPLE_RATE
     spectrum = np.abs(np.fft.rfft(sound[2000:14_000] * np.hanning(12_000)))
-    assert abs(int(spectrum.argmax()) * RATE / 12_000 - 440) < 5
+    assert abs(int(spectrum.argmax()) * SAMPLE_RATE / 12_000 - 440) < 5
     assert 0.4 < float(np.abs(sound[2000:14_000]).max()) < 0.6
 
 
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=12))
 def test_consecutive_windows_are_the_recording(lengths: list[int]) -> None:
-    recording = Recording(wave_file(2.0))
+    recording = AudioReader(wave_file(2.0))
     whole = soundfile.read(io.BytesIO(wave_file(2.0)), dtype="float32")[0]
     start = 0
     for length in lengths:
@@ -96,8 +96,10 @@ def test_consecutive_windows_are_the_recording(lengths: list[int]) -> None:
 
 def test_invalid_numbers_are_silence_and_loud_ones_are_clipped() -> None:
     file = io.BytesIO()
-    soundfile.write(file, np.array([np.nan, np.inf, -np.inf, 3.0] * 1000, np.float32), RATE, "FLOAT", format="WAV")
-    sound = Recording(file.getvalue()).window(0, RATE)
+    soundfile.write(
+        file, np.array([np.nan, np.inf, -np.inf, 3.0] * 1000, np.float32), SAMPLE_RATE, "FLOAT", format="WAV"
+    )
+    sound = AudioReader(file.getvalue()).window(0, SAMPLE_RATE)
     assert sound[:4].tolist() == [0, 1, -1, 1]
 
 
@@ -115,7 +117,7 @@ def test_invalid_numbers_are_silence_and_loud_ones_are_clipped() -> None:
 )
 def test_invalid_files_are_refused_by_their_field(data: bytes, message: str) -> None:
     with pytest.raises(InvalidField, match=message) as caught:
-        Recording(data)
+        AudioReader(data)
     assert caught.value.field == "file"
 
 
@@ -123,30 +125,30 @@ def test_recording_of_more_than_four_hours_is_refused_before_it_is_read() -> Non
     file = io.BytesIO()
     soundfile.write(file, np.zeros(4 * 3600 * 1000 + 1, np.int16), 1000, format="FLAC")
     with pytest.raises(InvalidField, match="recording too long: limit 4 hours"):
-        Recording(file.getvalue())
+        AudioReader(file.getvalue())
 
 
 def test_file_of_a_wrong_length_ends_where_its_sound_ends() -> None:
     data = bytearray(wave_file(2.0))
     struct.pack_into("<I", data, 4, 2**31)
     struct.pack_into("<I", data, 40, 2**31 - 40)
-    recording = Recording(bytes(data[: len(data) // 2]))
-    assert len(recording.window(0, 9 * RATE)) == pytest.approx(RATE, abs=200)
+    recording = AudioReader(bytes(data[: len(data) // 2]))
+    assert len(recording.window(0, 9 * SAMPLE_RATE)) == pytest.approx(SAMPLE_RATE, abs=200)
     assert np.allclose(recording.window(0, 8000), tone(0.5), atol=1e-3)
 
 
-@pytest.mark.parametrize("rate", [RATE, 8000])
+@pytest.mark.parametrize("rate", [SAMPLE_RATE, 8000])
 def test_flac_file_without_a_length_is_read_to_its_end(rate: int) -> None:
     data = bytearray(wave_file(40.0, rate, kind="FLAC"))
     assert data[:4] == b"fLaC"
     data[21] &= 0xF0
     data[22:26] = bytes(4)
-    recording = Recording(bytes(data))
-    first = recording.window(0, 30 * RATE)
-    assert not recording.ends_at(30 * RATE)
-    rest = recording.window(30 * RATE, 30 * RATE)
-    assert recording.ends_at(60 * RATE)
-    assert len(first) + len(rest) == 40 * RATE
+    recording = AudioReader(bytes(data))
+    first = recording.window(0, 30 * SAMPLE_RATE)
+    assert not recording.ends_at(30 * SAMPLE_RATE)
+    rest = recording.window(30 * SAMPLE_RATE, 30 * SAMPLE_RATE)
+    assert recording.ends_at(60 * SAMPLE_RATE)
+    assert len(first) + len(rest) == 40 * SAMPLE_RATE
     assert recording.seconds == 40.0
 
 
@@ -166,33 +168,33 @@ def test_flac_file_without_a_length_is_read_to_its_end(rate: int) -> None:
     ],
 )
 def test_text_is_split_after_its_sentences(text: str, sentences: list[str]) -> None:
-    assert sentences_of(text) == sentences
+    assert split_sentences(text) == sentences
 
 
 def test_long_sentence_is_split_at_pauses_else_words_else_anywhere() -> None:
     clauses = ", ".join(["word " * 20 + "end"] * 5)
     words = "word " * 200
-    assert [part.split()[-1] for part in sentences_of(clauses)] == ["end,", "end,", "end"]
-    assert {part.split()[-1] for part in sentences_of(words)} == {"word"}
-    assert [len(part) for part in sentences_of("x" * 700)] == [300, 300, 100]
+    assert [part.split()[-1] for part in split_sentences(clauses)] == ["end,", "end,", "end"]
+    assert {part.split()[-1] for part in split_sentences(words)} == {"word"}
+    assert [len(part) for part in split_sentences("x" * 700)] == [300, 300, 100]
     # Characters that are syllables or words are spoken for longer.
     for letter in "\u5b57\uac00\U0001f602":
-        assert [len(part) for part in sentences_of(letter * 130)] == [60, 60, 10]
-    assert [len(part) for part in sentences_of("\u5b57" * 50 + "\uff0c" + "\u5b57" * 20)] == [51, 20]
+        assert [len(part) for part in split_sentences(letter * 130)] == [60, 60, 10]
+    assert [len(part) for part in split_sentences("\u5b57" * 50 + "\uff0c" + "\u5b57" * 20)] == [51, 20]
 
 
 def test_time_grows_linearly_with_a_text_of_abbreviations() -> None:
     started = process_time()
-    assert "".join(sentences_of("A. " * 200_000)).count("A") == 200_000
+    assert "".join(split_sentences("A. " * 200_000)).count("A") == 200_000
     assert process_time() - started < 60
 
 
 @given(st.text(alphabet=st.sampled_from("ab1. ,;!?\n\"'()\u2026\u3002"), max_size=1500))
 def test_no_letter_of_a_text_is_lost(text: str) -> None:
-    parts = sentences_of(text)
+    parts = split_sentences(text)
     letters = [letter for letter in text if letter.isalnum()]
     assert [letter for letter in "".join(parts) if letter.isalnum()] == letters
-    assert all(0 < len(part) <= MOST_CHARACTERS for part in parts)
+    assert all(0 < len(part) <= MAX_SENTENCE_CHARACTERS for part in parts)
 
 
 _OPTIONS = {"voice": "", "language": "", "speed": 1.0, "form": "wav"}
@@ -231,7 +233,7 @@ def test_error_of_the_library_fails_one_text_and_recreates_the_pipeline(
 
 def test_window_of_a_closed_recording_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimpleNamespace(languages=("en",), window=48_000, check=lambda _: None)
-    model.hear = lambda sound, *_, **__: HeardWindow("said", len(sound), "en")
+    model.hear = lambda sound, *_, **__: WindowTranscript("said", len(sound), "en")
     monkeypatch.setattr(hearing, "Hearing", lambda *_, **__: model)
     wanted = {"translates": False, "language": "", "prompt": "", "temperature": 0, "has_segments": False}
     opening = [wave_file(1.0), wanted | {"has_words": False}]

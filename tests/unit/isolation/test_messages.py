@@ -18,9 +18,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ovmstrio.core.errors import ConfigError, Overloaded, Problem, ServerError
-from ovmstrio.isolation.codec import MOST_KEPT, Encoded, RegionPool, decode, decode_error, encode_error, find_shared
-from ovmstrio.isolation.packets import MOST_INLINE, NO_MESSAGE, MessagePackets
-from ovmstrio.isolation.user_code import place_in
+from ovmstrio.isolation.codec import (
+    MAX_FREE_REGION_BYTES,
+    Encoded,
+    RegionPool,
+    decode,
+    decode_error,
+    encode_error,
+    find_shared,
+)
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, MAX_INLINE_BYTES, MessagePackets
+from ovmstrio.isolation.user_code import error_location
 from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS
 
 # Values
@@ -158,7 +166,7 @@ def _array_of(shape: list[int], kind: str = "<f4", row: tuple[int, int] = (0, 40
     ],
 )
 def test_invalid_encoding_is_refused(junk: bytes) -> None:
-    with pytest.raises(NO_MESSAGE):
+    with pytest.raises(MALFORMED_MESSAGE_ERRORS):
         decode(memoryview(bytearray(junk)))
 
 
@@ -250,7 +258,7 @@ def test_cause_and_notes_of_an_error_are_kept() -> None:
     assert isinstance(found.__cause__, KeyError)
     assert found.__suppress_context__
     assert found.__notes__ == ["a note"]
-    assert place_in(Path(__file__).parent, found.__cause__) is not None
+    assert error_location(Path(__file__).parent, found.__cause__) is not None
 
 
 def test_long_texts_and_long_chains_of_causes_are_cut() -> None:
@@ -302,7 +310,7 @@ def test_invalid_error_data_is_refused_or_decoded_to_an_error(data: dict[str, An
 # Regions
 
 
-_LARGE = MOST_INLINE + 1
+_LARGE = MAX_INLINE_BYTES + 1
 _FILES_PER_REGION = 4
 """Both sides have the descriptor, and a copy that belongs to the mapping."""
 
@@ -403,7 +411,7 @@ def test_release_that_finds_no_room_is_sent_before_the_next_message() -> None:
 def test_pool_keeps_a_bounded_number_of_bytes() -> None:
     before, ends = _open_files(), _Ends()
     for _ in range(3):
-        values = [ends.send(np.zeros(MOST_KEPT // 3, np.uint8)) for _ in range(6)]
+        values = [ends.send(np.zeros(MAX_FREE_REGION_BYTES // 3, np.uint8)) for _ in range(6)]
         del values
     assert _open_files() <= before + 3 * _FILES_PER_REGION
     ends.close()
@@ -461,7 +469,7 @@ def test_invalid_packets_are_refused_and_leave_no_descriptor(packets: list[bytes
         descriptors = [os.memfd_create("test", os.MFD_ALLOW_SEALING) for _ in range(files)]
         for each in descriptors:
             os.ftruncate(each, 100)
-        with suppress(*NO_MESSAGE):
+        with suppress(*MALFORMED_MESSAGE_ERRORS):
             message = end.read(packet, descriptors)
             if message is not None and message.descriptor is not None:
                 os.close(message.descriptor)

@@ -14,8 +14,8 @@ import trio.testing
 
 from ovmstrio.isolation.channel import MessageChannel, PacketSocket, packet_pair
 from ovmstrio.isolation.codec import Region
-from ovmstrio.isolation.packets import MOST_INLINE, NO_MESSAGE
-from ovmstrio.isolation.program import describe_end, describe_exit
+from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, MAX_INLINE_BYTES
+from ovmstrio.isolation.program import describe_exit_status, describe_probe_exit
 from ovmstrio.pipelines.native.abi import PRECISIONS
 
 
@@ -44,7 +44,7 @@ async def raw_ends() -> AsyncIterator[tuple[PacketSocket, MessageChannel]]:
     assert _descriptors() == before
 
 
-@pytest.mark.parametrize("count", [3, MOST_INLINE])
+@pytest.mark.parametrize("count", [3, MAX_INLINE_BYTES])
 @pytest.mark.parametrize("dtype", PRECISIONS)
 async def test_small_and_large_arrays_arrive_aligned_with_their_types(
     ends: tuple[MessageChannel, MessageChannel], count: int, dtype: np.dtype[Any]
@@ -61,7 +61,7 @@ async def test_small_and_large_arrays_arrive_aligned_with_their_types(
         assert message.value[name].flags.carray
 
 
-@pytest.mark.parametrize("size", [1, MOST_INLINE])
+@pytest.mark.parametrize("size", [1, MAX_INLINE_BYTES])
 async def test_descriptor_arrives_with_its_message(ends: tuple[MessageChannel, MessageChannel], size: int) -> None:
     one, other = ends
     reader, writer = os.pipe()
@@ -103,7 +103,7 @@ async def test_many_tasks_may_send_before_anything_is_received(ends: tuple[Messa
     one, other = ends
     async with trio.open_nursery() as nursery:
         for number in range(20):
-            nursery.start_soon(one.send, [number, bytes(MOST_INLINE // 2)])
+            nursery.start_soon(one.send, [number, bytes(MAX_INLINE_BYTES // 2)])
         await trio.testing.wait_all_tasks_blocked()
         received = [await other.receive() for _ in range(20)]
     assert sorted(message.value[0] for message in received if message) == list(range(20))
@@ -112,7 +112,7 @@ async def test_many_tasks_may_send_before_anything_is_received(ends: tuple[Messa
 async def test_value_that_cannot_be_sent_sends_nothing(ends: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = ends
     with pytest.raises(TypeError, match=r"not builtins\.object"):
-        await one.send([bytes(MOST_INLINE), object()])
+        await one.send([bytes(MAX_INLINE_BYTES), object()])
     one.finish()
     assert await other.receive() is None
 
@@ -131,7 +131,7 @@ async def test_invalid_packet_is_refused_and_its_files_are_closed(
     await one.send(packet, files)
     for file in files:
         os.close(file)
-    with pytest.raises(NO_MESSAGE):
+    with pytest.raises(MALFORMED_MESSAGE_ERRORS):
         await other.receive()
 
 
@@ -152,7 +152,7 @@ async def test_received_memory_cannot_shrink(raw_ends: tuple[PacketSocket, Messa
     one, other = raw_ends
     end, raw = packet_pair()
     sender, observer = MessageChannel(end), PacketSocket(raw)
-    await sender.send(np.ones(MOST_INLINE, np.int8))
+    await sender.send(np.ones(MAX_INLINE_BYTES, np.int8))
     received = await observer.receive(64)
     sender.close()
     observer.close()
@@ -167,7 +167,7 @@ async def test_received_memory_cannot_shrink(raw_ends: tuple[PacketSocket, Messa
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(kept, 0)
     os.close(kept)
-    assert message.value.sum() == MOST_INLINE
+    assert message.value.sum() == MAX_INLINE_BYTES
 
 
 async def test_deferred_message_precedes_the_next_one(
@@ -206,13 +206,13 @@ def test_region_that_cannot_be_created_leaves_no_descriptor() -> None:
 @pytest.mark.parametrize(
     ("describe", "status", "words"),
     [
-        (describe_end, 0, "ended with status 0"),
-        (describe_end, 3, "ended with status 3"),
-        (describe_end, -signal.SIGSEGV, "was killed by SIGSEGV"),
-        (describe_end, -99, "was killed by signal 99"),
-        (describe_exit, 3, "ended the process with exit code 3"),
-        (describe_exit, -signal.SIGSEGV, "crashed with SIGSEGV"),
-        (describe_exit, -40, "crashed with signal 40"),
+        (describe_exit_status, 0, "ended with status 0"),
+        (describe_exit_status, 3, "ended with status 3"),
+        (describe_exit_status, -signal.SIGSEGV, "was killed by SIGSEGV"),
+        (describe_exit_status, -99, "was killed by signal 99"),
+        (describe_probe_exit, 3, "ended the process with exit code 3"),
+        (describe_probe_exit, -signal.SIGSEGV, "crashed with SIGSEGV"),
+        (describe_probe_exit, -40, "crashed with signal 40"),
     ],
 )
 def test_end_of_a_process_is_described_in_words(describe: Callable[[int], str], status: int, words: str) -> None:

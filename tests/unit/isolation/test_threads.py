@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.isolation.thread_pool import ThreadCall, WorkerThreads, lent_place
+from ovmstrio.isolation.thread_pool import ThreadCall, WorkerThreads, release_place_while_waiting
 from tests.support.waits import WAIT_SECONDS, until_async
 
 
@@ -65,7 +65,7 @@ async def test_call_raises_the_error_of_its_function(kind: type[BaseException]) 
         assert await threads.call(lambda: 1) == 1
 
 
-@pytest.mark.parametrize("between_turns", [nullcontext, lent_place])
+@pytest.mark.parametrize("between_turns", [nullcontext, release_place_while_waiting])
 async def test_limit_bounds_concurrent_calls(between_turns: Callable[[], AbstractContextManager[object]]) -> None:
     running, most, lock = 0, 0, threading.Lock()
     results = []
@@ -371,7 +371,7 @@ class _Storage:
 
     def call(self, name: str) -> str:
         self.waiting += 1
-        with lent_place():
+        with release_place_while_waiting():
             assert self.answers.wait(WAIT_SECONDS)
         self.notes.append(name)
         return name
@@ -443,6 +443,6 @@ async def test_stuck_call_needs_no_place_to_end() -> None:
 
 def test_lending_does_nothing_outside_a_pool() -> None:
     ran = []
-    with lent_place():
+    with release_place_while_waiting():
         ran.append(threading.current_thread())
     assert ran == [threading.current_thread()]

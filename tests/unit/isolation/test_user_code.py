@@ -20,9 +20,9 @@ from structlog.testing import capture_logs
 
 from ovmstrio import isolation
 from ovmstrio.isolation import trace_propagation
-from ovmstrio.isolation.generators import ThreadPump
+from ovmstrio.isolation.generators import ThreadGenerator
 from ovmstrio.isolation.importing import HandlerPackage
-from ovmstrio.isolation.printing import log_printed, prints_logged
+from ovmstrio.isolation.printing import log_printed_line, log_prints
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
 from ovmstrio.util.stdio import running_code_of
@@ -59,7 +59,7 @@ async def test_prints_of_plain_and_async_code_are_logged_with_their_names(monkey
         print("last words", end="")
         raise ValueError
 
-    with capture_logs() as logged, prints_logged():
+    with capture_logs() as logged, log_prints():
         async with trio.open_nursery() as nursery:
             await nursery.start(threads.run)
             await call_user_code(threads, plain)
@@ -75,8 +75,8 @@ async def test_prints_of_plain_and_async_code_are_logged_with_their_names(monkey
 
 def test_streams_are_restored_unless_replaced_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = _replaced(monkeypatch)
-    with prints_logged():
-        with prints_logged():
+    with log_prints():
+        with log_prints():
             assert sys.stdout is not streams["stdout"]
         kept = sys.stdout
         assert kept is not streams["stdout"]
@@ -92,7 +92,7 @@ def test_streams_are_restored_unless_replaced_by_others(monkeypatch: pytest.Monk
 def test_all_prints_are_logged_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = _replaced(monkeypatch)
     with capture_logs() as logged:
-        with prints_logged(), prints_logged(is_all=True):
+        with log_prints(), log_prints(is_all=True):
             print("of a thread of its own")
             with running_code_of(NAMES):
                 print("of the code")
@@ -109,11 +109,11 @@ def test_log_handler_of_user_code_writes_to_the_stream_itself(monkeypatch: pytes
     logger = logging.getLogger("ovmstrio.printed")
     structlog.configure(logger_factory=structlog.stdlib.LoggerFactory(), processors=[_only_event])
     try:
-        with prints_logged(is_all=True):
+        with log_prints(is_all=True):
             handler = logging.StreamHandler(sys.stdout)
             logger.addHandler(handler)
             logger.setLevel(logging.INFO)
-            log_printed("once", "stdout", NAMES)
+            log_printed_line("once", "stdout", NAMES)
             print("twice")
     finally:
         structlog.reset_defaults()
@@ -126,7 +126,7 @@ def test_debugger_uses_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = _replaced(monkeypatch)
     debugger = pdb.Pdb(stdin=io.StringIO("p 40 + 2\ncontinue\n"), nosigint=True, readrc=False)
     traced_by = sys.gettrace()
-    with capture_logs() as logged, prints_logged(), running_code_of(NAMES):
+    with capture_logs() as logged, log_prints(), running_code_of(NAMES):
         debugger.stdout, debugger.use_rawinput = sys.stdout, False
         debugger.set_trace()
         print("of the code")
@@ -159,7 +159,7 @@ async def test_generator_is_closed_if_its_consumer_leaves_as_a_turn_ends(monkeyp
     threads = WorkerThreads()
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)
-        pump = ThreadPump(numbers(), str, threads, copy_context())
+        pump = ThreadGenerator(numbers(), str, threads, copy_context())
         run_turn = pump._run_turn  # noqa: SLF001 - the end of a turn is observed in its thread
 
         def watched() -> None:

@@ -18,7 +18,7 @@ from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Dim, Tensor, TensorSp
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.models import images as image_files
 from ovmstrio.models import tensor_contents as strings
-from ovmstrio.models.tensor_contents import strings_of_rows
+from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator
 from tests.support.servables import contents_request, raw_request, validate
 
@@ -555,11 +555,11 @@ def test_strings_that_do_not_fit_a_matrix_are_refused(request_: InferRequest, te
 
 def test_uint8_outputs_named_string_become_strings() -> None:
     rows = np.frombuffer(b"ab\0\0cd\0eabcd", np.uint8).reshape(3, 4)
-    given = strings_of_rows(Tensor("label_string", BY_NAME["UINT8"], rows))
+    given = rows_to_strings(Tensor("label_string", BY_NAME["UINT8"], rows))
     assert given.datatype is BYTES
     assert given.array.tolist() == [b"ab", b"cd", b"abcd"]
     for kept in (Tensor("label", BY_NAME["UINT8"], rows), Tensor("x_string", BY_NAME["INT8"], rows.view(np.int8))):
-        assert strings_of_rows(kept) is kept
+        assert rows_to_strings(kept) is kept
 
 
 NUMBERS = [datatype for datatype in BY_NAME.values() if datatype.name != "BYTES"]

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from ovmstrio.config.sections import rules_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ext.ops import Op
-from ovmstrio.ops.config_file import TOP_RULES, conf_dict, examine_pipeline_config, read_pipeline_config, settings_of
+from ovmstrio.ops.config_file import (
+    TOP_RULES,
+    conf_dict,
+    read_pipeline_config,
+    resolve_op_settings,
+    validate_pipeline_config,
+)
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.settings import (
     DagSettings,
@@ -23,7 +29,7 @@ from ovmstrio.ops.settings import (
     PipelineSettings,
     TracerSettings,
 )
-from ovmstrio.ops.validate import examine_pipeline
+from ovmstrio.ops.validate import validate_pipeline
 from tests.support.ops import text_graph
 
 _UCI = """\
@@ -170,7 +176,7 @@ def test_a_wrong_value_is_named_with_its_key(block: dict[str, Any], key: str, va
 
 def test_unknown_keys_are_warnings() -> None:
     settings = {"http_prot": 1, "rpc_port": 9998, "op": {"a": {"concurency": 2}}}
-    examined = examine_pipeline_config(yml_dict=settings)
+    examined = validate_pipeline_config(yml_dict=settings)
     assert [str(problem) for problem in examined.problems] == [
         "yml_dict: http_prot: unknown key 'http_prot', ignored; did you mean 'http_port'?",
         "yml_dict: op.a.concurency: unknown key 'concurency', ignored; did you mean 'concurrency'?",
@@ -182,7 +188,7 @@ def test_unknown_keys_are_warnings() -> None:
 def test_keys_without_effect_are_named() -> None:
     local = {"use_mkldnn": True, "workdir": "w", "thread_num": 3}
     settings = {"rpc_port": 9998, "grpc_gateway_port": 5, "op": {"a": {"local_service_conf": local}}}
-    examined = examine_pipeline_config(yml_dict=settings)
+    examined = validate_pipeline_config(yml_dict=settings)
     assert not examined.problems
     inner = "op.a.local_service_conf"
     assert set(examined.without_effect) == {"grpc_gateway_port", f"{inner}.use_mkldnn", f"{inner}.workdir"}
@@ -284,13 +290,13 @@ def test_the_logging_block_is_read() -> None:
 def test_later_problems_have_the_line_of_their_key_or_block(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text(_UCI)
-    examined = examine_pipeline_config(path)
+    examined = validate_pipeline_config(path)
     lines = {"op.uci.concurrency": 10, "op.uci.timeout": 9, "op.uci.local_service_conf.devices": 14}
     for key, line in lines.items():
         placed = examined.place(Problem("no such device", path=key))
         assert (placed.file, placed.line) == (str(path), line)
     assert examined.place(Problem("of no key")) == Problem("of no key")
-    of_dictionary = examine_pipeline_config(yml_dict={"rpc_port": 0})
+    of_dictionary = validate_pipeline_config(yml_dict={"rpc_port": 0})
     assert of_dictionary.place(Problem("m", path="op.a")).line is None
 
 
@@ -329,7 +335,7 @@ def test_every_key_is_in_the_guide() -> None:
 
 def _resolve(of_file: dict[str, Any] | None, **arguments: Any) -> OpSettings:
     settings = read_pipeline_config(yml_dict={"rpc_port": 0, "op": {"a": of_file}})
-    return settings_of(Op(name="a", **arguments), settings)
+    return resolve_op_settings(Op(name="a", **arguments), settings)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +416,7 @@ def test_a_mapping_changes_only_what_the_constructor_was_not_given() -> None:
 async def _problems(tmp_path: Path, config: str, graph: OpGraph | None = None, *, load: bool = True) -> list[str]:
     file = tmp_path / "config.yml"
     file.write_text(f"rpc_port: 0\n{config}")
-    found = await examine_pipeline(graph or text_graph("a<@", "b<a"), examine_pipeline_config(file), load=load)
+    found = await validate_pipeline(graph or text_graph("a<@", "b<a"), validate_pipeline_config(file), load=load)
     return [str(problem).replace(str(file), "F") for problem in found]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.encoding.messages import TENSOR
-from ovmstrio.ops.http_json import read_request
+from ovmstrio.ops.http_json import parse_request
 from ovmstrio.ops.values import PipelineTensor, tensor_from_message
 from tests.support.examples import examples
 
@@ -35,7 +35,7 @@ def test_a_tensor_is_read_as_by_the_protobuf_json_reader(tensor: dict[str, Any])
     with contextlib.suppress(Exception):
         expected = tensor_from_message(ParseDict(json.loads(json.dumps(tensor)), TENSOR(), ignore_unknown_fields=True))
     try:
-        (read,) = read_request(json.dumps({"tensors": [tensor]}).encode(), "ops", "x").tensors
+        (read,) = parse_request(json.dumps({"tensors": [tensor]}).encode(), "ops", "x").tensors
     except InvalidRequest:
         assert expected is None
     else:
@@ -61,7 +61,7 @@ def _twice(tensor: dict[str, Any]) -> set[str]:
 def test_a_tensor_may_have_more_numbers_than_documents_have_members(field: str, number: str, expected: float) -> None:
     count = 600_000
     body = f'{{"tensors":[{{"name":"x","shape":["{count}"],"{field}":[{",".join([number] * count)}]}}]}}'
-    (tensor,) = read_request(body.encode(), "ops", "x").tensors
+    (tensor,) = parse_request(body.encode(), "ops", "x").tensors
     values = getattr(tensor, field)
     assert (len(values), set(values), tensor.shape) == (count, {expected}, [count])
 
@@ -69,7 +69,7 @@ def test_a_tensor_may_have_more_numbers_than_documents_have_members(field: str, 
 @pytest.mark.parametrize("field", ["bool_data", "float_data"])
 def test_a_long_list_of_booleans_is_read_as_a_short_one(field: str) -> None:
     bodies = [f'{{"tensors":[{{"{field}":[{",".join(["true"] * count)}]}}]}}'.encode() for count in (1, 40_000)]
-    short, long = (getattr(read_request(body, "ops", "x").tensors[0], field) for body in bodies)
+    short, long = (getattr(parse_request(body, "ops", "x").tensors[0], field) for body in bodies)
     assert long == short * 40_000
     assert set(map(type, long)) == set(map(type, short))
 
@@ -78,4 +78,4 @@ def test_a_long_list_of_booleans_is_read_as_a_short_one(field: str) -> None:
 def test_a_long_list_of_other_types_is_refused(element: str) -> None:
     body = f'{{"tensors":[{{"float64_data":[{",".join([element] * 16_385)}]}}]}}'
     with pytest.raises(InvalidRequest, match="the field's type in a list of more than 16384"):
-        read_request(body.encode(), "ops", "x")
+        parse_request(body.encode(), "ops", "x")

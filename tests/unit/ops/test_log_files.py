@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op
 from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.observing.figures import working_on
+from ovmstrio.ops.observing.figures import current_samples
 from ovmstrio.ops.observing.log_files import join_log_files, open_log_files
-from ovmstrio.ops.observing.observing import Observing, open_observing
+from ovmstrio.ops.observing.observing import PipelineObservers, open_observers
 from ovmstrio.ops.settings import LoggingSettings, OpSettings, PipelineSettings
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.ops import asking, op_class, settings, text_graph
@@ -40,7 +40,7 @@ def test_lines_of_users_and_of_the_server(directory: Path) -> None:
     with open_log_files(LoggingSettings()) as files:
         assert files is not None
         assert files.directory == directory
-        with working_on((1, 0), (2, 77)):
+        with current_samples((1, 0), (2, 77)):
             logging.getLogger().info("from %s", "user code")
         log.warning("request failed", err_no=5000)
         logging.getLogger("x").debug("not shown")
@@ -111,7 +111,7 @@ def test_the_level_of_the_file(directory: Path, level: int, texts: list[str]) ->
 def test_debug_lines_of_the_server_are_in_the_file_alone(directory: Path) -> None:
     others = io.StringIO()
     logging.getLogger().addHandler(logging.StreamHandler(others))
-    with open_log_files(LoggingSettings(level=logging.DEBUG)), working_on((3, 4)):
+    with open_log_files(LoggingSettings(level=logging.DEBUG)), current_samples((3, 4)):
         structlog.get_logger("of.the.server").debug("request answered", ms=2)
         logging.getLogger().debug("of a hook")
     lines = [line.split("] ", 1)[1] for line in (directory / "pipeline.log").read_text().splitlines()]
@@ -162,10 +162,10 @@ async def _postprocess(op: Op, inputs: Any, output: Any) -> Any:
 
 
 @asynccontextmanager
-async def _running(of: PipelineSettings) -> AsyncIterator[tuple[Executor, Observing]]:
+async def _running(of: PipelineSettings) -> AsyncIterator[tuple[Executor, PipelineObservers]]:
     """Open a pipeline whose hooks log in a thread and on the loop, and refuse ``bad``."""
     graph = text_graph("a<@", "b<a", make=op_class(preprocess=_preprocess, postprocess=_postprocess))
-    async with open_observing(of) as observing, open_executor(graph, of, hooks=observing.hooks) as executor:
+    async with open_observers(of) as observing, open_executor(graph, of, hooks=observing.hooks) as executor:
         yield executor, observing
 
 

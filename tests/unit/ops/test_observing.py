@@ -15,9 +15,9 @@ import yaml
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.observing.analyst import Analyst
-from ovmstrio.ops.observing.figures import PipelineFigures
+from ovmstrio.ops.observing.figures import PipelineCounters
 from ovmstrio.ops.observing.hooks import ChannelState, OpHooks, Stage
-from ovmstrio.ops.observing.observing import Timelines, benchmark_document, open_observing, snapshot, tracer_lines
+from ovmstrio.ops.observing.observing import Timelines, benchmark_document, open_observers, snapshot, tracer_lines
 from ovmstrio.ops.settings import DagSettings, PipelineSettings, TracerSettings
 from tests.support.ops import asking, settings, text_graph
 
@@ -41,13 +41,13 @@ def clock() -> SimpleNamespace:
 
 
 @pytest.fixture
-def figures(clock: SimpleNamespace) -> PipelineFigures:
-    made = PipelineFigures(lambda: clock.now)
+def figures(clock: SimpleNamespace) -> PipelineCounters:
+    made = PipelineCounters(lambda: clock.now)
     made.opened(["uci"], lambda: _CHANNELS)
     return made
 
 
-def _answer(figures: PipelineFigures, data_id: int, seconds: float, code: int | None = 0, end: float = 101.0) -> None:
+def _answer(figures: PipelineCounters, data_id: int, seconds: float, code: int | None = 0, end: float = 101.0) -> None:
     figures.request_started(data_id, 0)
     figures.request_finished(data_id, 0, code, (end - seconds, end))
 
@@ -64,7 +64,7 @@ async def test_files_of_a_run(
 ) -> None:
     monkeypatch.setenv("FLAGS_profile_pipeline", "1")
     settings = PipelineSettings(worker_num=4, dag=DagSettings(tracer=TracerSettings(3)))
-    async with open_observing(settings) as observing:
+    async with open_observers(settings) as observing:
         logs = directory / "PipelineServingLogs"
         assert {path.name for path in logs.iterdir()} == {"pipeline.log", "pipeline.log.wf", "pipeline.tracer"}
         observing.hooks.opened(["uci"], lambda: _CHANNELS)
@@ -89,7 +89,7 @@ async def test_a_benchmark_file_that_cannot_be_written_stops_nothing(
 ) -> None:
     monkeypatch.setenv("FLAGS_profile_pipeline", "1")
     (directory / "benchmark.log").mkdir()
-    async with open_observing(PipelineSettings(dag=DagSettings(tracer=TracerSettings(1)))) as observing:
+    async with open_observers(PipelineSettings(dag=DagSettings(tracer=TracerSettings(1)))) as observing:
         observing.hooks.opened(["uci"], lambda: _CHANNELS)
         _serve_one(observing.hooks)
         await trio.sleep(2.5)
@@ -97,7 +97,7 @@ async def test_a_benchmark_file_that_cannot_be_written_stops_nothing(
 
 
 async def test_the_tracer_is_disabled_by_default(directory: Path, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_observing(PipelineSettings()) as observing:
+    async with open_observers(PipelineSettings()) as observing:
         observing.hooks.opened(["uci"], lambda: _CHANNELS)
         _serve_one(observing.hooks)
         await trio.sleep(100)
@@ -107,7 +107,7 @@ async def test_the_tracer_is_disabled_by_default(directory: Path, autojump_clock
 
 async def test_metrics_count_from_zero_and_are_not_reset() -> None:
 
-    async with open_observing(PipelineSettings()) as observing:
+    async with open_observers(PipelineSettings()) as observing:
         observing.hooks.opened(["uci"], lambda: _CHANNELS)
         text = observing.render_metrics().decode()
         for name in ("query_request_success", "query_request_failure", "query_request_duration_us", "inference_count"):
@@ -135,7 +135,7 @@ async def test_metrics_count_from_zero_and_are_not_reset() -> None:
 # The tracer
 
 
-def test_lines_of_the_tracer(figures: PipelineFigures, clock: SimpleNamespace) -> None:
+def test_lines_of_the_tracer(figures: PipelineCounters, clock: SimpleNamespace) -> None:
     stages: list[tuple[Stage, float]] = [("in", 0.5), ("prep", 0.25), ("midp", 0.125), ("postp", 0.125), ("out", 0.25)]
     for stage, seconds in stages:
         figures.stage("uci", 0, stage, [0], (1.0, 1.0 + seconds))
@@ -167,7 +167,7 @@ def test_lines_of_the_tracer(figures: PipelineFigures, clock: SimpleNamespace) -
     ]
 
 
-def test_a_window_without_traffic_has_only_channels(figures: PipelineFigures) -> None:
+def test_a_window_without_traffic_has_only_channels(figures: PipelineCounters) -> None:
     _answer(figures, 0, 0.25)
     figures.stage("uci", 0, "prep", [0], (0, 1))
     figures.take_window()
@@ -181,7 +181,7 @@ def test_a_window_without_traffic_has_only_channels(figures: PipelineFigures) ->
 
 
 def test_without_a_tracer_memory_is_bounded() -> None:
-    figures = PipelineFigures(keeps_window=False)
+    figures = PipelineCounters(keeps_window=False)
     figures.opened(["uci"], lambda: _CHANNELS)
     for data_id in range(3000):
         _answer(figures, data_id, 0.25, code=data_id % 2)
@@ -194,7 +194,7 @@ def test_without_a_tracer_memory_is_bounded() -> None:
     assert len(figures.newest_requests) == len(figures.newest["uci", "midp"]) == 1024
 
 
-def test_the_document_for_load_scripts(figures: PipelineFigures) -> None:
+def test_the_document_for_load_scripts(figures: PipelineCounters) -> None:
     for data_id in range(100):
         _answer(figures, data_id, (data_id + 1) / 1000)
     figures.stage("uci", 0, "midp", range(100), (1.0, 1.5))
@@ -207,7 +207,7 @@ def test_the_document_for_load_scripts(figures: PipelineFigures) -> None:
     assert document["uci"] == {"in": 0, "prep": 0, "midp": 500.0, "postp": 0, "out": 0, "idle": 0.0}
 
 
-def test_the_snapshot_has_all_requests_and_the_newest_times(figures: PipelineFigures, clock: SimpleNamespace) -> None:
+def test_the_snapshot_has_all_requests_and_the_newest_times(figures: PipelineCounters, clock: SimpleNamespace) -> None:
     figures.request_started(9, 0)
     _answer(figures, 0, 0.25, end=101.0)
     _answer(figures, 1, 0.75, code=6000, end=119.0)
@@ -232,7 +232,7 @@ def test_the_snapshot_has_all_requests_and_the_newest_times(figures: PipelineFig
     assert seen["channels"][1] == {"name": "chl1", "in": ["uci"], "out": ["@DAGExecutor"], "size": 2, "capacity": 8}
 
 
-def test_the_rate_counts_more_requests_than_are_kept(figures: PipelineFigures, clock: SimpleNamespace) -> None:
+def test_the_rate_counts_more_requests_than_are_kept(figures: PipelineCounters, clock: SimpleNamespace) -> None:
     for data_id in range(4000):
         _answer(figures, data_id, 0.001, end=100.0 + data_id / 1000)
     clock.now = 104.0
@@ -339,7 +339,7 @@ def test_a_missing_profile_is_named(tmp_path: Path) -> None:
 async def test_timelines_of_a_running_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = settings(use_profile=True)
     async with (
-        open_observing(of) as observing,
+        open_observers(of) as observing,
         open_executor(text_graph("a<@", "b<a"), of, hooks=observing.hooks) as executor,
     ):
         for _ in range(3):

@@ -12,7 +12,7 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.tensors import ArrayTensor, from_array, pack, unpack
+from ovmstrio.ops.tensors import ArrayTensor, from_array, pack_response, unpack_request
 from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 
 
@@ -56,7 +56,7 @@ async def test_one_text_is_a_key_and_other_inputs_are_tensors() -> None:
     await pipeline.service.infer(_request(_text("k", b"v"), _text("s", b"a", b"b"), tensor, log_id=7))
     (request,) = pipeline.requests
     assert (request.keys, request.values, request.name, request.logid) == (["k"], ["v"], "uci", 7)
-    found = unpack(request)
+    found = unpack_request(request)
     assert found["s"] == "ab"
     assert found["t"].dtype == np.float16
     np.testing.assert_array_equal(found["t"], array)
@@ -122,7 +122,7 @@ async def test_arrays_are_not_copied_until_they_are_unpacked() -> None:
     (tensor,) = request.tensors
     assert isinstance(tensor, ArrayTensor)
     assert np.shares_memory(tensor.array, np.frombuffer(raw, np.float32))
-    unpacked = unpack(request)["x"]
+    unpacked = unpack_request(request)["x"]
     unpacked += 1
     assert tensor.array.tolist() == array.tolist()
     assert (tensor.elem_type, tensor.shape, tensor.float_data) == (13, [2, 3], [])
@@ -132,7 +132,7 @@ async def test_arrays_are_not_copied_until_they_are_unpacked() -> None:
 async def test_arrays_of_answers_are_not_converted() -> None:
     array = np.array([[1.5, 2.5]], np.float32)
     data = ChannelData(ChannelDataType.CHANNEL_NPDATA.value, npdata={"x": array}, keeps_arrays=True)
-    answer = pack(data, as_tensors=True)
+    answer = pack_response(data, as_tensors=True)
     array[:] = 0
     response = await _Pipeline(answer).service.infer(_request())
     (tensor,) = answer.tensors

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, TensorSpec
 from ovmstrio.ops.predictor import local_model as devices
-from ovmstrio.ops.predictor.local_model import device_for, map_aliases, plugin_config, workers_on
+from ovmstrio.ops.predictor.local_model import count_workers, map_aliases, plugin_config, select_device
 from ovmstrio.ops.predictor.model_config import CONFIG_FILE, ModelConfig, Variable, prepare, read_model_config
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
 from ovmstrio.ops.settings import LocalServiceConf
@@ -176,21 +176,21 @@ def test_workers_take_the_devices_in_turn(
 ) -> None:
     monkeypatch.setattr(devices, "devices", lambda: ["CPU", "GPU.0", "GPU.1"])
     settings = LocalServiceConf(**conf)
-    assert [device_for(settings, worker) for worker in range(4)] == chosen
-    assert workers_on(chosen[0], settings, 3) == chosen[:3].count(chosen[0])
+    assert [select_device(settings, worker) for worker in range(4)] == chosen
+    assert count_workers(chosen[0], settings, 3) == chosen[:3].count(chosen[0])
 
 
 def test_the_cpu_replaces_a_missing_gpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "devices", lambda: ["CPU", "GPU.0"])
     with capture_logs() as logs:
-        assert device_for(LocalServiceConf(device_type=1, devices="9"), 0) == "CPU"
+        assert select_device(LocalServiceConf(device_type=1, devices="9"), 0) == "CPU"
     assert [(line["log_level"], line["wanted"]) for line in logs] == [("warning", "GPU.9")]
 
 
 @pytest.mark.parametrize(("conf", "path"), [({"device_type": 4}, "device_type"), ({"devices": "a"}, "devices")])
 def test_other_devices_are_refused(conf: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError, match=path):
-        device_for(LocalServiceConf(**conf), 0)
+        select_device(LocalServiceConf(**conf), 0)
 
 
 @pytest.mark.parametrize(

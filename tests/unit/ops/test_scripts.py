@@ -13,7 +13,7 @@ import pytest
 from ovms_cli.script import call_script
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op, ResponseOp, WebService
-from ovmstrio.ops.numpy1_compat import numpy_one, speaks_numpy_one
+from ovmstrio.ops.numpy1_compat import has_numpy1_compat, numpy1_compat
 from ovmstrio.ops.prepared_service import PreparedService, load_in_worker, run_as_main
 from ovmstrio.ops.web_service import set_service_runner
 
@@ -139,7 +139,7 @@ def _old(name: str) -> Any:
 
 
 def test_numpy_1_reads_bytes_with_fromstring() -> None:
-    with numpy_one():
+    with numpy1_compat():
         found = _old("fromstring")(b"\x01\x00\x02\x00", np.int16)
         found += 1
         assert found.tolist() == [2, 3]
@@ -151,7 +151,7 @@ def test_numpy_1_reads_bytes_with_fromstring() -> None:
 
 def test_numpy_1_prints_scalars_as_numbers_in_every_thread() -> None:
     found: list[str] = []
-    with numpy_one():
+    with numpy1_compat():
         thread = threading.Thread(target=lambda: found.append(str([np.float32(0.5), np.int64(3)])))
         thread.start()
         thread.join()
@@ -159,16 +159,16 @@ def test_numpy_1_prints_scalars_as_numbers_in_every_thread() -> None:
 
 
 def test_numpy_1_has_its_old_names() -> None:
-    with numpy_one():
+    with numpy1_compat():
         assert (_old("int"), _old("float"), _old("product")) == (int, float, np.prod)
         assert np.zeros(2, _old("float_")).dtype == np.float64
 
 
 def test_numpy_2_is_restored() -> None:
     before, options = dict(vars(np)), np.get_printoptions()
-    with numpy_one():
-        assert speaks_numpy_one()
-    assert not speaks_numpy_one()
+    with numpy1_compat():
+        assert has_numpy1_compat()
+    assert not has_numpy1_compat()
     assert vars(np) == before
     assert np.get_printoptions() == options
     assert repr([np.float32(0.5)]) == "[np.float32(0.5)]"
@@ -188,4 +188,4 @@ def test_a_script_and_its_workers_have_numpy_1(script: Path, monkeypatch: pytest
 
     call_script(script, [], None, serve)
     assert served == ["[0.5, [1, 2]]", True]
-    assert not speaks_numpy_one()
+    assert not has_numpy1_compat()

@@ -15,9 +15,9 @@ from ovmstrio.core.errors import CustomNodeFailure, NothingToGather, PipelineFai
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import BY_NAME, Array, Tensor
 from ovmstrio.pipelines.node_calls import NodeCall
-from ovmstrio.pipelines.plan import make_plan
+from ovmstrio.pipelines.plan import create_plan
 from ovmstrio.pipelines.run import MAX_SHARDS, MAX_TASKS, PipelineRun
-from ovmstrio.pipelines.structure import examine_structure
+from ovmstrio.pipelines.structure import validate_structure
 from tests.support.pipelines import make_node, make_pipeline
 from tests.support.waits import WAIT_SECONDS
 
@@ -37,10 +37,10 @@ async def _run(
     demultiply_count: int | None = None,
 ) -> dict[str, Array]:
     spec = make_pipeline(nodes, outputs, demultiply_count=demultiply_count)
-    structure, problems = examine_structure(spec)
+    structure, problems = validate_structure(spec)
     assert structure is not None
     assert problems == []
-    found = await PipelineRun(make_plan(structure, calls), InferRequest("pipeline"))({"x": _tensor("x", x)})
+    found = await PipelineRun(create_plan(structure, calls), InferRequest("pipeline"))({"x": _tensor("x", x)})
     return {name: tensor.array for name, tensor in found.items()}
 
 

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from ovmstrio.config.specs import PipelineNode
-from ovmstrio.pipelines.plan import draw
-from ovmstrio.pipelines.structure import examine_structure
+from ovmstrio.pipelines.plan import draw_pipeline
+from ovmstrio.pipelines.structure import validate_structure
 from ovmstrio.util.drawing import to_svg
 from tests.support.pipelines import make_node, make_pipeline
 
 
 def _codes(nodes: Sequence[PipelineNode], outputs: dict[str, str], **settings: Any) -> list[str]:
-    _, problems = examine_structure(make_pipeline(nodes, outputs, **settings))
+    _, problems = validate_structure(make_pipeline(nodes, outputs, **settings))
     return sorted(problem.message.partition(":")[0] for problem in problems)
 
 
 def test_nodes_follow_their_sources() -> None:
     nodes = [make_node("last", {"i": "first.y"}), make_node("first", {"i": "request.x"})]
-    structure, _ = examine_structure(make_pipeline(nodes, {"o": "last.y"}))
+    structure, _ = validate_structure(make_pipeline(nodes, {"o": "last.y"}))
     assert structure is not None
     assert list(structure.nodes) == ["request", "first", "last", "response"]
 
@@ -117,7 +117,7 @@ def test_input_connected_twice_is_refused() -> None:
 
 
 def test_unused_input_is_a_warning() -> None:
-    structure, problems = examine_structure(make_pipeline([ONE], {"o": "one.y"}, inputs=("x", "z")))
+    structure, problems = validate_structure(make_pipeline([ONE], {"o": "one.y"}, inputs=("x", "z")))
     assert structure is not None
     assert [(problem.severity, problem.message) for problem in problems] == [
         ("warning", "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' is not used")
@@ -126,7 +126,7 @@ def test_unused_input_is_a_warning() -> None:
 
 def test_problems_have_file_line_and_suggestion() -> None:
     nodes = [make_node("one", {"i": "requst.x"}), make_node("three", {"i": "one.z"})]
-    _, problems = examine_structure(make_pipeline(nodes, {"o": "one.y"}))
+    _, problems = validate_structure(make_pipeline(nodes, {"o": "one.y"}))
     assert [(problem.file, problem.line) for problem in problems] == [("config.json", line) for line in (3, 5, 5)]
     assert problems[0].suggestion == "did you mean 'request'?"
 
@@ -147,7 +147,7 @@ SPEC = make_pipeline(
 
 
 def test_boxes_have_what_they_call_and_their_level() -> None:
-    drawing = draw(SPEC)
+    drawing = draw_pipeline(SPEC)
     boxes = [[(box.title, box.subtitle, *box.notes) for box in layer] for layer in drawing.layers]
     library = "library arithmetic (sums.py)"
     assert boxes == [
@@ -161,7 +161,7 @@ def test_boxes_have_what_they_call_and_their_level() -> None:
 
 
 def test_edges_have_the_names_of_outputs_aliases_and_inputs() -> None:
-    edges = [(edge.source, edge.label, edge.target) for edge in draw(SPEC).edges]
+    edges = [(edge.source, edge.label, edge.target) for edge in draw_pipeline(SPEC).edges]
     assert edges == [
         ("i0", "x image", "n0"),
         ("n0", "images crops i", "n1"),
@@ -174,7 +174,7 @@ def test_edges_have_the_names_of_outputs_aliases_and_inputs() -> None:
 
 def test_invalid_pipeline_is_drawn() -> None:
     nodes = [make_node("one", {"i": "two.y"}), make_node("two", {"i": "one.y", "j": "nobody.y", "k": "request.z"})]
-    drawing = draw(make_pipeline(nodes, {"o": "two.z"}))
+    drawing = draw_pipeline(make_pipeline(nodes, {"o": "two.z"}))
     assert [[box.title for box in layer] for layer in drawing.layers] == [["x"], ["one"], ["two"], ["o"]]
     assert [(edge.source, edge.target) for edge in drawing.edges] == [("n1", "n0"), ("n0", "n1")]
     assert to_svg(drawing).startswith("<svg ")

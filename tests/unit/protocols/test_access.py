@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from ovmstrio.auth.credential_headers import without_proof
+from ovmstrio.auth.credential_headers import strip_credentials
 from ovmstrio.core.callers import Caller, Scopes, current_caller
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.transport.http.responses import Cors
 from ovmstrio.transport.http.router import Route
 from tests.support.callers import LOCAL
@@ -29,7 +29,7 @@ FOREIGN: Final = {"host": "localhost:8000", "origin": "https://page.example"}
 
 async def _post(folder: Path, path: str, headers: dict[str, str], **options: Any) -> HttpAnswer:
     async with stack(folder) as (plane, _, _):
-        router = make_router(plane, **options)
+        router = make_rest_router(plane, **options)
         route = router.find("POST", path)
         assert isinstance(route, Route)
         return await router.answer(
@@ -117,10 +117,10 @@ def known(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_only_the_credential_that_the_server_used_is_removed(
     known: None, given: list[tuple[str, str]], left: list[tuple[str, str]]
 ) -> None:
-    assert without_proof(tuple(given)) == tuple(left)
+    assert strip_credentials(tuple(given)) == tuple(left)
 
 
 @pytest.mark.parametrize("known", ["certificate", ""], indirect=True)
 def test_headers_stay_if_the_caller_is_not_known_by_a_key(known: None) -> None:
     given = (("authorization", "Bearer own"), ("x-api-key", "own"), OTHER)
-    assert without_proof(given) == given
+    assert strip_credentials(given) == given

@@ -24,10 +24,10 @@ from ovmstrio.encoding.inflate import Inflation
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.encoding.raw_contents import gather_buffers, join_buffers
 from ovmstrio.protocols.kserve import rest_responses as infer_answer
-from ovmstrio.protocols.kserve.rest_responses import render_infer_answer
-from ovmstrio.protocols.tensorflow.rest_routes import render_predict_answer
+from ovmstrio.protocols.kserve.rest_responses import encode_infer_response
+from ovmstrio.protocols.tensorflow.rest_routes import encode_predict_response
 from ovmstrio.serving import ovms_errors as refusals
-from ovmstrio.serving.ovms_errors import inflated_body
+from ovmstrio.serving.ovms_errors import decompressed_body
 from tests.support.kept_by_errors import bytes_kept_by
 
 NOISE = random.Random(1).randbytes(10_000)
@@ -47,13 +47,13 @@ async def test_only_large_bodies_are_inflated_in_a_thread(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(refusals, "Inflation", Noted)
     for body in (b"small", NOISE):
-        assert await inflated_body(_request(gzip.compress(body)), 2**20) == body
+        assert await decompressed_body(_request(gzip.compress(body)), 2**20) == body
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 async def test_a_body_above_the_limit_is_refused() -> None:
     with pytest.raises(PayloadTooLarge, match="more than 9999 bytes"):
-        await inflated_body(_request(gzip.compress(NOISE)), 9_999)
+        await decompressed_body(_request(gzip.compress(NOISE)), 9_999)
 
 
 async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     body = gzip.compress(NOISE)
     async with trio.open_nursery() as nursery:
         for _ in range(6):
-            nursery.start_soon(inflated_body, _request(body), 2**20)
+            nursery.start_soon(decompressed_body, _request(body), 2**20)
         assert await trio.to_thread.run_sync(running.acquire, True, 20)
         await trio.testing.wait_all_tasks_blocked()
         assert not running.acquire(blocking=False)
@@ -79,7 +79,7 @@ async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 def test_a_refusal_does_not_keep_the_inflated_bytes() -> None:
     def refused() -> BaseException:
         with pytest.raises(PayloadTooLarge) as caught:
-            trio.run(inflated_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)
+            trio.run(decompressed_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)
         return caught.value
 
     assert bytes_kept_by(refused) < 2**19
@@ -124,9 +124,9 @@ def test_kserve_answers_in_pieces_equal_answers_in_one_piece(
 ) -> None:
     outputs = [RequestedOutput(name, {"binary_data": name in binary}) for name in ("numbers", "halves", "words")]
     request = InferRequest("m", outputs=outputs)
-    in_pieces = render_infer_answer(request, _response())
+    in_pieces = encode_infer_response(request, _response())
     monkeypatch.setattr(infer_answer, "_MAX_ONE_CALL_BYTES", 2**30)
-    at_once = render_infer_answer(request, _response())
+    at_once = encode_infer_response(request, _response())
     assert (in_pieces.headers, in_pieces.content) == (at_once.headers, at_once.content)
 
 
@@ -138,9 +138,9 @@ def test_tensorflow_answers_in_pieces_equal_answers_in_one_piece(
     response = _response()
     response.outputs = [output for output in response.outputs if output.name in names]
     monkeypatch.setattr(json_arrays, "PIECE", 64)
-    in_pieces = render_predict_answer(response, by_rows=by_rows).content
+    in_pieces = encode_predict_response(response, by_rows=by_rows).content
     monkeypatch.setattr(json_arrays, "PIECE", 2**30)
-    assert in_pieces == render_predict_answer(response, by_rows=by_rows).content
+    assert in_pieces == encode_predict_response(response, by_rows=by_rows).content
     document = json.loads(in_pieces)
     value = document["predictions" if by_rows else "outputs"]
     if names == ("numbers",):

@@ -10,14 +10,14 @@ from h2.events import DataReceived, RequestReceived, StreamReset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.remote.grpc_client import ClientCore, Exchange, ProtocolViolation, literal
+from ovmstrio.remote.grpc_client import ClientCore, Exchange, ProtocolViolation, encode_literal_header
 
 MAX_MESSAGE_BYTES = 2**31
 
 
 def _header_block() -> bytes:
     pairs = ((":method", "POST"), (":scheme", "http"), (":path", "/s/M"), (":authority", "h:1"), ("te", "trailers"))
-    return b"".join(literal(name.encode(), value.encode()) for name, value in pairs)
+    return b"".join(encode_literal_header(name.encode(), value.encode()) for name, value in pairs)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

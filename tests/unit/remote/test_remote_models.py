@@ -17,12 +17,12 @@ from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
-from ovmstrio.core.service import readiness_reconsidered
+from ovmstrio.core.service import on_readiness_changed
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription
 from ovmstrio.remote.sequences import SequenceStep
-from ovmstrio.remote.servable import RemoteServable, hedged
-from ovmstrio.remote.targets import Breaker, Target, Targets, watch
+from ovmstrio.remote.servable import RemoteServable, hedge
+from ovmstrio.remote.targets import CircuitBreaker, Target, Targets, watch_health
 from ovmstrio.server.kinds import KINDS
 
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]
@@ -58,7 +58,7 @@ class _FakeEndpoint:
 def _remote_of(*endpoints: _FakeEndpoint, **settings: Any) -> RemoteServable:
     addresses = (RemoteAddress("grpc", "127.0.0.1", 9),)
     spec = RemoteSpec(name="m", remote_name="far", base_path=Path("/"), addresses=addresses, **settings)
-    targets = [Target(each, Breaker(spec.breaker.failures, spec.breaker.open_seconds)) for each in endpoints]
+    targets = [Target(each, CircuitBreaker(spec.breaker.failures, spec.breaker.open_seconds)) for each in endpoints]
     return RemoteServable(spec, RemoteDescription("fake", (), ()), Targets(targets))
 
 
@@ -195,7 +195,7 @@ async def test_a_response_above_the_limit_is_refused_with_its_size() -> None:
 
 
 def _targets(count: int) -> Targets:
-    return Targets([Target(_FakeEndpoint(f"grpc://h{number}:1"), Breaker(1, 10)) for number in range(count)])
+    return Targets([Target(_FakeEndpoint(f"grpc://h{number}:1"), CircuitBreaker(1, 10)) for number in range(count)])
 
 
 def test_healthy_addresses_take_turns() -> None:
@@ -289,7 +289,7 @@ async def test_the_first_answer_or_final_failure_cancels_the_other_call(
     made, begun = _Calls(*calls), trio.current_time()
     found: str | ServerError
     try:
-        found = await hedged(made, 1, is_final=lambda error: isinstance(error, InvalidRequest))
+        found = await hedge(made, 1, is_final=lambda error: isinstance(error, InvalidRequest))
     except ServerError as error:
         found = error
     assert (type(found), str(found)) == (type(outcome), str(outcome))
@@ -313,15 +313,15 @@ class _Restarted(_FakeEndpoint):
 
 async def test_readiness_changes_with_the_health_of_an_address(autojump_clock: MockClock) -> None:
     endpoint = _Restarted("a")
-    target = Target(endpoint, Breaker(1, 1.0))
+    target = Target(endpoint, CircuitBreaker(1, 1.0))
     seen: list[str] = []
 
     async def well(_: Target) -> str:
         return ""
 
-    with readiness_reconsidered(lambda: seen.append(target.obstacle(trio.current_time()))):
+    with on_readiness_changed(lambda: seen.append(target.obstacle(trio.current_time()))):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, target, "m", 10.0, well)
+            nursery.start_soon(watch_health, target, "m", 10.0, well)
             await trio.sleep(10.5)
             assert seen == ["a: gone"]
             endpoint.is_well = True
@@ -334,7 +334,7 @@ async def test_readiness_changes_with_the_health_of_an_address(autojump_clock: M
 
 
 def test_a_breaker_without_a_limit_never_opens() -> None:
-    breaker = Breaker(0, 10)
+    breaker = CircuitBreaker(0, 10)
     for _ in range(1000):
         breaker.begin()
         breaker.fail(0)
@@ -344,7 +344,7 @@ def test_a_breaker_without_a_limit_never_opens() -> None:
 class _BreakerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.breaker = Breaker(3, 10)
+        self.breaker = CircuitBreaker(3, 10)
         self.now = 0.0
         self.in_row = 0
         self.closed_until_failure = True

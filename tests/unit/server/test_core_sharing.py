@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from ovmstrio.server.server import Sharing, share_cores
+from ovmstrio.server.server import CpuPinning, manage_cpu_pinning
 from ovmstrio.util.cores import CoreShare
 
 
@@ -37,10 +37,10 @@ class _User:
 
 
 @asynccontextmanager
-async def _sharing(sharing: Sharing = "auto", **options: Any) -> AsyncIterator[CoreShare]:
+async def _sharing(sharing: CpuPinning = "auto", **options: Any) -> AsyncIterator[CoreShare]:
     cores = CoreShare()
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(share_cores, sharing, cores, **options))
+        await nursery.start(partial(manage_cpu_pinning, sharing, cores, **options))
         yield cores
         nursery.cancel_scope.cancel()
 

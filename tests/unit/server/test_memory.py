@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.server import memory_limit as module
-from ovmstrio.server.gc_tuning import spare_the_collector
-from ovmstrio.server.malloc_trim import Growth, give_back_freed_memory
-from ovmstrio.server.memory_limit import memory_limit, pending_answers
+from ovmstrio.server.gc_tuning import freeze_gc
+from ovmstrio.server.malloc_trim import TrimPolicy, trim_freed_memory
+from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.registry import Registry
 from tests.support.waits import WAIT_SECONDS
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def test_memory_is_trimmed_once_after_growth_has_ended() -> None:
-    growth = Growth(100 * MIB, 0)
+    growth = TrimPolicy(100 * MIB, 0)
     sizes = ((104, 2), (200, 4), (300, 6), (290, 8))
     assert [growth.is_over(size * MIB, now, is_busy=False) for size, now in sizes] == [False, False, False, True]
     growth.given_back(105 * MIB, 8, is_busy=False)
@@ -31,7 +31,7 @@ def test_memory_is_trimmed_once_after_growth_has_ended() -> None:
 
 
 def test_memory_freed_after_a_trim_is_trimmed() -> None:
-    growth = Growth(100 * MIB, 0, 40 * MIB)
+    growth = TrimPolicy(100 * MIB, 0, 40 * MIB)
     growth.is_over(3_000 * MIB, 2, 50 * MIB, is_busy=True)
     assert growth.is_over(3_000 * MIB, 4, 50 * MIB, is_busy=True)
     growth.given_back(2_990 * MIB, 4, 41 * MIB, is_busy=True)
@@ -42,7 +42,7 @@ def test_memory_freed_after_a_trim_is_trimmed() -> None:
 
 
 def test_memory_that_grows_again_at_once_is_trimmed_at_growing_intervals() -> None:
-    growth = Growth(100 * MIB, 0)
+    growth = TrimPolicy(100 * MIB, 0)
     times: list[int] = []
     for now in range(2, 2_000, 2):
         if growth.is_over(300 * MIB, now, is_busy=True):
@@ -82,7 +82,7 @@ class _Process:
 async def test_idle_server_trims_memory_of_requests_once(mock_clock: MockClock) -> None:
     process = _Process(100 * MIB)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(give_back_freed_memory, *process.parts())
+        nursery.start_soon(trim_freed_memory, *process.parts())
         await wait_all_tasks_blocked()
         process.size = 500 * MIB
         for _ in range(2):
@@ -99,7 +99,7 @@ async def test_idle_server_trims_memory_of_requests_once(mock_clock: MockClock) 
 async def test_memory_of_an_unloaded_model_is_trimmed(mock_clock: MockClock) -> None:
     process = _Process(500 * MIB)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(give_back_freed_memory, *process.parts())
+        nursery.start_soon(trim_freed_memory, *process.parts())
         await wait_all_tasks_blocked()
         for change in (False, True):
             if change:
@@ -150,10 +150,10 @@ def test_memory_limit_without_cgroups_is_that_of_the_machine(tmp_path: Path) -> 
 
 def test_pending_answers_share_a_quarter_of_the_memory_or_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "memory_limit", lambda: 800 * MIB)
-    assert pending_answers(ServerSettings()).budget.limit == 200 * MIB
-    assert pending_answers(ServerSettings(), processes=2).budget.limit == 100 * MIB
-    assert pending_answers(ServerSettings(grpc_memory_quota=900 * MIB)).budget.limit == 900 * MIB
-    pending = pending_answers(ServerSettings(max_pending_response_bytes=MIB, stalled_client_seconds=7))
+    assert make_send_budgets(ServerSettings()).budget.limit == 200 * MIB
+    assert make_send_budgets(ServerSettings(), processes=2).budget.limit == 100 * MIB
+    assert make_send_budgets(ServerSettings(grpc_memory_quota=900 * MIB)).budget.limit == 900 * MIB
+    pending = make_send_budgets(ServerSettings(max_pending_response_bytes=MIB, stalled_client_seconds=7))
     share = pending.share()
     share.add(MIB + 1)
     assert share.is_full
@@ -196,7 +196,7 @@ async def test_garbage_is_collected_and_frozen_while_models_load_and_once_they_h
     registry = _Loading()
     async with trio.open_nursery() as nursery:
         _Circle()
-        nursery.start_soon(spare_the_collector, cast("Registry", registry))
+        nursery.start_soon(freeze_gc, cast("Registry", registry))
         await wait_all_tasks_blocked()
         assert _circles() == 0
         frozen = gc.get_freeze_count()
@@ -216,7 +216,7 @@ async def test_garbage_is_collected_once_if_everything_is_loaded() -> None:
     looks: list[str] = []
     gc.callbacks.append(lambda phase, _: looks.append(phase))
     try:
-        await spare_the_collector(cast("Registry", registry))
+        await freeze_gc(cast("Registry", registry))
     finally:
         gc.callbacks.pop()
     assert looks == ["start", "stop"]

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.server.command_line import UsageProblems, text_model
+from ovmstrio.server.command_line import UsageError, text_model
 from ovmstrio.server.plan import Plan, plan_project, read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
@@ -47,7 +47,7 @@ def _plan(folder: Path, options: dict[str, Any], **keys: Any) -> Plan:
     ],
 )
 def test_invalid_options_of_a_project_are_refused(tmp_path: Path, options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UsageProblems, match=problem):
+    with pytest.raises(UsageError, match=problem):
         _plan(tmp_path, options)
 
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.server import readiness_file
-from ovmstrio.server.readiness_file import ReadinessFile, usual_file
+from ovmstrio.server.readiness_file import ReadinessFile, default_file
 from tests.support.stub_registry import StubServable, add_versions, open_plane_of
 
 
@@ -70,10 +70,10 @@ def test_fifo_is_neither_written_nor_removed(tmp_path: Path) -> None:
 def test_default_file_is_used_if_its_folder_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = tmp_path / "workspace" / "api_readiness.txt"
     monkeypatch.setattr(readiness_file, "USUAL_FILE", usual)
-    ReadinessFile(usual_file()).show(ready=True)
+    ReadinessFile(default_file()).show(ready=True)
     assert not usual.parent.exists()
     usual.parent.mkdir()
-    ReadinessFile(usual_file()).show(ready=True)
+    ReadinessFile(default_file()).show(ready=True)
     assert usual.exists()
 
 

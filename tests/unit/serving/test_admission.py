@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit, LocalLimit
-from ovmstrio.core.request import Arrival, Arrivals, InferRequest
+from ovmstrio.core.request import ArrivalOrder, ArrivalTicket, InferRequest
 from ovmstrio.serving.admission import Admission
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.interfaces import HANDLERS_HTTP
@@ -219,7 +219,7 @@ async def test_limit_of_the_entry_applies_before_the_limit_of_the_service(
 def test_turns_of_a_connection_come_in_order_and_never_block(calls: list[tuple[str, str, int]]) -> None:
     taken: dict[str, list[int]] = {}
 
-    async def serve(arrival: Arrival, name: str, deed: str, steps: int) -> None:
+    async def serve(arrival: ArrivalTicket, name: str, deed: str, steps: int) -> None:
         for _ in range(steps):
             await trio.lowlevel.checkpoint()
         arrival.call(name)
@@ -239,7 +239,7 @@ def test_turns_of_a_connection_come_in_order_and_never_block(calls: list[tuple[s
             arrival.settle()
 
     async def run() -> None:
-        arrivals = Arrivals()
+        arrivals = ArrivalOrder()
         with trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 for number, (name, deed, steps) in enumerate(calls, 1):
@@ -255,13 +255,13 @@ def test_turns_of_a_connection_come_in_order_and_never_block(calls: list[tuple[s
 
 
 async def test_request_waits_only_for_earlier_ones_of_its_service() -> None:
-    arrivals = Arrivals()
+    arrivals = ArrivalOrder()
     slow, other, same = (arrivals.note(number) for number in (1, 2, 3))
     other.call("b")
     same.call("a")
     done: list[str] = []
 
-    async def take(arrival: Arrival) -> None:
+    async def take(arrival: ArrivalTicket) -> None:
         await arrival.take_turn()
         done.append(arrival.name)
 

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidReques
 from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse, RequestedOutput, ServableMetadata
 from ovmstrio.core.tensor import BY_NAME, Tensor, TensorSpec
-from ovmstrio.serving.broadcast_changes import LoadsByName, control_of_all, make_change
+from ovmstrio.serving.broadcast_changes import ServerModelControl, handle_peer_change, server_model_control
 from ovmstrio.serving.data_plane import CallObservers, DataPlane
 from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.serving.model_control import ModelControl
@@ -274,14 +274,14 @@ class _Peer:
         del limit_seconds
         if self.is_slow and question == "load":
             await trio.sleep_forever()
-        return [await make_change(cast("DataPlane", self._plane), question, arguments)]
+        return [await handle_peer_change(cast("DataPlane", self._plane), question, arguments)]
 
     async def in_turn(self, work: Callable[[], Awaitable[None]]) -> None:
         await work()
 
 
-def _control(plane: _Process) -> LoadsByName:
-    made = control_of_all(cast("DataPlane", plane))
+def _control(plane: _Process) -> ServerModelControl:
+    made = server_model_control(cast("DataPlane", plane))
     assert made is not None
     return made
 

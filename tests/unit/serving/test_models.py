@@ -27,7 +27,7 @@ from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.records import Readiness, VersionState, VersionStatus
 from ovmstrio.serving.registry import Registry
 from ovmstrio.telemetry.metrics import Metrics
-from ovmstrio.telemetry.process_metrics import GrowthWatch
+from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.serving.conftest import Loading
@@ -60,7 +60,7 @@ async def test_memory_growth_is_attributed_only_to_a_load_that_ran_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = count(1000, 24)
-    monkeypatch.setattr(version_loader, "GrowthWatch", partial(GrowthWatch, lambda: next(sizes)))
+    monkeypatch.setattr(version_loader, "MemoryGrowthMeter", partial(MemoryGrowthMeter, lambda: next(sizes)))
     loader, metrics = StubLoader(), Metrics()
     gates = [loader.hold("m", version) for version in (2, 3)]
     base = add_versions(tmp_path, 1)

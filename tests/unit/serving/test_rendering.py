@@ -10,12 +10,12 @@ import trio.testing
 from trio.testing import MockClock
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.events import Door
+from ovmstrio.core.events import ApiInterface
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Array, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.serving.data_plane import DataPlane, Renderer
+from ovmstrio.serving.data_plane import DataPlane, ResponseRenderer
 from ovmstrio.serving.interfaces import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
-from ovmstrio.transport.send_budget import PendingAnswers, PendingShare, current_share
+from ovmstrio.transport.send_budget import ConnectionBudget, SendBudget, current_connection_budget
 from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import WAIT_SECONDS
 
@@ -49,8 +49,10 @@ def _private(array: Array) -> InferResponse:
         (_private(np.full((400, 1000), b"12345678", object)), KSERVE_GRPC, False),
     ],
 )
-async def test_large_answers_are_written_in_a_thread(response: InferResponse, door: Door, on_loop: bool) -> None:
-    writer = await Renderer().render(_thread, response, door)
+async def test_large_answers_are_written_in_a_thread(
+    response: InferResponse, door: ApiInterface, on_loop: bool
+) -> None:
+    writer = await ResponseRenderer().render(_thread, response, door)
     assert (writer == threading.get_ident()) is on_loop
 
 
@@ -67,7 +69,7 @@ def test_size_of_outputs_is_the_sum_of_their_bytes() -> None:
 
 
 async def test_two_answers_are_written_at_a_time_and_waiting_can_be_cancelled() -> None:
-    renderer, gate = Renderer(), threading.Event()
+    renderer, gate = ResponseRenderer(), threading.Event()
 
     def write(response: InferResponse) -> None:
         gate.wait(WAIT_SECONDS)
@@ -113,15 +115,15 @@ async def plane(nursery: trio.Nursery, tmp_path: Path) -> DataPlane:
     return DataPlane(registry)
 
 
-async def _call(plane: DataPlane, name: str, share: PendingShare | None) -> None:
-    current_share.set(share)
+async def _call(plane: DataPlane, name: str, share: ConnectionBudget | None) -> None:
+    current_connection_budget.set(share)
     await plane.infer(InferRequest(name), KSERVE_GRPC, lambda _: (bytes(1_000), 1_000))
 
 
 async def test_calls_compute_while_their_answers_have_room(
     autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
 ) -> None:
-    pending = PendingAnswers(max_share_bytes=4_500)
+    pending = SendBudget(max_share_bytes=4_500)
     share, other = pending.share(), pending.share()
     for _ in range(300):
         nursery.start_soon(_call, plane, "static", share)
@@ -139,7 +141,7 @@ async def test_calls_compute_while_their_answers_have_room(
 async def test_unread_bytes_keep_calls_from_computing(
     autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
 ) -> None:
-    share = PendingAnswers(max_share_bytes=4_500).share()
+    share = SendBudget(max_share_bytes=4_500).share()
     share.add(4_000)
     with trio.move_on_after(5) as deadline:
         await _call(plane, "static", share)
@@ -155,7 +157,7 @@ async def test_unread_bytes_keep_calls_from_computing(
 async def test_sixteen_calls_of_unknown_size_compute_in_the_first_second(
     autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
 ) -> None:
-    share = PendingAnswers(max_share_bytes=16_000).share()
+    share = SendBudget(max_share_bytes=16_000).share()
     for _ in range(20):
         nursery.start_soon(_call, plane, "dynamic", share)
     await trio.testing.wait_all_tasks_blocked()
@@ -167,7 +169,7 @@ async def test_sixteen_calls_of_unknown_size_compute_in_the_first_second(
 async def test_sizes_are_learned_from_answers(
     autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
 ) -> None:
-    share = PendingAnswers(max_share_bytes=3_500).share()
+    share = SendBudget(max_share_bytes=3_500).share()
     released, _Computing.released = trio.Event(), trio.Event()
     _Computing.released.set()
     await _call(plane, "dynamic", share)
@@ -181,8 +183,8 @@ async def test_sizes_are_learned_from_answers(
 async def test_calls_without_tensors_and_streams_wait_for_room(
     autojump_clock: MockClock, nursery: trio.Nursery, plane: DataPlane
 ) -> None:
-    share = PendingAnswers(max_share_bytes=1_000).share()
-    current_share.set(share)
+    share = SendBudget(max_share_bytes=1_000).share()
+    current_connection_budget.set(share)
     with await plane.call("static", HANDLERS_GRPC, "Get") as call:
         call.event.sent = 900
         assert share.bytes > 0

@@ -12,8 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.serving.file_watcher import FileWatcher
-from ovmstrio.serving.fingerprints import content_mark, graph_mark, tree_mark
-from ovmstrio.serving.model_versions import find_model_file, list_versions, scan
+from ovmstrio.serving.fingerprints import content_mark, graph_fingerprint, tree_mark
+from ovmstrio.serving.model_versions import find_model_file, list_versions, scan_versions
 from ovmstrio.util.backoff import Backoff
 
 
@@ -58,7 +58,7 @@ def test_versions_are_directories_whose_names_begin_with_a_number(
     for name in names:
         _touch(tmp_path / name)
     _touch(tmp_path, "4", "README.md")
-    listing = scan(tmp_path)
+    listing = scan_versions(tmp_path)
     assert list(listing.versions.items()) == [(version, tmp_path / name) for version, name in versions.items()]
     assert listing.warnings == tuple(warning.replace("{}", str(tmp_path)) for warning in warnings)
 
@@ -72,10 +72,10 @@ NO_MODEL = (
 @pytest.mark.parametrize(
     ("find", "path", "message"),
     [
-        (scan, "nowhere", "nowhere: the model's path does not exist; create it, or correct base_path"),
-        *((scan, path, "cannot be read") for path in ("a\0b", "x" * 300, "\udcff\ud800")),
-        (scan, "models/../models", "leads through"),
-        *((scan, name, "expected model.xml with model.bin") for name in ("notes.txt", "a.xml", "a.pdiparams")),
+        (scan_versions, "nowhere", "nowhere: the model's path does not exist; create it, or correct base_path"),
+        *((scan_versions, path, "cannot be read") for path in ("a\0b", "x" * 300, "\udcff\ud800")),
+        (scan_versions, "models/../models", "leads through"),
+        *((scan_versions, name, "expected model.xml with model.bin") for name in ("notes.txt", "a.xml", "a.pdiparams")),
         (find_model_file, "models", f"models{NO_MODEL}"),
         (find_model_file, "nowhere", "cannot be read: No such file"),
     ],
@@ -128,7 +128,7 @@ def test_any_name_is_listed_or_skipped(tmp_path_factory: pytest.TempPathFactory,
     base = tmp_path_factory.mktemp("base")
     if name not in {".", ".."}:
         _touch(base / name)
-    versions = scan(base).versions
+    versions = scan_versions(base).versions
     assert all(version > 0 for version in versions)
     assert len(versions) <= 1
 
@@ -185,30 +185,30 @@ def _write(path: Path, text: str) -> None:
 
 def test_every_python_file_next_to_a_handler_is_in_the_mark(tmp_path: Path) -> None:
     spec = _graph_spec(tmp_path, '"code/model.py"', "'more\\\\other.py'")
-    seen = {graph_mark(spec)}
+    seen = {graph_fingerprint(spec)}
     for count, name in enumerate(["code/model.py", "code/tool.py", "code/pkg/__init__.py", "code/pkg/deep.py"], 2):
         _write(tmp_path / name, "x")
-        seen.add(graph_mark(spec))
+        seen.add(graph_fingerprint(spec))
         assert len(seen) == count
     _write(tmp_path / "more/other.py", "x")
-    assert graph_mark(spec) not in seen
-    seen.add(graph_mark(spec))
+    assert graph_fingerprint(spec) not in seen
+    seen.add(graph_fingerprint(spec))
     for name in ("code/notes.txt", "code/data/x.py", "code/__pycache__/model.pyc", "elsewhere.py"):
         _write(tmp_path / name, "x")
-    assert graph_mark(spec) in seen
+    assert graph_fingerprint(spec) in seen
     _write(tmp_path / "code/model.py", "longer")
-    assert graph_mark(spec) not in seen
+    assert graph_fingerprint(spec) not in seen
 
 
 def test_the_content_of_the_graph_file_is_in_the_mark(tmp_path: Path) -> None:
     spec = _graph_spec(tmp_path, '"a.py"')
-    first = graph_mark(spec)
+    first = graph_fingerprint(spec)
     spec.graph_path.write_bytes(spec.graph_path.read_bytes())
-    assert graph_mark(spec) == first
+    assert graph_fingerprint(spec) == first
     spec.graph_path.write_text("# changed")
-    second = graph_mark(spec)
+    second = graph_fingerprint(spec)
     spec.graph_path.unlink()
-    assert len({first, second, graph_mark(spec)}) == 3
+    assert len({first, second, graph_fingerprint(spec)}) == 3
 
 
 # The watcher

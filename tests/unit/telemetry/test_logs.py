@@ -19,14 +19,14 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
-from ovmstrio.core.events import OK, CallEvent, Door, WireProtocol, WireRequest
+from ovmstrio.core.events import OK, ApiInterface, CallEvent, WireProtocol, WireRequest
 from ovmstrio.serving.interfaces import KSERVE_GRPC
-from ovmstrio.telemetry.access_log import AccessLog, AccessLogForm, RequestLog
-from ovmstrio.telemetry.log_levels import LOG_TREES, LogLevel, loggers_of, read_log_levels, written_log_levels
-from ovmstrio.telemetry.log_rate_limit import RepeatedFaults
+from ovmstrio.telemetry.access_log import AccessLog, AccessLogFormat, RequestLog
+from ovmstrio.telemetry.log_levels import LOGGER_ALIASES, LogLevel, format_log_levels, logger_name, parse_log_levels
+from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.telemetry.log_writer import LogOutlet, LogWriter, StandardSink
 from ovmstrio.telemetry.logs import configure_logs
-from ovmstrio.telemetry.spans import QuietSpan
+from ovmstrio.telemetry.spans import UnrecordedSpan
 from ovmstrio.util.truncation import CONTROLS, MOST_CHARACTERS
 from tests.support.callers import LOCAL, REMOTE
 from tests.support.waits import WAIT_SECONDS
@@ -180,7 +180,7 @@ def test_colours_of_the_console_stay_and_those_of_a_value_are_shown(monkeypatch:
 @pytest.mark.parametrize("form", ["combined", "json"])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_an_access_log_line_has_no_raw_control_characters(
-    text: str, form: AccessLogForm, monkeypatch: pytest.MonkeyPatch
+    text: str, form: AccessLogFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
@@ -352,7 +352,7 @@ def test_a_line_that_cannot_be_formatted_reports_its_place(path: Path) -> None:
 SECRET = "s3cr3t"
 
 
-def _access_line(form: AccessLogForm, request: WireRequest) -> str:
+def _access_line(form: AccessLogFormat, request: WireRequest) -> str:
     sink = _SlowSink()
     sink.is_open.set()
     AccessLog(form, LogOutlet(sink, LogWriter())).request_ended(request)
@@ -399,9 +399,9 @@ def test_a_combined_line_has_the_escaped_fields_of_web_servers_and_no_query(
 
 def test_a_json_line_describes_the_call_of_its_request() -> None:
     request = _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", 13)
-    door = Door("KServe", "gRPC", infer="ModelInfer")
+    door = ApiInterface("KServe", "gRPC", infer="ModelInfer")
     request.event = CallEvent("m", "3", "model", door, "ModelInfer", "r7", caller="ann", code="ModelFailure")
-    request.event.span = QuietSpan(0xAB)
+    request.event.span = UnrecordedSpan(0xAB)
     line: dict[str, Any] = json.loads(_access_line("json", request))
     assert line.pop("milliseconds") >= 0
     assert line.pop("time").endswith("+00:00")
@@ -477,10 +477,10 @@ def level() -> Iterator[LogLevel]:
 
 
 def test_levels_are_read_and_written() -> None:
-    levels = read_log_levels(" ovmstrio.graphs=DEBUG, httpx = error ,")
+    levels = parse_log_levels(" ovmstrio.graphs=DEBUG, httpx = error ,")
     assert levels == {"ovmstrio.graphs": logging.DEBUG, "httpx": logging.ERROR}
-    assert written_log_levels(levels) == "ovmstrio.graphs=debug,httpx=error"
-    assert read_log_levels("") == {}
+    assert format_log_levels(levels) == "ovmstrio.graphs=debug,httpx=error"
+    assert parse_log_levels("") == {}
 
 
 @pytest.mark.parametrize(
@@ -496,13 +496,13 @@ def test_levels_are_read_and_written() -> None:
 )
 def test_an_invalid_setting_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        read_log_levels(text)
+        parse_log_levels(text)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *LOG_TREES,
+        *LOGGER_ALIASES,
         "ovmstrio",
         "ovmstrio.printed",
         "ovmstrio.access",
@@ -512,15 +512,15 @@ def test_an_invalid_setting_is_refused_with_the_reason(text: str, reason: str) -
     ],
 )
 def test_every_logger_of_the_server_can_have_a_level(name: str) -> None:
-    assert read_log_levels(f"{name}=debug") == {name: logging.DEBUG}
+    assert parse_log_levels(f"{name}=debug") == {name: logging.DEBUG}
 
 
 def test_short_names_stand_for_packages() -> None:
-    assert loggers_of("ovmstrio.graphs.policies") == "ovmstrio.graphs.policies"
-    assert loggers_of("ovmstrio.grpc") == "ovmstrio.transport.grpc"
-    assert loggers_of("ovmstrio.generation.kind") == "ovmstrio.text.kind"
-    assert loggers_of("ovmstrio.graphsomething") == "ovmstrio.graphsomething"
-    assert loggers_of("httpx") == "httpx"
+    assert logger_name("ovmstrio.graphs.policies") == "ovmstrio.graphs.policies"
+    assert logger_name("ovmstrio.grpc") == "ovmstrio.transport.grpc"
+    assert logger_name("ovmstrio.generation.kind") == "ovmstrio.text.kind"
+    assert logger_name("ovmstrio.graphsomething") == "ovmstrio.graphsomething"
+    assert logger_name("httpx") == "httpx"
 
 
 def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
@@ -539,10 +539,10 @@ def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
 
 
 @asynccontextmanager
-async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[RepeatedFaults, list[Any]]]:
+async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[LogRateLimiter, list[Any]]]:
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = RepeatedFaults(structlog.get_logger("wire"), window_seconds=60, most=most)
+            faults = LogRateLimiter(structlog.get_logger("wire"), window_seconds=60, most=most)
             nursery.start_soon(faults.sum_up)
             await trio.testing.wait_all_tasks_blocked()
             yield faults, lines

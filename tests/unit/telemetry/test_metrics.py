@@ -14,19 +14,19 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
-from ovmstrio.core.events import OK, CallEvent, Door, Step
+from ovmstrio.core.events import OK, ApiInterface, CallEvent, StreamProgress
 from ovmstrio.core.generation import Finish
 from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES, Family
-from ovmstrio.core.resource_registry import current_census, owned_by
+from ovmstrio.core.resource_registry import current_resource_registry, owned_by
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
-from ovmstrio.telemetry.fast_metrics import Counts, Spreads
+from ovmstrio.telemetry.fast_metrics import FastCounterFamily, FastHistogramFamily
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import current_loop_load
 from ovmstrio.telemetry.metrics import Metrics
-from ovmstrio.telemetry.process_metrics import GrowthWatch
-from ovmstrio.telemetry.summed_metrics import counted_only, restricted, sum_metrics
+from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
+from ovmstrio.telemetry.summed_metrics import select_families, sum_metrics, without_gauges
 from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
 from tests.support.waits import WAIT_SECONDS
 
@@ -162,7 +162,7 @@ def test_families_of_the_server_can_be_disabled() -> None:
     bound.batch_size(3)
     graph = metrics.graph("g")
     graph.started()
-    graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
+    graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), StreamProgress.ACCEPTED)
     graph.finished("ModelInfer", 1.0, ok=True)
     _infer(metrics)
     assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
@@ -215,9 +215,9 @@ def test_a_loaded_graph_shows_its_families_at_zero(metrics: Metrics) -> None:
 def test_requests_of_a_graph_are_counted_by_outcome_method_and_interface(metrics: Metrics) -> None:
     graph = metrics.graph("g")
     stream = CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInferStream")
-    for step in (Step.ACCEPTED,) * 4 + (Step.ANSWERED,) * 3:
+    for step in (StreamProgress.ACCEPTED,) * 4 + (StreamProgress.ANSWERED,) * 3:
         metrics.call_moved(stream, step)
-    calls: list[tuple[Door, Exception]] = [(KSERVE_REST, InvalidRequest("shape"))] * 2
+    calls: list[tuple[ApiInterface, Exception]] = [(KSERVE_REST, InvalidRequest("shape"))] * 2
     for door, error in (*calls, (KSERVE_GRPC, GraphFailure("node"))):
         _end(metrics, CallEvent("g", "1", "graph", door, "ModelInfer", error=error), type(error).__name__)
     assert _value(metrics, "ovms_requests_accepted", STREAM) == 4
@@ -388,9 +388,9 @@ def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
         b'# HELP a A.\n# TYPE a gauge\na 1.0\n# HELP b_total B.\n# TYPE b_total counter\nb_total{x="1"} 2.0\n'
         b'# HELP c C.\n# TYPE c histogram\nc_bucket{le="+Inf"} 3.0\n'
     )
-    counted = counted_only(text)
+    counted = without_gauges(text)
     assert counted == text[text.index(b"# HELP b_total") :]
-    assert restricted(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
+    assert select_families(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
 
 
@@ -402,7 +402,7 @@ COUNTED = Family("asked", "counter", LABELS, "How often.")
 @given(st.lists(st.tuples(st.sampled_from(["a", 'b"\\']), st.integers(0, 400))))
 def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[str, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    count, spread = Counts(COUNTED), Spreads(SPREAD)
+    count, spread = FastCounterFamily(COUNTED), FastHistogramFamily(SPREAD)
     for made in (count, spread):
         ours.register(made)
     counter = Counter(COUNTED.name, COUNTED.help, LABELS, registry=theirs)
@@ -425,7 +425,7 @@ def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[s
 
 def watching() -> Metrics:
     metrics, load = Metrics(), current_loop_load()
-    metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
+    metrics.watch(current_resource_registry(), lambda: (tuple(load.turns), load.turn_seconds))
     return metrics
 
 
@@ -497,5 +497,5 @@ async def test_turns_of_the_event_loop_are_timed() -> None:
 @pytest.mark.parametrize(("sizes", "growth"), [((100, 130), 30), ((1000, 900), 0), ((0, 0), None)])
 def test_growth_is_the_difference_of_known_sizes(sizes: tuple[int, int], growth: int | None) -> None:
     reads = iter(sizes)
-    with GrowthWatch(lambda: next(reads)).watching() as grown:
+    with MemoryGrowthMeter(lambda: next(reads)).watching() as grown:
         assert grown() == growth

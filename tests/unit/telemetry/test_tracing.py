@@ -12,13 +12,13 @@ from opentelemetry import context as contexts
 from opentelemetry import trace
 
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.core.events import OK, CallEvent, Door, WireRequest
-from ovmstrio.core.tracing import Span, current_span, part_of_call
+from ovmstrio.core.events import OK, ApiInterface, CallEvent, WireRequest
+from ovmstrio.core.tracing import Span, child_span, current_span
 from ovmstrio.telemetry.call_tracing import CallTracing
 from ovmstrio.telemetry.otel import UserSpans
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import MOST_EVENTS, RecordedSpan, TraceSampling, span_of, unrecorded_spans
-from ovmstrio.telemetry.trace_context import TraceParent, read_parent, written_parent
+from ovmstrio.telemetry.spans import MAX_SPAN_EVENTS, RecordedSpan, TraceSampler, event_span, unrecorded_span_factory
+from ovmstrio.telemetry.trace_context import TraceParent, format_traceparent, parse_traceparent
 from tests.support.callers import LOCAL
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -26,12 +26,14 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
 def test_a_written_parent_is_parsed_again(trace: int, span: int, is_sampled: bool) -> None:
-    assert read_parent(written_parent(trace, span, is_sampled=is_sampled)) == TraceParent(trace, span, is_sampled)
+    assert parse_traceparent(format_traceparent(trace, span, is_sampled=is_sampled)) == TraceParent(
+        trace, span, is_sampled
+    )
 
 
 @given(st.text(max_size=80))
 def test_no_parent_of_a_client_raises(text: str) -> None:
-    read_parent(text, text)
+    parse_traceparent(text, text)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +49,22 @@ def test_no_parent_of_a_client_raises(text: str) -> None:
     ],
 )
 def test_an_invalid_parent_is_ignored(header: str) -> None:
-    assert read_parent(header) is None
+    assert parse_traceparent(header) is None
 
 
 def test_fields_of_later_versions_are_ignored() -> None:
-    assert read_parent(f"01-{TRACE}-{SPAN}-03-more", "a=b") == TraceParent(int(TRACE, 16), int(SPAN, 16), True, "a=b")
+    assert parse_traceparent(f"01-{TRACE}-{SPAN}-03-more", "a=b") == TraceParent(
+        int(TRACE, 16), int(SPAN, 16), True, "a=b"
+    )
 
 
 @pytest.mark.parametrize("state", ["vendor=\xe9", "vendor=a\x7f", "vendor=\x00", "v=" + "x" * 511])
 def test_a_state_that_is_no_valid_header_is_dropped(state: str) -> None:
-    assert read_parent(f"00-{TRACE}-{SPAN}-01", state) == TraceParent(int(TRACE, 16), int(SPAN, 16), True)
+    assert parse_traceparent(f"00-{TRACE}-{SPAN}-01", state) == TraceParent(int(TRACE, 16), int(SPAN, 16), True)
 
 
 def test_a_ratio_samples_by_the_trace_id() -> None:
-    sampling = TraceSampling("traceidratio", 0.25)
+    sampling = TraceSampler("traceidratio", 0.25)
     step = 2**64 // 1000
     assert sum(sampling.records(part * step, None) for part in range(1000)) == pytest.approx(250, abs=1)
 
@@ -68,7 +72,7 @@ def test_a_ratio_samples_by_the_trace_id() -> None:
 @pytest.mark.parametrize(("name", "ratio"), [("sometimes", 1.0), ("traceidratio", 1.5)])
 def test_unknown_samplers_and_ratios_are_refused(name: str, ratio: float) -> None:
     with pytest.raises(ValueError, match="expected"):
-        TraceSampling(name, ratio)
+        TraceSampler(name, ratio)
 
 
 def _call(recent: RecentTraces, trace: int = 7) -> RecordedSpan:
@@ -120,7 +124,7 @@ def test_spans_may_end_in_any_thread() -> None:
 
 
 def _fail_within(call: RecordedSpan) -> None:
-    with part_of_call("failing"):
+    with child_span("failing"):
         assert current_span.get() is not call
         raise ModelFailure("the cat is out")
 
@@ -132,15 +136,15 @@ def test_a_part_fails_with_its_block() -> None:
         with pytest.raises(ModelFailure):
             _fail_within(call)
         assert current_span.get() is call
-        for number in range(MOST_EVENTS + 5):
+        for number in range(MAX_SPAN_EVENTS + 5):
             call.event(f"event {number}")
     assert current_span.get() is None
-    assert part_of_call("nothing").__enter__() is None
+    assert child_span("nothing").__enter__() is None
     call.end()
     call.end()
     (trace,) = recent.traces()
     assert [span.failure for span in trace.spans] == ["the cat is out", ""]
-    assert len(trace.spans[1].events) == MOST_EVENTS
+    assert len(trace.spans[1].events) == MAX_SPAN_EVENTS
     assert trace.spans[0].attributes["error.type"] == "ovmstrio.core.errors.ModelFailure"
 
 
@@ -158,7 +162,7 @@ async def test_a_part_that_is_cancelled_has_not_failed() -> None:
 # Spans of calls
 
 
-KSERVE = Door("KServe", "gRPC", "ModelInfer")
+KSERVE = ApiInterface("KServe", "gRPC", "ModelInfer")
 
 
 def _start(tracing: CallTracing, request: WireRequest | None = None, kind: str = "model") -> CallEvent:
@@ -177,16 +181,16 @@ class _SpanList:
 
 def test_a_call_that_fails_after_its_end_has_the_ids_of_its_span() -> None:
     kept = _SpanList()
-    tracing = CallTracing(TraceSampling("always_off"), [kept], is_failure=bool)
+    tracing = CallTracing(TraceSampler("always_off"), [kept], is_failure=bool)
     request = WireRequest("gRPC", "POST", "/a/b", (), LOCAL)
     event = request.event = _start(tracing, request)
     event.code, request.status = OK, 4
 
     def end() -> Span | None:
-        unrecorded_spans.set(tracing.unrecorded_span)
+        unrecorded_span_factory.set(tracing.unrecorded_span)
         tracing.call_finished(event)
         tracing.request_ended(request)
-        return span_of(event)
+        return event_span(event)
 
     unrecorded = copy_context().run(end)
     (span,) = kept.spans
@@ -196,7 +200,7 @@ def test_a_call_that_fails_after_its_end_has_the_ids_of_its_span() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
 def test_ids_encode_the_sampling_decision(ratio: float) -> None:
-    sampling = TraceSampling("traceidratio", ratio)
+    sampling = TraceSampler("traceidratio", ratio)
     decided = [each for each in (True, False) if ratio not in (0.0, 1.0) or each == bool(ratio)]
     for is_recorded in decided:
         ids = {sampling.new_id(is_recorded=is_recorded) for _ in range(200)}
@@ -218,7 +222,7 @@ def test_attributes_events_and_links_of_user_code_are_bounded() -> None:
         seen.set_attribute("size", object())  # type: ignore[arg-type]
         seen.add_event("came", {"bytes": b"x", "long": "y" * 100_000, "number": 3})
         seen.record_exception(ValueError("z" * 100_000), {"of": {1}})  # type: ignore[dict-item]
-        for _ in range(2 * MOST_EVENTS):
+        for _ in range(2 * MAX_SPAN_EVENTS):
             seen.add_link(trace.SpanContext(1, 2, is_remote=False))
     finally:
         UserSpans().leave(before)
@@ -230,4 +234,4 @@ def test_attributes_events_and_links_of_user_code_are_bounded() -> None:
     assert (came["bytes"], came["number"]) == ("b'x'", 3)
     assert raised["of"] == "{1}"
     assert max(len(came["long"]), len(raised["exception.message"])) < 2000
-    assert len(document["links"]) == MOST_EVENTS
+    assert len(document["links"]) == MAX_SPAN_EVENTS

@@ -18,14 +18,14 @@ import trio.testing
 from openvino_genai.py_openvino_genai import GenerationStatus
 from trio.testing import MockClock
 
-from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady
+from ovmstrio.core.errors import ContextLengthExceeded, ModelFailure, NotReady
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
-from ovmstrio.core.worker_peers import PartedAnswer
+from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.batch import Batch
-from ovmstrio.inference.engine.engine import TextTokenizing
-from ovmstrio.inference.engine.grammar_precompile import FormCompiler, FormTrials
+from ovmstrio.inference.engine.engine import TokenizeQueue
+from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler, GrammarQueue
 from ovmstrio.inference.engine.messages import (
-    REFUSED,
+    REJECTED,
     TOKENS,
     decode_failure,
     decode_request,
@@ -34,14 +34,14 @@ from ovmstrio.inference.engine.messages import (
 )
 from ovmstrio.inference.engine.pipeline import Pipeline
 from ovmstrio.inference.engine.program import EngineProgram
-from ovmstrio.inference.engine.prompts import Prompts
-from ovmstrio.inference.engine.sequences import AskedTexts
+from ovmstrio.inference.engine.prompts import PromptTokenizer
+from ovmstrio.inference.engine.sequences import QueuedRequest
 from ovmstrio.isolation.worker_process import WorkerProcess
-from ovmstrio.text.engine_link import EngineLink
-from ovmstrio.text.engine_sharing import ANSWERED, LEAVING, LOST, READY, TEXTS, RemoteEngine, ShownEngine
+from ovmstrio.text.engine_link import EngineClient
+from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
 from ovmstrio.util.truncation import max_characters, size_of
-from ovmstrio.workers.engines import ASK_ENGINE, HEAR_ENGINE, WorkerEngines
-from ovmstrio.workers.rpc import Peers
+from ovmstrio.workers.engines import CALL_ENGINE, LISTEN_ENGINE, WorkerEngines
+from ovmstrio.workers.rpc import WorkerRpc
 from tests.support.scripted_channel import ScriptedChannel
 from tests.support.waits import WAIT_SECONDS
 
@@ -77,8 +77,8 @@ class _CountingTokenizer:
 )
 def test_at_most_a_prefix_of_a_too_long_prompt_is_tokenized(characters: int, step: int, read: int) -> None:
     tokenizer = _CountingTokenizer(step)
-    prompts = Prompts(tokenizer, str, CONTEXT)
-    with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens.*the prompt has at least"):
+    prompts = PromptTokenizer(tokenizer, str, CONTEXT)
+    with pytest.raises(ContextLengthExceeded, match=f"length is {CONTEXT} tokens.*the prompt has at least"):
         prompts.tokens_of("a" * characters)
     assert tokenizer.characters == read
 
@@ -86,7 +86,7 @@ def test_at_most_a_prefix_of_a_too_long_prompt_is_tokenized(characters: int, ste
 @pytest.mark.parametrize(("characters", "step"), [(100, 1), (CONTEXT, 1), (100_000, 100), (200_000, 128)])
 def test_prompt_that_fits_has_all_its_tokens(characters: int, step: int) -> None:
     tokenizer = _CountingTokenizer(step)
-    tokens = Prompts(tokenizer, str, CONTEXT).tokens_of("a" * characters)
+    tokens = PromptTokenizer(tokenizer, str, CONTEXT).tokens_of("a" * characters)
     assert tokens == list(range(-(-characters // step)))
     assert tokenizer.characters < characters * 7 / 3 + 1
 
@@ -125,9 +125,9 @@ def test_engine_decodes_the_request_that_was_encoded(prompt: Any, expected: Any)
 
 def test_texts_are_tokenized_in_parts_until_they_are_cancelled() -> None:
     tokenizer = _CountingTokenizer(1)
-    prompts = Prompts(tokenizer, str, CONTEXT)
+    prompts = PromptTokenizer(tokenizer, str, CONTEXT)
     answers: dict[int, Any] = {}
-    tokenizing = TextTokenizing(prompts.tokenize_all, answers.__setitem__)
+    tokenizing = TokenizeQueue(prompts.tokenize_all, answers.__setitem__)
     options = {"add_special_tokens": True}
     tokenizing.add(11, 1, encode_texts(["a" * 100_000] * 50), options)
     tokenizing.add(12, 2, encode_texts(["abc", "", "\u4e2d"]), options)
@@ -138,7 +138,7 @@ def test_texts_are_tokenized_in_parts_until_they_are_cancelled() -> None:
     while tokenizing.is_busy:
         tokenizing.go_on()
     assert tokenizer.characters == 200_004
-    assert answers[11][0] == REFUSED
+    assert answers[11][0] == REJECTED
     kind, tokens, counts = answers[12]
     assert (kind, tokens.tolist(), counts.tolist()) == (TOKENS, [0, 1, 2, 0], [3, 0, 1])
 
@@ -157,13 +157,13 @@ def test_request_cancelled_in_the_queue_never_reaches_the_engine() -> None:
         has_end=True,
     )
 
-    tokenizing = TextTokenizing(pytest.fail, lambda message, value: channel.send([message, value]))
+    tokenizing = TokenizeQueue(pytest.fail, lambda message, value: channel.send([message, value]))
     EngineProgram(channel, engine, tokenizing).run()
     assert added == [(2, 1, "first"), (7, 4, "last")]
     assert cancelled == [2, 3]
     for number in (3, 4):
         kind, failure = channel.sent[number]
-        assert (kind, decode_failure(failure).message) == (REFUSED, "the request was cancelled")
+        assert (kind, decode_failure(failure).message) == (REJECTED, "the request was cancelled")
 
 
 async def test_cancelled_call_cancels_its_texts_in_the_engine() -> None:
@@ -180,7 +180,7 @@ async def test_cancelled_call_cancels_its_texts_in_the_engine() -> None:
             await trio.lowlevel.checkpoint()
             messages.append(value)
 
-    link: Any = EngineLink(SimpleNamespace(), itertools.count(7))  # type: ignore[arg-type]  # counts no texts
+    link: Any = EngineClient(SimpleNamespace(), itertools.count(7))  # type: ignore[arg-type]  # counts no texts
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.tokenize, FakeProcess(), ["abc", "x" * 1_000_000])
         with trio.fail_after(WAIT_SECONDS):
@@ -203,26 +203,26 @@ class _Compiler:
             raise self.errors[config]
 
 
-def _form_request(number: int, form: str) -> AskedTexts:
+def _form_request(number: int, form: str) -> QueuedRequest:
     request = GenerationRequest("", grammar=Grammar(GrammarKind.REGEX, form))
-    return AskedTexts(number, 0, request, [1], 10, 1, is_proven=False)
+    return QueuedRequest(number, 0, request, [1], 10, 1, is_proven=False)
 
 
-def _waiting(compiler: _Compiler, forms: str) -> tuple[FormTrials, list[AskedTexts]]:
-    trials = FormTrials(compiler)
+def _waiting(compiler: _Compiler, forms: str) -> tuple[GrammarQueue, list[QueuedRequest]]:
+    trials = GrammarQueue(compiler)
     requests = [_form_request(number, form) for number, form in enumerate(forms)]
     for each in requests:
         trials.wait(each)
     return trials, requests
 
 
-def _ended(trials: FormTrials) -> Any:
+def _ended(trials: GrammarQueue) -> Any:
     while not trials.has_ended:
         assert select.select([trials.descriptor], [], [], WAIT_SECONDS)[0], "no trial has ended"
     return trials.take()
 
 
-def _run(trials: FormTrials) -> list[tuple[int, str]]:
+def _run(trials: GrammarQueue) -> list[tuple[int, str]]:
     outcomes = []
     while trials.waiting:
         trials.go_on(may_compile=True)
@@ -290,10 +290,10 @@ def test_only_known_forms_pass_while_nothing_may_be_compiled() -> None:
 
 
 def test_missing_compiler_raises_lookup_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FormCompiler, "_make", Mock(side_effect=RuntimeError("there is no room on the disk")))
+    monkeypatch.setattr(GrammarCompiler, "_make", Mock(side_effect=RuntimeError("there is no room on the disk")))
     none: Any = None
     with pytest.raises(LookupError, match="grammar check not available: there is no room on the disk"):
-        FormCompiler(none, tmp_path).compile(none)
+        GrammarCompiler(none, tmp_path).compile(none)
 
 
 _BREAKS: Final = 999
@@ -359,18 +359,18 @@ def _batch(*, caches_prefixes: bool = False) -> Batch:
     return Batch(cast("Pipeline", _Library(caches_prefixes=caches_prefixes)))
 
 
-def _begin(batch: Batch, number: int, request: GenerationRequest, prompt: list[int]) -> AskedTexts:
-    asked = AskedTexts(number, 0, request, prompt, 1_000, 1, is_proven=request.grammar is None)
+def _begin(batch: Batch, number: int, request: GenerationRequest, prompt: list[int]) -> QueuedRequest:
+    asked = QueuedRequest(number, 0, request, prompt, 1_000, 1, is_proven=request.grammar is None)
     batch.begin(asked)
     return asked
 
 
-def _tokens(batch: Batch, asked: AskedTexts, steps: int) -> list[int]:
+def _tokens(batch: Batch, asked: QueuedRequest, steps: int) -> list[int]:
     return [token for _ in range(steps) for new in batch.step().news if new.asked is asked for token in new.tokens]
 
 
-def _outcomes(batch: Batch, steps: int) -> tuple[list[AskedTexts], dict[int, list[int]]]:
-    failed: list[AskedTexts] = []
+def _outcomes(batch: Batch, steps: int) -> tuple[list[QueuedRequest], dict[int, list[int]]]:
+    failed: list[QueuedRequest] = []
     reported: dict[int, list[int]] = defaultdict(list)
     for _ in range(steps):
         outcome = batch.step()
@@ -503,12 +503,19 @@ class _Process:
         self.reported.append(value)
 
 
-class _Shown(ShownEngine):
+class _Shown(EngineServer):
     def __init__(self, process: _Process | None = None) -> None:
         self._process = process or _Process()
         sharing = cast("Any", _Owner())
         super().__init__(
-            sharing, "m k", TEXTS, options={}, name="m", heard=lambda _: None, lost=lambda _: None, program="none"
+            sharing,
+            "m k",
+            GENERATION_VERBS,
+            options={},
+            name="m",
+            heard=lambda _: None,
+            lost=lambda _: None,
+            program="none",
         )
         self._loaded.set()
 
@@ -520,7 +527,7 @@ class _Shown(ShownEngine):
         await self._cancel_exited(dropped)
 
 
-async def _told(session: PartedAnswer) -> list[str]:
+async def _told(session: StreamedResult) -> list[str]:
     return [kind async for kind, _ in session]
 
 
@@ -573,7 +580,7 @@ class _Engine:
 
 
 def _engines() -> WorkerEngines:
-    return WorkerEngines(cast("Peers", _NoPeers()))
+    return WorkerEngines(cast("WorkerRpc", _NoPeers()))
 
 
 async def test_worker_of_other_settings_gets_the_engine_of_the_owner(autojump_clock: MockClock) -> None:
@@ -581,14 +588,14 @@ async def test_worker_of_other_settings_gets_the_engine_of_the_owner(autojump_cl
     old, new = cast("Any", _Engine("old")), cast("Any", _Engine("new"))
     with engines.shown("m 1", old), trio.fail_after(MOCK_SECONDS):
         with pytest.raises(NotReady):
-            await engines.answer(ASK_ENGINE, ["m 2", 1, []])
+            await engines.answer(CALL_ENGINE, ["m 2", 1, []])
         with pytest.raises(NotReady):
-            await engines.answer(HEAR_ENGINE, ["other 2", 1])
-        assert await engines.answer(HEAR_ENGINE, ["m 2", 1]) == "old"
+            await engines.answer(LISTEN_ENGINE, ["other 2", 1])
+        assert await engines.answer(LISTEN_ENGINE, ["m 2", 1]) == "old"
         with engines.shown("m 2", new):
-            assert await engines.answer(ASK_ENGINE, ["m 2", 1, []]) == "old"
-            assert await engines.answer(HEAR_ENGINE, ["m 2", 1]) == "new"
-            assert await engines.answer(ASK_ENGINE, ["m 2", 1, []]) == "new"
+            assert await engines.answer(CALL_ENGINE, ["m 2", 1, []]) == "old"
+            assert await engines.answer(LISTEN_ENGINE, ["m 2", 1]) == "new"
+            assert await engines.answer(CALL_ENGINE, ["m 2", 1, []]) == "new"
 
 
 async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: MockClock) -> None:
@@ -597,9 +604,9 @@ async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: Mock
     with trio.fail_after(MOCK_SECONDS):
         began = trio.current_time()
         with pytest.raises(ModelFailure, match="no such weights"):
-            await engines.answer(HEAR_ENGINE, ["m 1", 1])
+            await engines.answer(LISTEN_ENGINE, ["m 1", 1])
         assert trio.current_time() == began
         with engines.shown("m 1", cast("Any", _Engine("new"))):
-            assert await engines.answer(HEAR_ENGINE, ["m 1", 1]) == "new"
+            assert await engines.answer(LISTEN_ENGINE, ["m 1", 1]) == "new"
         with pytest.raises(NotReady):
-            await engines.answer(HEAR_ENGINE, ["m 1", 1])
+            await engines.answer(LISTEN_ENGINE, ["m 1", 1])

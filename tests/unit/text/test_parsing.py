@@ -14,17 +14,17 @@ from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.core.tracing import current_span
 from ovmstrio.telemetry.recent_traces import RecentTraces
 from ovmstrio.telemetry.spans import RecordedSpan
-from ovmstrio.text.answers import Made
+from ovmstrio.text.answers import OutputChunk
 from ovmstrio.text.engine_link import GenerationSpan
 from ovmstrio.text.parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
-    Machine,
-    chosen_parsers,
+    StreamingParser,
     make_parser,
     opens_reasoning,
+    select_parsers,
 )
-from ovmstrio.text.text_model import AnswerReading
+from ovmstrio.text.text_model import OutputReader
 from tests.support.examples import examples
 from tests.support.parser_samples import SAMPLES, TOOLS, Sample
 
@@ -39,7 +39,7 @@ class _Joined:
     ids: list[str] = field(default_factory=list)
 
 
-def _joined(parser: Machine, pieces: Iterable[str]) -> _Joined:
+def _joined(parser: StreamingParser, pieces: Iterable[str]) -> _Joined:
     joined = _Joined()
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     for delta in (*deltas, *parser.finish()):
@@ -205,9 +205,9 @@ def test_plain_text_passes_every_parser(tools: str, reasoning: str) -> None:
     ],
 )
 def test_parsers_are_chosen_by_the_template(template: str, expected: tuple[str, str]) -> None:
-    assert chosen_parsers("auto", "auto", template) == expected
-    assert chosen_parsers("gptoss", "none") == ("gptoss", "gptoss")
-    assert chosen_parsers("auto", "onyx") == ("onyx", "onyx")
+    assert select_parsers("auto", "auto", template) == expected
+    assert select_parsers("gptoss", "none") == ("gptoss", "gptoss")
+    assert select_parsers("auto", "onyx") == ("onyx", "onyx")
 
 
 def test_formats_of_special_tokens_keep_them() -> None:
@@ -227,11 +227,11 @@ _ANSWER = ["I", " look", ".", " <", " done"]
 
 
 def _counted(parts: list[str], joined: list[int], reasoning: str, *, opened: bool = False) -> tuple[int, int]:
-    reading = AnswerReading(Conversation(()), "none", reasoning)
+    reading = OutputReader(Conversation(()), "none", reasoning)
     reading.begin("<think>\n" if opened else "")
     counted = tokens = place = 0
     for number in [*joined, len(parts)]:
-        made = Made(0, parts=[(part, 1) for part in parts[place : place + number]])
+        made = OutputChunk(0, parts=[(part, 1) for part in parts[place : place + number]])
         made.tokens = len(made.parts)
         place += number
         if place >= len(parts):

@@ -10,11 +10,11 @@ import trio.testing
 from trio.testing import MockClock
 
 from ovmstrio.core.request import Buffer
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.transport.direct_stream import LINGER_SECONDS, DirectStream, direct, told_of_waiting
+from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.transport.direct_stream import LINGER_SECONDS, DirectStream, run_eagerly, to_direct_stream
 from ovmstrio.transport.http.buffered_stream import PrefixedStream, send_bounded
-from ovmstrio.transport.http.fast_path import FastLane
-from ovmstrio.transport.send_budget import PendingAnswers, current_share
+from ovmstrio.transport.http.fast_path import FastPathConnection
+from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
 from ovmstrio.transport.stall_detector import unsent_bytes
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import stack
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 60
 @asynccontextmanager
 async def _pair() -> AsyncIterator[tuple[DirectStream, trio.SocketStream]]:
     ours, theirs = trio.socket.socketpair()
-    stream = direct(trio.SocketStream(ours))
+    stream = to_direct_stream(trio.SocketStream(ours))
     assert isinstance(stream, DirectStream)
     async with stream, trio.SocketStream(theirs) as peer:
         with trio.fail_after(PATIENCE_SECONDS):
@@ -151,15 +151,15 @@ async def test_waiting_is_reported_once_per_coroutine_that_waits() -> None:
             raise ValueError("it failed")
         return 8
 
-    assert await told_of_waiting(at_once(), report) == 7
+    assert await run_eagerly(at_once(), report) == 7
     assert reported == []
-    assert await told_of_waiting(later(fails=False), report) == 8
+    assert await run_eagerly(later(fails=False), report) == 8
     assert reported == [True]
     with pytest.raises(ValueError, match="it failed"):
-        await told_of_waiting(later(fails=True), report)
+        await run_eagerly(later(fails=True), report)
     with trio.CancelScope() as scope:
         scope.cancel()
-        await told_of_waiting(later(fails=False), report)
+        await run_eagerly(later(fails=False), report)
     assert scope.cancelled_caught
     assert reported == [True] * 3
 
@@ -187,7 +187,7 @@ async def sockets() -> AsyncIterator[Pair]:
 
 async def test_sending_after_eof_raises_at_once(sockets: Pair) -> None:
     server, _ = sockets
-    stream = direct(server)
+    stream = to_direct_stream(server)
     await server.send_eof()
     with trio.fail_after(WAIT_SECONDS):
         await send_bounded(stream, b"")
@@ -197,8 +197,8 @@ async def test_sending_after_eof_raises_at_once(sockets: Pair) -> None:
 
 async def test_a_client_that_reads_in_small_parts_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
     server, client = sockets
-    pending = PendingAnswers(stalled_seconds=10)
-    current_share.set(pending.share())
+    pending = SendBudget(stalled_seconds=10)
+    current_connection_budget.set(pending.share())
     sent = trio.Event()
 
     async def send() -> None:
@@ -288,7 +288,7 @@ async def test_a_connection_that_leaves_the_fast_lane_loses_no_bytes(tmp_path: P
         for _ in range(50):
             stream = _InTwoPieces(b"HEAD /v2 HTTP/1.1\r\n", b"Host: h\r\n\r\n")
             with trio.fail_after(WAIT_SECONDS):
-                left = await FastLane(make_router(plane), stream, 1000).run()
+                left = await FastPathConnection(make_rest_router(plane), stream, 1000).run()
             assert left is not None
             taken = b"HEAD /v2 HTTP/1.1\r\n" + (b"" if stream.pieces else b"Host: h\r\n\r\n")
             assert left == taken

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from ovmstrio.inference.tuner import Crowd, Demand
+from ovmstrio.inference.tuner import ConcurrencyEstimator, ContentionSwitch
 from ovmstrio.telemetry import loop_load
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.util.cores import CoreShare, usable_cores
@@ -201,7 +201,9 @@ async def test_load_is_watched_once_per_event_loop(monkeypatch: pytest.MonkeyPat
 # Demand
 
 
-def _look(demand: Demand, clock: _Clock, *, at_once: float, busy: float = 0.9, seconds: float = 5.0) -> int:
+def _look(
+    demand: ConcurrencyEstimator, clock: _Clock, *, at_once: float, busy: float = 0.9, seconds: float = 5.0
+) -> int:
     for _ in range(round(busy * seconds / 0.01)):
         demand.note(at_once, 0.01)
     clock.now += seconds
@@ -214,12 +216,12 @@ def _look(demand: Demand, clock: _Clock, *, at_once: float, busy: float = 0.9, s
 )
 def test_concurrency_follows_concurrent_calls_of_a_busy_device(at_once: float, busy: float, wanted: int) -> None:
     clock = _Clock()
-    assert _look(Demand(4, clock), clock, at_once=at_once, busy=busy) == wanted
+    assert _look(ConcurrencyEstimator(4, clock), clock, at_once=at_once, busy=busy) == wanted
 
 
 def test_concurrency_falls_to_one_after_a_minute_of_lone_calls() -> None:
     clock = _Clock()
-    demand = Demand(4, clock)
+    demand = ConcurrencyEstimator(4, clock)
     demand.chosen = _look(demand, clock, at_once=8)
     assert [_look(demand, clock, at_once=1) for _ in range(11)] == [4] * 11
     assert _look(demand, clock, at_once=2, busy=0.1) == 4
@@ -228,7 +230,7 @@ def test_concurrency_falls_to_one_after_a_minute_of_lone_calls() -> None:
 
 def test_concurrency_falls_to_one_after_an_idle_minute() -> None:
     clock = _Clock()
-    demand = Demand(2, clock)
+    demand = ConcurrencyEstimator(2, clock)
     demand.chosen = _look(demand, clock, at_once=2)
     assert _look(demand, clock, at_once=0, busy=0, seconds=59) == 2
     assert _look(demand, clock, at_once=0, busy=0, seconds=2) == 1
@@ -236,7 +238,7 @@ def test_concurrency_falls_to_one_after_an_idle_minute() -> None:
 
 def test_concurrency_rises_once_concurrent_calls_have_doubled() -> None:
     clock = _Clock()
-    demand = Demand(16, clock)
+    demand = ConcurrencyEstimator(16, clock)
     demand.chosen = _look(demand, clock, at_once=4)
     assert demand.chosen == 4
     assert [_look(demand, clock, at_once=at_once) for at_once in (6, 7, 8)] == [4, 4, 8]
@@ -244,7 +246,7 @@ def test_concurrency_rises_once_concurrent_calls_have_doubled() -> None:
 
 def test_short_calls_have_one_thread_until_long_calls_take_most_of_the_time() -> None:
     clock = _Clock()
-    demand = Demand(4, clock, is_for_loop=True)
+    demand = ConcurrencyEstimator(4, clock, is_for_loop=True)
 
     def look(short: int, long: int, at_once: float = 1) -> int:
         for _ in range(short):
@@ -263,7 +265,7 @@ def test_short_calls_have_one_thread_until_long_calls_take_most_of_the_time() ->
 
 def test_calls_that_are_long_on_one_thread_keep_all_cores() -> None:
     clock = _Clock()
-    demand = Demand(1, clock, cores=4, is_for_loop=True)
+    demand = ConcurrencyEstimator(1, clock, cores=4, is_for_loop=True)
     for _ in range(40):
         for _ in range(100):
             demand.note(1, 0.003 if demand.chosen == 0 else 0.0006)
@@ -276,12 +278,12 @@ def test_calls_that_are_long_on_one_thread_keep_all_cores() -> None:
 
 
 def test_calls_stay_on_a_loop_with_idle_time() -> None:
-    crowd = Crowd(_Clock())
+    crowd = ContentionSwitch(_Clock())
     assert not any(crowd.leaves(0, loop_is_full=False) for _ in range(100))
 
 
 def test_calls_leave_a_full_loop_until_few_are_left() -> None:
-    crowd = Crowd(_Clock())
+    crowd = ContentionSwitch(_Clock())
     assert crowd.leaves(0, loop_is_full=True)
     assert all(crowd.leaves(others, loop_is_full=False) for others in [0, 1, 2, 8, 1, 0] * 100)
     assert [crowd.leaves(1, loop_is_full=False) for _ in range(40)].index(False) == 30
@@ -290,7 +292,7 @@ def test_calls_leave_a_full_loop_until_few_are_left() -> None:
 
 def test_lone_calls_probe_a_loop_that_is_full_of_other_work() -> None:
     clock = _Clock()
-    crowd = Crowd(clock)
+    crowd = ContentionSwitch(clock)
     left = 0
     for _ in range(10_000):
         left += crowd.leaves(0, loop_is_full=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.core.events import CallEvent, Door, WireRequest, kept_body_bytes
+from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest, recorded_body_bytes
 from ovmstrio.telemetry.recent_history import FailedCalls
 from ovmstrio.util.redaction import blanked
 from tests.support.callers import LOCAL
@@ -181,15 +181,15 @@ def test_text_without_secret_names_is_unchanged(text: str) -> None:
 # Failed calls
 
 
-REST = Door("KServe", "REST", "infer")
+REST = ApiInterface("KServe", "REST", "infer")
 BODY = json.dumps({"password": "correct horse", "text": "mine " * 900}).encode()
 
 
 @pytest.fixture(autouse=True)
 def _limit_kept_bodies() -> Iterator[None]:
-    token = kept_body_bytes.set(1000)
+    token = recorded_body_bytes.set(1000)
     yield
-    kept_body_bytes.reset(token)
+    recorded_body_bytes.reset(token)
 
 
 @pytest.mark.parametrize(

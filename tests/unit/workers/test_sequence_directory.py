@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import SequenceExists, SequenceMissing, TooManySequences
-from ovmstrio.core.worker_peers import SequenceElsewhere
-from ovmstrio.models.sequences import Control, Sequence, SequenceManager, SequenceManagers
-from ovmstrio.models.sequences.manager import scan
+from ovmstrio.core.worker_peers import SequenceMoved
+from ovmstrio.models.sequences import Sequence, SequenceControl, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.sequences.store import SequenceStore
-from ovmstrio.workers.sequences import BoardDirectory
-from ovmstrio.workers.shared_state import Board, SequenceMemory, slots_for
+from ovmstrio.workers.sequences import SharedSequenceDirectory
+from ovmstrio.workers.shared_state import SequenceTable, SharedState, slots_for
 from tests.support.examples import examples
 
 SECRET = "secret"
@@ -33,18 +33,18 @@ class _Processes:
 
     def __init__(self, rows: int = 2, most: int = 500) -> None:
         self._stack = ExitStack()
-        self.board = Board.create(rows)
+        self.board = SharedState.create(rows)
         self._stack.callback(self.board.close)
         self._most = most
-        self.boards: dict[int, Board] = {}
+        self.boards: dict[int, SharedState] = {}
         self.directories = [self._join(row) for row in range(rows)]
         self.managers = [self._begin(row) for row in range(rows)]
 
-    def _join(self, row: int) -> BoardDirectory:
-        board = Board(os.dup(self.board.descriptor), self.board.rows)
+    def _join(self, row: int) -> SharedSequenceDirectory:
+        board = SharedState(os.dup(self.board.descriptor), self.board.rows)
         self._stack.callback(board.close)
         self.boards[row] = board
-        return BoardDirectory(board, row, SECRET)
+        return SharedSequenceDirectory(board, row, SECRET)
 
     def _begin(self, row: int) -> SequenceManagers:
         managers = SequenceManagers()
@@ -76,7 +76,7 @@ def two() -> Iterator[_Processes]:
 
 
 def _start(manager: SequenceManager, identity: int | str = 0) -> Sequence:
-    return manager.admit(Control(identity, start=True), by_default=False)
+    return manager.admit(SequenceControl(identity, start=True), by_default=False)
 
 
 class _SlotMachine(RuleBasedStateMachine):
@@ -85,8 +85,8 @@ class _SlotMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[int, int] = {}
-        self.bytes = bytearray(SequenceMemory.size(16))
-        self.memory = SequenceMemory(memoryview(self.bytes))
+        self.bytes = bytearray(SequenceTable.size(16))
+        self.memory = SequenceTable(memoryview(self.bytes))
 
     @rule(key=st.integers(0, 40), row=st.integers(0, 255))
     def put(self, key: int, row: int) -> None:
@@ -147,7 +147,7 @@ class _ServerMachine(RuleBasedStateMachine):
             with pytest.raises(TooManySequences):
                 _start(manager, identity)
         elif owner not in {None, row}:
-            with pytest.raises(SequenceElsewhere):
+            with pytest.raises(SequenceMoved):
                 _start(manager, identity)
         elif (version, identity) in self.alive:
             with pytest.raises(SequenceExists):
@@ -172,16 +172,16 @@ class _ServerMachine(RuleBasedStateMachine):
     def end(self, row: int, version: int, identity: int | str) -> None:
         manager = self.loaded[row, version]
         if self.alive.get((version, identity)) == row:
-            manager.remove(manager.admit(Control(identity, end=True), by_default=False))
+            manager.remove(manager.admit(SequenceControl(identity, end=True), by_default=False))
             del self.alive[version, identity]
         else:
             with pytest.raises(SequenceMissing):
-                manager.admit(Control(identity), by_default=False)
+                manager.admit(SequenceControl(identity), by_default=False)
 
     @rule(row=st.integers(0, ROWS - 1))
     def clean(self, row: int) -> None:
         for _ in range(2):
-            scan(self.processes.managers[row])
+            remove_idle_sequences(self.processes.managers[row])
         self.forget(row)
 
     @rule(row=st.integers(0, ROWS - 1))
@@ -222,14 +222,14 @@ async def test_all_workers_agree_on_owners_and_counts_of_sequences() -> None:
 
 async def test_id_of_an_ended_or_failed_sequence_may_start_elsewhere(two: _Processes) -> None:
     first, second = two.load(0), two.load(1)
-    control = Control(7, start=True, end=True)
+    control = SequenceControl(7, start=True, end=True)
     async with first.turn(control):
         assert two.owners(7) == {0}
-        with pytest.raises(SequenceElsewhere):
+        with pytest.raises(SequenceMoved):
             _start(second, 7)
     assert two.owners(7) == {None}
     with pytest.raises(ValueError, match="fails"):
-        async with second.turn(Control(7, start=True)):
+        async with second.turn(SequenceControl(7, start=True)):
             raise ValueError("fails")
     assert two.owners(7) == {None}
     _start(second, 7)
@@ -239,8 +239,8 @@ async def test_id_of_an_ended_or_failed_sequence_may_start_elsewhere(two: _Proce
 async def test_sequences_move_to_the_next_default_version_within_their_worker(two: _Processes) -> None:
     old, new = two.load(0, 1), two.load(0, 2)
     for identity in (3, 4):
-        old.admit(Control(identity, start=True), by_default=True)
-    moved = new.admit(Control(3), by_default=True)
+        old.admit(SequenceControl(identity, start=True), by_default=True)
+    moved = new.admit(SequenceControl(3), by_default=True)
     assert (moved.owner, two.owners(3)) == (new, {0})
     assert [two.directories[1].count("m", version) for version in VERSIONS] == [1, 1]
     two.managers[0].close(old)
@@ -281,7 +281,7 @@ async def test_generated_id_after_a_taken_one_is_not_repeated(two: _Processes) -
     first, second = two.load(0), two.load(1)
     _start(first, 1)
     generated = _start(first).id
-    first.remove(first.admit(Control(generated, end=True), by_default=False))
+    first.remove(first.admit(SequenceControl(generated, end=True), by_default=False))
     assert (generated, _start(second).id) == (2, 3)
 
 

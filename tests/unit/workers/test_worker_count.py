@@ -10,12 +10,12 @@ import trio
 from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.config.specs import HandlerSpec, ModelSpec, ServerSpec, TextModelSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.models.sequences.store import STORE_FILE, check_store, part_of_store
-from ovmstrio.server.command_line import UsageProblems, read_settings
+from ovmstrio.models.sequences.store import STORE_FILE, check_worker_count, worker_folder
+from ovmstrio.server.command_line import UsageError, read_settings
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, worth_measuring
+from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, models_to_measure
 from ovmstrio.util.cores import usable_cores
 from ovmstrio.workers.auto_workers import choose_workers
 from ovmstrio.workers.serve import serve_in_processes
@@ -100,9 +100,14 @@ def test_copies_of_models_are_limited_to_half_of_the_memory(
 
 
 def test_only_models_whose_times_decide_are_measured() -> None:
-    assert worth_measuring([MODEL, TEXT], 2) == [MODEL]
+    assert models_to_measure([MODEL, TEXT], 2) == [MODEL]
     stateful = ModelSpec(name="s", base_path=HERE, stateful=True)
-    assert worth_measuring([MODEL, HANDLER], 2) == worth_measuring([MODEL], 1) == worth_measuring([stateful], 2) == []
+    assert (
+        models_to_measure([MODEL, HANDLER], 2)
+        == models_to_measure([MODEL], 1)
+        == models_to_measure([stateful], 2)
+        == []
+    )
 
 
 async def test_stored_sequences_decide_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +115,14 @@ async def test_stored_sequences_decide_the_number_of_workers(tmp_path: Path, mon
     ir.save(ir.dummy(), tmp_path, "m")
     store = tmp_path / "store"
     for row in range(3):
-        part = part_of_store(store, row, 3)
+        part = worker_folder(store, row, 3)
         part.mkdir(parents=True)
         (part / STORE_FILE).touch()
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, sequence_store=store)
     with trio.fail_after(PATIENCE_SECONDS):
         plan = await choose_workers(await read_plan(settings))
     assert (plan.processes, plan.workers_reason) == (3, "--sequence_store has sequences of this number of workers")
-    check_store(store, plan.processes)
+    check_worker_count(store, plan.processes)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -144,7 +149,7 @@ async def test_signal_while_workers_are_measured_ends_the_server_gently(
 
 @pytest.mark.parametrize("value", ["-1", "many", "257", "1.5"])
 def test_invalid_number_of_workers_is_refused(value: str) -> None:
-    with pytest.raises(UsageProblems, match="--workers"):
+    with pytest.raises(UsageError, match="--workers"):
         read_settings({"workers": value})
 
 

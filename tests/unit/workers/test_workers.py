@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, ModelFailure
-from ovmstrio.models.sequences.requests import owner_of
-from ovmstrio.models.sequences.store import check_store, part_of_store
-from ovmstrio.server.reloading import RELOAD, RESTORE, Reloading
-from ovmstrio.serving.aggregate import metrics_of_all
+from ovmstrio.models.sequences.requests import owner_index
+from ovmstrio.models.sequences.store import check_worker_count, worker_folder
+from ovmstrio.server.reloading import RELOAD, RESTORE, Reloader
+from ovmstrio.serving.aggregate import aggregate_metrics
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.workers.aggregate import KeptFigures
+from ovmstrio.workers.aggregate import RetainedMetrics
 
 # Reloads
 
@@ -67,8 +67,8 @@ class _Notifier:
     reloading = nullcontext
 
 
-def _reloading(here: _Process, other: _Process) -> Reloading:
-    return Reloading(cast("Any", here), cast("Any", None), cast("Any", _Notifier()), cast("Any", _Other(other)))
+def _reloading(here: _Process, other: _Process) -> Reloader:
+    return Reloader(cast("Any", here), cast("Any", None), cast("Any", _Notifier()), cast("Any", _Other(other)))
 
 
 async def test_workers_reload_concurrently() -> None:
@@ -100,12 +100,12 @@ def _text(count: int) -> bytes:
 
 
 @pytest.fixture
-def figures() -> KeptFigures:
-    return KeptFigures(memoryview(bytearray(KeptFigures.size(ROWS))), ROWS)
+def figures() -> RetainedMetrics:
+    return RetainedMetrics(memoryview(bytearray(RetainedMetrics.size(ROWS))), ROWS)
 
 
 class _Peers:
-    def __init__(self, figures: KeptFigures, answers: dict[int, bytes]) -> None:
+    def __init__(self, figures: RetainedMetrics, answers: dict[int, bytes]) -> None:
         self._figures = figures
         self._answers = answers
         self.others = [1, 2]
@@ -139,12 +139,12 @@ class _Plane:
 
 
 async def _calls(peers: _Peers) -> list[bytes]:
-    text = await metrics_of_all(cast("DataPlane", _Plane(peers)), (), trio.CapacityLimiter(1))
+    text = await aggregate_metrics(cast("DataPlane", _Plane(peers)), (), trio.CapacityLimiter(1))
     assert text is not None
     return [line for line in text.splitlines() if not line.startswith(b"#")]
 
 
-async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(figures: KeptFigures) -> None:
+async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(figures: RetainedMetrics) -> None:
     figures.leave(1, _text(10), is_open=False)
     figures.leave(2, _text(100), is_open=False)
     peers = _Peers(figures, {2: _text(101)})
@@ -153,7 +153,7 @@ async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(fi
     assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
 
 
-async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: KeptFigures) -> None:
+async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: RetainedMetrics) -> None:
     answers = {1: _text(10), 2: _text(100)}
     for row, text in answers.items():
         figures.leave(row, text, is_open=False)
@@ -162,7 +162,7 @@ async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: KeptFi
     assert await _calls(_Peers(figures, {1: _text(11), 2: _text(102)})) == [b"calls 114.0", b"now 3.0"]
 
 
-async def test_worker_that_ends_during_a_scrape_is_counted_once(figures: KeptFigures) -> None:
+async def test_worker_that_ends_during_a_scrape_is_counted_once(figures: RetainedMetrics) -> None:
     figures.leave(2, _text(101), is_open=False)
     peers = _Peers(figures, {2: _text(101)})
     peers.ends = 2
@@ -170,7 +170,7 @@ async def test_worker_that_ends_during_a_scrape_is_counted_once(figures: KeptFig
 
 
 def test_figures_of_ended_workers_are_unavailable_while_they_change(
-    figures: KeptFigures, monkeypatch: pytest.MonkeyPatch
+    figures: RetainedMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures.leave(1, _text(10), is_open=True)
     seen: list[int | None] = []
@@ -191,31 +191,31 @@ def test_figures_of_ended_workers_are_unavailable_while_they_change(
 
 
 def test_store_of_another_number_of_workers_is_refused(tmp_path: Path) -> None:
-    check_store(tmp_path / "none", 2)
+    check_worker_count(tmp_path / "none", 2)
     for row in range(2):
-        part = part_of_store(tmp_path, row, 2)
+        part = worker_folder(tmp_path, row, 2)
         part.mkdir()
         (part / "sequences.bin").touch()
-    check_store(tmp_path, 2)
+    check_worker_count(tmp_path, 2)
     for rows in (1, 3):
         with pytest.raises(ConfigError, match="--workers 2"):
-            check_store(tmp_path, rows)
+            check_worker_count(tmp_path, rows)
 
 
 def test_store_of_one_process_is_refused_by_several(tmp_path: Path) -> None:
     (tmp_path / "sequences.bin").touch()
-    check_store(tmp_path, 1)
+    check_worker_count(tmp_path, 1)
     with pytest.raises(ConfigError, match="--workers 1"):
-        check_store(tmp_path, 2)
+        check_worker_count(tmp_path, 2)
 
 
 @given(st.integers(1, 2**64 - 1) | st.text(min_size=1, max_size=256), st.integers(1, 64))
 def test_id_has_one_owner(identity: int | str, processes: int) -> None:
-    found = owner_of(identity, processes)
+    found = owner_index(identity, processes)
     assert 0 <= found < processes
-    assert owner_of(identity, processes) == found
+    assert owner_index(identity, processes) == found
 
 
 def test_consecutive_ids_are_spread_over_owners() -> None:
-    owners = [owner_of(identity, 4) for identity in range(1, 1001)]
+    owners = [owner_index(identity, 4) for identity in range(1, 1001)]
     assert all(200 < owners.count(row) < 300 for row in range(4))

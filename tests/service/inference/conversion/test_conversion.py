@@ -15,7 +15,7 @@ import pytest
 from ovmstrio.core.errors import AlreadyExists, ConfigError
 from ovmstrio.inference.conversion import Conversion, Converted, convert, detect_state, new_version
 from ovmstrio.inference.conversion.inputs import parse_input_form
-from ovmstrio.inference.conversion.sources import find_models, framework_of
+from ovmstrio.inference.conversion.sources import detect_framework, find_models
 from ovmstrio.inference.reading import read_model
 from tests.support.onnx_files import onnx_file, onnx_loss_file
 from tests.support.paddle_files import Layer, layers, write_model
@@ -318,7 +318,7 @@ def test_paddle_model_of_any_layout_and_version_is_converted(tmp_path: Path, lay
 def test_program_file_stands_for_its_folder_of_parameters(tmp_path: Path) -> None:
     first, second = layers(2)
     write_model(tmp_path / "a", first, layout="separate")
-    assert framework_of(tmp_path / "a" / "__model__") == "PaddlePaddle"
+    assert detect_framework(tmp_path / "a" / "__model__") == "PaddlePaddle"
     assert _outputs(tmp_path / "a" / "__model__", tmp_path) == ["fc_0.tmp_1"]
     write_model(tmp_path / "b", second)
     for suffix in ("pdmodel", "pdiparams"):
@@ -349,12 +349,12 @@ def test_pdmodel_of_paddle_1_is_read(tmp_path: Path) -> None:
 def test_contents_of_a_file_of_pytorch_decide_its_format(
     tmp_path: Path, entries: list[str], framework: str, suffix: str
 ) -> None:
-    assert framework_of(_archive(tmp_path / f"m{suffix}", entries)) == framework
+    assert detect_framework(_archive(tmp_path / f"m{suffix}", entries)) == framework
 
 
 def test_weights_without_a_program_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pickled PyTorch objects.* no program; .*torch\.export\.save"):
-        framework_of(_archive(tmp_path / "weights.pt", ["weights/data.pkl", "weights/data/0"]))
+        detect_framework(_archive(tmp_path / "weights.pt", ["weights/data.pkl", "weights/data/0"]))
 
 
 def _archive(path: Path, entries: list[str]) -> Path:

@@ -21,16 +21,16 @@ from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceMissing
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceElsewhere
+from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
 from ovmstrio.models.loading import load_model
-from ovmstrio.models.sequences import Control, SequenceManagers
+from ovmstrio.models.sequences import SequenceControl, SequenceManagers
 from ovmstrio.models.sequences.requests import read_control
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.serving.records import VersionState
-from ovmstrio.transport.statuses import status_of
+from ovmstrio.transport.statuses import error_status
 from ovmstrio.util.placement import Placement
-from ovmstrio.workers.sequences import BoardDirectory
-from ovmstrio.workers.shared_state import Board
+from ovmstrio.workers.sequences import SharedSequenceDirectory
+from ovmstrio.workers.shared_state import SharedState
 from tests.support import ir
 from tests.support.servables import (
     EXACT,
@@ -93,7 +93,7 @@ def test_invalid_special_inputs_are_refused_with_the_text_of_ovms(request_: Infe
     with pytest.raises(errors.InvalidRequest) as error:
         read_control(request_)
     assert error.value.message.startswith(text)
-    assert status_of(error.value) == (Status.INVALID_ARGUMENT, 400)
+    assert error_status(error.value) == (Status.INVALID_ARGUMENT, 400)
 
 
 def test_id_is_checked_before_the_control_and_both_before_their_values() -> None:
@@ -108,20 +108,20 @@ def test_id_is_checked_before_the_control_and_both_before_their_values() -> None
 @pytest.mark.parametrize(
     ("request_", "control"),
     [
-        (_id((1,), [2**64 - 1]), Control(2**64 - 1)),
-        (_control((1,), [START]), Control(0, start=True)),
-        (sequence_request(ONES, number=5, control=0), Control(5)),
-        (sequence_request(ONES, number=5, control=START), Control(5, start=True)),
-        (sequence_request(ONES, number=2**64 - 1, control=END), Control(2**64 - 1, end=True)),
-        (_parameters(sequence_id=3, sequence_start=True), Control(3, start=True)),
-        (_parameters(sequence_id="18446744073709551615", sequence_end=True), Control(2**64 - 1, end=True)),
-        (_parameters(sequence_id="soon", sequence_start=True), Control("soon", start=True)),
-        (_parameters(sequence_id=3, sequence_start=True, sequence_end=True), Control(3, start=True, end=True)),
-        (_parameters(sequence_start=True), Control(0, start=True)),
-        (replace(_id((1,), [3]), parameters={"sequence_id": 3, "other": 1.5}), Control(3)),
+        (_id((1,), [2**64 - 1]), SequenceControl(2**64 - 1)),
+        (_control((1,), [START]), SequenceControl(0, start=True)),
+        (sequence_request(ONES, number=5, control=0), SequenceControl(5)),
+        (sequence_request(ONES, number=5, control=START), SequenceControl(5, start=True)),
+        (sequence_request(ONES, number=2**64 - 1, control=END), SequenceControl(2**64 - 1, end=True)),
+        (_parameters(sequence_id=3, sequence_start=True), SequenceControl(3, start=True)),
+        (_parameters(sequence_id="18446744073709551615", sequence_end=True), SequenceControl(2**64 - 1, end=True)),
+        (_parameters(sequence_id="soon", sequence_start=True), SequenceControl("soon", start=True)),
+        (_parameters(sequence_id=3, sequence_start=True, sequence_end=True), SequenceControl(3, start=True, end=True)),
+        (_parameters(sequence_start=True), SequenceControl(0, start=True)),
+        (replace(_id((1,), [3]), parameters={"sequence_id": 3, "other": 1.5}), SequenceControl(3)),
     ],
 )
-def test_special_inputs_and_parameters_are_read(request_: InferRequest, control: Control) -> None:
+def test_special_inputs_and_parameters_are_read(request_: InferRequest, control: SequenceControl) -> None:
     found, plain = read_control(request_)
     assert found == control
     assert [given.name for given in plain.inputs] == [g.name for g in request_.inputs if g.name == "x"]
@@ -161,10 +161,10 @@ async def test_refused_sequences_have_messages_and_statuses_of_ovms(
     for live in (7, 9):
         await servable.infer(sequence_request(ONES, number=live, control=START))
     manager.capacity = maximum
-    async with manager.turn(Control(7, end=True)), manager.turn(Control(9)):
+    async with manager.turn(SequenceControl(7, end=True)), manager.turn(SequenceControl(9)):
         with pytest.raises(errors.ServerError) as caught:
             await servable.infer(sequence_request(ONES, number=number, control=control))
-    assert (type(caught.value), caught.value.message, *status_of(caught.value)) == expected
+    assert (type(caught.value), caught.value.message, *error_status(caught.value)) == expected
 
 
 async def test_control_is_checked_before_shapes_and_shapes_before_the_sequence(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ class _OtherProcess:
 
     async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
         self.calls.append((owner, step.id, step.start))
-        raise SequenceElsewhere
+        raise SequenceMoved
 
 
 async def test_sequence_that_its_owner_has_lost_begins_here(tmp_path: Path) -> None:
@@ -241,9 +241,9 @@ async def test_sequence_that_its_owner_has_lost_begins_here(tmp_path: Path) -> N
 
 async def test_late_start_is_refused_while_another_process_has_the_sequence(tmp_path: Path) -> None:
     servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    board = Board.create(2)
+    board = SharedState.create(2)
     try:
-        here, there = (BoardDirectory(board, row, "secret") for row in range(2))
+        here, there = (SharedSequenceDirectory(board, row, "secret") for row in range(2))
         manager.directory = here
         there.begin(servable.name, 1, 7, 500)
         arrays = {"x": np.ones((1, 2), np.float32)}
@@ -447,7 +447,7 @@ async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> Non
         async def send(value: float) -> None:
             sums.append(await server.step(value))
 
-        async with trio.open_nursery() as nursery, manager.turn(Control(5)) as sequence:
+        async with trio.open_nursery() as nursery, manager.turn(SequenceControl(5)) as sequence:
             nursery.start_soon(send, 10)
             await trio.testing.wait_all_tasks_blocked()
             ir.save(ir.accumulator(offset=100), tmp_path, "m")

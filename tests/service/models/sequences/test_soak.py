@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.inference.network import Network
 from ovmstrio.models.sequences import Sequence, SequenceManagers
-from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.util.placement import Placement
 from tests.support import ir
@@ -81,7 +81,7 @@ class _Soak:
     async def _send(self, number: int, value: int, control: int | None) -> int:
         self.sent += 1
         if self.sent % SCAN_EVERY == 0:
-            self.removed += scan(self._managers)
+            self.removed += remove_idle_sequences(self._managers)
             gc.collect()
             self.resident.append(psutil.Process().memory_info().rss)
         x = {"x": np.full((1, WIDTH), value, np.float32)}
@@ -116,7 +116,7 @@ async def test_hundred_thousand_requests_lose_no_step_and_leave_nothing_behind(t
     assert soak.cancelled >= 0.04 * soak.sent
     assert (real.pool.active, real.pool.waiting) == (0, 0)
     assert soak.resident[-1] - soak.resident[0] < MAX_GROWTH_BYTES
-    soak.removed += scan(managers) + scan(managers)
+    soak.removed += remove_idle_sequences(managers) + remove_idle_sequences(managers)
     assert (servable.sequences(), soak.removed) == ([], soak.abandoned)
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, Sequence)]

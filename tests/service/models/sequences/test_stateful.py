@@ -24,7 +24,7 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.examples import examples
@@ -239,7 +239,7 @@ class _SequenceHistory(RuleBasedStateMachine):
             del self.alive[number]
         for expected in self.alive.values():
             expected.idle = expected.idle or not expected.waiting
-        assert self.loop.call(scan, self.managers) == len(removed)
+        assert self.loop.call(remove_idle_sequences, self.managers) == len(removed)
 
     @rule(migrates=st.sampled_from([True, True, False]))
     def load_again(self, migrates: bool) -> None:

@@ -15,16 +15,16 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
-from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.models.sequences.manager import scan
+from ovmstrio.models.sequences import SequenceControl, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.sequences.store import (
     STORE_FILE,
-    DamagedStore,
+    CorruptStore,
     Segment,
     SequenceStore,
-    fill,
-    locked_folder,
+    lock_folder,
     read_segments,
+    restore_sequences,
 )
 from ovmstrio.models.stateful import StatefulServable
 from tests.support import ir
@@ -80,7 +80,7 @@ def _encoded(managers: SequenceManagers, *, written_at: float) -> bytes:
 async def _step(
     manager: SequenceManager, number: int | str, total: int, *, start: bool = False, end: bool = False
 ) -> None:
-    async with manager.turn(Control(number, start=start, end=end)) as sequence:
+    async with manager.turn(SequenceControl(number, start=start, end=end)) as sequence:
         sequence.advance({"total": np.array([total])})
 
 
@@ -96,7 +96,7 @@ def _totals(managers: SequenceManagers) -> dict[tuple[int, int | str], int]:
 def _restored(content: bytes, now: float = 0) -> SequenceManagers:
     """Read a file without writing to its folder."""
     managers = SequenceManagers()
-    fill(managers, read_segments(content), now=now)
+    restore_sequences(managers, read_segments(content), now=now)
     return managers
 
 
@@ -148,11 +148,11 @@ async def test_ids_ages_and_marks_are_restored(autojump_clock: trio.testing.Mock
     managers = SequenceManagers()
     manager = managers.add("m", 1, ())
     for identity in ("a-b-c", "größe", "ended", 0):
-        async with manager.turn(Control(identity, start=True, end=identity == "ended")) as sequence:
+        async with manager.turn(SequenceControl(identity, start=True, end=identity == "ended")) as sequence:
             sequence.advance({})
     await trio.sleep(100)
-    scan(managers)
-    async with manager.turn(Control("not started", start=True)):
+    remove_idle_sequences(managers)
+    async with manager.turn(SequenceControl("not started", start=True)):
         (again,) = _restored(_encoded(managers, written_at=1_000), now=1_050)
     assert {each.id for each in again} == {"a-b-c", "größe", 1}
     for kept in again:
@@ -168,7 +168,7 @@ def test_damaged_segments_are_detected_and_earlier_ones_are_read(data: st.DataOb
     changed = bytearray(content)
     changed[position] ^= data.draw(st.integers(1, 255))
     for damaged in (bytes(changed), content[:position]):
-        with pytest.raises(DamagedStore):
+        with pytest.raises(CorruptStore):
             read_segments(damaged)
         stored = read_segments(content + content + damaged)
         assert (len(stored.segments), stored.torn_bytes) == (2, len(damaged))
@@ -183,7 +183,7 @@ def _one_segment() -> bytes:
 def test_other_version_of_the_format_is_reported() -> None:
     content = bytearray(_one_segment())
     content[8] = 3
-    with pytest.raises(DamagedStore, match="unsupported format version 3, expected 2"):
+    with pytest.raises(CorruptStore, match="unsupported format version 3, expected 2"):
         read_segments(bytes(content))
 
 
@@ -325,5 +325,5 @@ async def test_file_of_0_seconds_is_written_at_the_end_and_used_once(tmp_path: P
 
 def test_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="the folder cannot be written"), locked_folder(tmp_path / "file", ""):
+    with pytest.raises(ConfigError, match="the folder cannot be written"), lock_folder(tmp_path / "file", ""):
         pass

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded
 from ovmstrio.core.tensor import BY_NAME
-from ovmstrio.pipelines.custom_node import CALLS_AT_ONCE, ItemInfo
+from ovmstrio.pipelines.custom_node import MAX_CONCURRENT_CALLS, ItemInfo
 from ovmstrio.pipelines.native import node
 from ovmstrio.pipelines.native.node import NativeNode, open_native_node
 from tests.support.examples import examples
@@ -38,7 +38,7 @@ def library(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(library: Path, calls_at_once: int = CALLS_AT_ONCE, **params: str) -> AsyncIterator[NativeNode]:
+async def opened(library: Path, calls_at_once: int = MAX_CONCURRENT_CALLS, **params: str) -> AsyncIterator[NativeNode]:
     async with hosting() as tasks:
         native = await open_native_node(library, "n", params, tasks=tasks, calls_at_once=calls_at_once)
         try:
@@ -167,7 +167,7 @@ async def test_array_that_outlives_its_node_deinitializes_it(library: Path, monk
     ],
 )
 async def test_invalid_outputs_fail_the_call(library: Path, params: dict[str, str], code: str) -> None:
-    async with opened(library, CALLS_AT_ONCE, **{"execute": "outputs", **params}) as native:
+    async with opened(library, MAX_CONCURRENT_CALLS, **{"execute": "outputs", **params}) as native:
         with pytest.raises(CustomNodeFailure) as caught:
             await native.execute({"x": X})
         assert caught.value.message.endswith(code) or code in caught.value.message

@@ -12,8 +12,8 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.protocols.admin.profile import merged_profiles
-from ovmstrio.serving.profiling import CalledVersion, Profiler
+from ovmstrio.protocols.admin.profile import merge_profiles
+from ovmstrio.serving.profiling import Profiler, VersionCalls
 from tests.support import ir
 from tests.support.api_clients import BothDoors, serving_both
 from tests.support.callers import bearer
@@ -113,7 +113,7 @@ def _document(frames: list[str], stack: list[int], cpu: float) -> dict[str, Any]
 
 
 def test_profiles_of_several_processes_are_merged_with_each_frame_once() -> None:
-    merged = merged_profiles(
+    merged = merge_profiles(
         {1: _document(["inner", "outer"], [1, 0], 2.0), 0: _document(["outer", "other"], [0, 1], 1.0)}
     )
     names = [frame["name"] for frame in merged["frames"]]
@@ -127,8 +127,8 @@ def test_profiles_of_several_processes_are_merged_with_each_frame_once() -> None
 
 
 async def test_models_called_in_other_processes_are_profiled(doors: BothDoors) -> None:
-    async def others() -> list[CalledVersion]:
-        return [CalledVersion("add", "1", 7, 0.5)]
+    async def others() -> list[VersionCalls]:
+        return [VersionCalls("add", "1", 7, 0.5)]
 
     with trio.fail_after(WAIT_SECONDS):
         profile = await Profiler(doors.plane).take(0.05, 100, None, others)

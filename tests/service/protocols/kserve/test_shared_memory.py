@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
-from ovmstrio.serving.shared_memory import ClientRegions, output_places, write_outputs
+from ovmstrio.serving.shared_memory import ClientRegions, output_destinations, write_outputs
 from tests.support import ir
 from tests.support.api_clients import DOORS, serving_both, triton_module
 from tests.support.servables import EXACT
@@ -366,7 +366,7 @@ async def test_large_outputs_are_written_completely_in_a_thread(region: Region) 
     request = InferRequest("m", outputs=[RequestedOutput("y", parameters)])
     response = InferResponse("m", "1", [Tensor("y", BY_NAME["FP32"], array)])
     with trio.fail_after(WAIT_SECONDS):
-        await write_outputs(response, output_places(request, regions))
+        await write_outputs(response, output_destinations(request, regions))
     np.testing.assert_array_equal(shm.get_contents_as_numpy(outs, np.float32, array.shape), array)
     (tensor,) = response.outputs
     assert isinstance(tensor, RawTensor)

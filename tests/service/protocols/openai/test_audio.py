@@ -10,7 +10,7 @@ import trio
 from httpx import RemoteProtocolError, Response
 
 from ovmstrio.core.errors import InvalidField, ModelFailure, Overloaded
-from ovmstrio.core.speech import SoundForm, SpeechPart, SpeechRequest, TranscriptionRequest, TranscriptPart
+from ovmstrio.core.speech import AudioFormat, SpeechPart, SpeechRequest, TranscriptionRequest, TranscriptPart
 from tests.service.protocols.openai.servers import (
     CHAT,
     EARS,
@@ -70,7 +70,7 @@ async def test_a_text_is_answered_with_a_wav_file(serving: Serving, prefix: str)
     [
         (
             {"voice": "anna", "language": "en-GB", "speed": 2, "response_format": "flac", "instructions": "", "new": 1},
-            SpeechRequest("Fail better.", "anna", "en-GB", 2.0, SoundForm.FLAC),
+            SpeechRequest("Fail better.", "anna", "en-GB", 2.0, AudioFormat.FLAC),
         ),
         (
             dict.fromkeys(("voice", "language", "speed", "response_format", "stream_format")),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.transport.http.router import Route
 from tests.service.protocols.openai.servers import CHAT, EARS, PREFIXES, VOICE, WORDS
 from tests.unit.protocols.servers import Serving
@@ -98,7 +98,7 @@ async def test_health_is_served_at_the_path_of_load_generators(serving: Serving)
     head = await serving.with_http(lambda client: client.head("/health"))
     assert (head.status_code, head.content) == (200, b"")
     # A connection whose first request is a health check stays in the fast lane.
-    found = make_router(serving.plane).find("GET", "/health")
+    found = make_rest_router(serving.plane).find("GET", "/health")
     assert isinstance(found, Route)
     assert found.is_hot
     serving.plane.begin_drain()

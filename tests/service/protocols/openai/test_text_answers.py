@@ -8,17 +8,17 @@ import trio
 
 from ovmstrio.core.errors import ModelFailure, Overloaded
 from ovmstrio.core.generation import (
-    CallDelta,
     Conversation,
     Finish,
+    GenerationChunk,
     GenerationLimits,
     Grammar,
     GrammarKind,
-    Piece,
     Sampling,
     TokenLogprob,
+    ToolCallDelta,
 )
-from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.transport.http.router import Route
 from tests.service.protocols.openai.servers import CHAT, PREFIXES, chat_body, events_of, post_of, service_of
 from tests.support.waits import WAIT_SECONDS
@@ -96,14 +96,14 @@ async def test_a_response_is_a_message_among_items(serving: Serving) -> None:
 
 
 async def test_a_response_without_text_has_an_empty_message(serving: Serving) -> None:
-    service_of(serving).script = lambda _: [Piece(finish=Finish.STOP)]
+    service_of(serving).script = lambda _: [GenerationChunk(finish=Finish.STOP)]
     (message,) = (await _post(serving, RESPONSES)).json()["output"]
     assert message["content"][0]["text"] == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_truncated_response_is_incomplete(serving: Serving, stream: bool) -> None:
-    service_of(serving).script = lambda _: [Piece(text="a", finish=Finish.LENGTH)]
+    service_of(serving).script = lambda _: [GenerationChunk(text="a", finish=Finish.LENGTH)]
     answer = await _post(serving, RESPONSES, stream=stream)
     document = events_of(answer.text)[-2]["response"] if stream else answer.json()
     assert (document["status"], document["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -172,12 +172,12 @@ async def test_streamed_completions_of_several_prompts_have_indices(serving: Ser
 
 async def test_a_streamed_response_has_all_items_in_order(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        Piece(reasoning="hm", tokens=3, reasoning_tokens=2),
-        Piece(text="so"),
-        Piece(text="me"),
-        Piece(calls=(CallDelta(0, "call_1", "weather", "{"),)),
-        Piece(calls=(CallDelta(0, arguments="}"),)),
-        Piece(finish=Finish.TOOL_CALLS),
+        GenerationChunk(reasoning="hm", tokens=3, reasoning_tokens=2),
+        GenerationChunk(text="so"),
+        GenerationChunk(text="me"),
+        GenerationChunk(calls=(ToolCallDelta(0, "call_1", "weather", "{"),)),
+        GenerationChunk(calls=(ToolCallDelta(0, arguments="}"),)),
+        GenerationChunk(finish=Finish.TOOL_CALLS),
     ]
     answer = await _post(serving, RESPONSES, stream=True)
     *events, end = events_of(answer.text)
@@ -204,10 +204,10 @@ async def test_a_streamed_response_has_all_items_in_order(serving: Serving) -> N
 
 async def test_tool_calls_and_reasoning_are_separate_from_text(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        Piece(reasoning="hm", tokens=3, reasoning_tokens=2),
-        Piece(calls=(CallDelta(0, "call_1", "weather", '{"at"'),)),
-        Piece(calls=(CallDelta(0, arguments=": 1}"),)),
-        Piece(finish=Finish.TOOL_CALLS),
+        GenerationChunk(reasoning="hm", tokens=3, reasoning_tokens=2),
+        GenerationChunk(calls=(ToolCallDelta(0, "call_1", "weather", '{"at"'),)),
+        GenerationChunk(calls=(ToolCallDelta(0, arguments=": 1}"),)),
+        GenerationChunk(finish=Finish.TOOL_CALLS),
     ]
     document = (await _post(serving)).json()
     streamed = await _post(serving, stream=True)
@@ -234,8 +234,8 @@ async def test_tool_calls_and_reasoning_are_separate_from_text(serving: Serving)
 
 async def test_log_probabilities_are_with_the_text_of_their_tokens(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        Piece(text="é", logprobs=(TokenLogprob("é", -0.5),), tokens=1),
-        Piece(finish=Finish.LENGTH),
+        GenerationChunk(text="é", logprobs=(TokenLogprob("é", -0.5),), tokens=1),
+        GenerationChunk(finish=Finish.LENGTH),
     ]
     token = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
     expected = {"content": [token], "refusal": None}
@@ -247,7 +247,9 @@ async def test_log_probabilities_are_with_the_text_of_their_tokens(serving: Serv
 
 async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        Piece(text="in it", logprobs=(TokenLogprob("in", None), TokenLogprob(" it", -1.5)), finish=Finish.LENGTH)
+        GenerationChunk(
+            text="in it", logprobs=(TokenLogprob("in", None), TokenLogprob(" it", -1.5)), finish=Finish.LENGTH
+        )
     ]
     answer = await _post(serving, COMPLETIONS, prompt="in it", echo=True, logprobs=1, max_tokens=0)
     request = service_of(serving).requests[-1]
@@ -269,8 +271,8 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
 
 async def test_offsets_of_tokens_continue_from_event_to_event(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        Piece(text="abc", logprobs=(TokenLogprob("abc", -1.0),)),
-        Piece(text="d", logprobs=(TokenLogprob("d", -2.0),), finish=Finish.STOP),
+        GenerationChunk(text="abc", logprobs=(TokenLogprob("abc", -1.0),)),
+        GenerationChunk(text="d", logprobs=(TokenLogprob("d", -2.0),), finish=Finish.STOP),
     ]
     answer = await _post(serving, COMPLETIONS, stream=True, logprobs=1)
     logprobs = [each["choices"][0]["logprobs"] for each in events_of(answer.text)[:-1]]
@@ -278,14 +280,14 @@ async def test_offsets_of_tokens_continue_from_event_to_event(serving: Serving) 
 
 
 async def test_a_failure_within_a_streamed_chat_is_the_last_event(serving: Serving) -> None:
-    service_of(serving).script = lambda _: [Piece(text="a"), ModelFailure("the engine ended")]
+    service_of(serving).script = lambda _: [GenerationChunk(text="a"), ModelFailure("the engine ended")]
     *chunks, last = events_of((await _post(serving, stream=True)).text)
     assert chunks[-1]["choices"][0]["delta"] == {"content": "a"}
     assert last == {"error": {"message": "the engine ended", "type": "server_error", "param": None, "code": None}}
 
 
 async def test_a_failure_within_a_streamed_response_is_a_failed_event(serving: Serving) -> None:
-    service_of(serving).script = lambda _: [Piece(text="a"), ModelFailure("the engine ended")]
+    service_of(serving).script = lambda _: [GenerationChunk(text="a"), ModelFailure("the engine ended")]
     *_, failed, end = events_of((await _post(serving, RESPONSES, stream=True)).text)
     assert (failed["type"], end) == ("response.failed", "[DONE]")
     assert failed["response"]["error"] == {"code": "server_error", "message": "the engine ended"}
@@ -472,7 +474,7 @@ async def test_a_malformed_deadline_is_refused(serving: Serving) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_disconnects_ends_its_generation(serving: Serving, stream: bool) -> None:
-    service_of(serving).script = lambda _: [Piece(text="a"), trio.Event()]
+    service_of(serving).script = lambda _: [GenerationChunk(text="a"), trio.Event()]
     with trio.fail_after(WAIT_SECONDS):
         async with serving.connect() as peer:
             await peer.send(post_of(CHATS, chat_body(stream=stream)))
@@ -489,7 +491,7 @@ async def test_streams_are_answered_on_the_fast_lane_of_a_kept_connection(servin
         for _ in range(2):
             await peer.send(post_of(CHATS, chat_body("a", stream=True)))
             assert (await peer.until(b"\r\n0\r\n\r\n")).count(b"[DONE]") == 1
-    route = make_router(serving.plane).find("POST", CHATS)
+    route = make_rest_router(serving.plane).find("POST", CHATS)
     assert isinstance(route, Route)
     assert route.is_hot
 

@@ -14,15 +14,15 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.generation import (
     Conversation,
     Finish,
+    GenerationChunk,
     GenerationLimits,
-    Piece,
 )
 from ovmstrio.protocols.openai.api import Body
 from ovmstrio.protocols.openai.chat import Chat
 from ovmstrio.protocols.openai.completions import Completions
 from ovmstrio.protocols.openai.responses import Responses
 from ovmstrio.protocols.openai.text_endpoint import TextEndpoint, Usage
-from ovmstrio.text.grammars import check_grammar, impose_calls
+from ovmstrio.text.grammars import check_grammar, tool_call_grammar
 from ovmstrio.util.truncation import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.service.protocols.openai.servers import CHAT, WORDS, events_of, post_of, service_of
 from tests.support.examples import examples
@@ -61,7 +61,7 @@ async def test_bodies_of_clients_are_answered_in_the_requested_form(serving: Ser
         if request.grammar is not None:
             check_grammar(request.grammar)
         if isinstance(request.prompt, Conversation):
-            impose_calls(request.prompt, "hermes3")
+            tool_call_grammar(request.prompt, "hermes3")
 
 
 _CALL: Final = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -481,7 +481,7 @@ def test_any_body_is_read_or_refused(path: str, body: dict[str, Any], is_stream:
         assert json.dumps(getattr(request.prompt, "messages", request.prompt))
         assert json.dumps(getattr(request.prompt, "tools", ()))
     answer = endpoint.whole(Body(body, CHAT), text_call)
-    answer.take(0, Piece(text="x", finish=Finish.STOP))
+    answer.take(0, GenerationChunk(text="x", finish=Finish.STOP))
     assert json.dumps(answer.document(Usage()))
 
 

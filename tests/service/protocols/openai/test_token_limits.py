@@ -7,7 +7,7 @@ import httpx
 import pytest
 import trio
 
-from ovmstrio.auth.quota import CallerAllowance
+from ovmstrio.auth.quota import CallerQuota
 from ovmstrio.telemetry.metrics import Metrics
 from tests.service.protocols.openai.servers import EARS, VOICE, WORDS, chat_body, serve_openai
 from tests.support.callers import bearer, gate_of
@@ -17,7 +17,7 @@ CHATS, SHOP = "/v3/chat/completions", bearer("shop")
 
 
 def _gate(tokens_per_minute: int) -> dict[str, Any]:
-    return {"gate": gate_of({"shop": "infer:*"}, CallerAllowance("shop", tokens_per_minute=tokens_per_minute))}
+    return {"gate": gate_of({"shop": "infer:*"}, CallerQuota("shop", tokens_per_minute=tokens_per_minute))}
 
 
 async def _post(serving: Serving, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -15,7 +15,7 @@ from PIL import Image
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServableSpec
 from ovmstrio.core.service import Servable
 from ovmstrio.models.loading import load_model
-from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.router import Route
 from tests.support import ir
@@ -197,7 +197,7 @@ async def test_a_wrong_method_is_refused_before_names_are_checked(served: Servin
     ],
 )
 async def test_only_plain_predict_targets_are_for_the_fast_lane(serving: Serving, target: str, is_hot: bool) -> None:
-    route = make_router(serving.plane).find("POST", target)
+    route = make_rest_router(serving.plane).find("POST", target)
     assert (isinstance(route, Route) and route.is_hot) == is_hot
     assert not is_hot or route.places == {"model": "a b:c", "version": "7"}  # type: ignore[union-attr]
 

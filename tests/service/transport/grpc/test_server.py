@@ -18,7 +18,7 @@ from grpclib.const import Cardinality, Handler, Status
 
 from ovmstrio.transport.grpc.frames import ErrorCode, FrameType
 from ovmstrio.transport.grpc.limits import TransportLimits
-from ovmstrio.transport.grpc.reusable_scope import LentScope
+from ovmstrio.transport.grpc.reusable_scope import ReusableScope
 from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.listeners import PlainListener, open_listeners, tls_context
 from tests.support.bare_http2 import BareConnection, frame, framed
@@ -210,7 +210,7 @@ _TOO_LATE: Final = str(Status.DEADLINE_EXCEEDED.value)
 
 
 async def test_a_scope_that_was_not_kept_is_lent_again_without_its_deadline() -> None:
-    with LentScope() as lent:
+    with ReusableScope() as lent:
         first = lent.lend(trio.current_time() + 1)
         assert not lent.take_back(None)
         assert lent.lend(math.inf) is first

@@ -13,11 +13,11 @@ import trio.testing
 import trustme
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.transport.http.router import Refusals, Router, rule
+from ovmstrio.transport.http.router import MissingRouteResponses, Router, rule
 from ovmstrio.transport.http.server import HttpFrontEnd
 from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS
 from ovmstrio.transport.listeners import tls_context
-from ovmstrio.transport.send_budget import PendingAnswers, PendingShare, current_share
+from ovmstrio.transport.send_budget import ConnectionBudget, SendBudget, current_connection_budget
 from tests.service.transport.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
 from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.protocols.servers import BODY, Peer, Serving, infer_head, infer_post, serving_rest
@@ -312,7 +312,7 @@ SIZE = 30_000_000
 LARGE_LANES = {"fast": b"", "application": b"TE: trailers\r\n"}
 
 
-class _Refusals(Refusals):
+class _Refusals(MissingRouteResponses):
     def no_path(self, method: str, path: str) -> HttpAnswer:
         return HttpAnswer(404)
 
@@ -320,7 +320,7 @@ class _Refusals(Refusals):
         return HttpAnswer(405)
 
 
-Serve = Callable[[PendingAnswers], Awaitable[str]]
+Serve = Callable[[SendBudget], Awaitable[str]]
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
     async def view(_request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, (), bytes(SIZE))
 
-    async def start(pending: PendingAnswers) -> str:
+    async def start(pending: SendBudget) -> str:
         router = Router([rule("/large", "GET", view, is_hot=True)], _Refusals())
         front_end = HttpFrontEnd(["127.0.0.1:0"], router, pending=pending)
         addresses: list[str] = await nursery.start(front_end.serve)
@@ -349,7 +349,7 @@ async def _ask(address: str, lane: bytes) -> trio.SocketStream:
 
 @pytest.mark.parametrize("lane", LARGE_LANES.values(), ids=LARGE_LANES)
 async def test_bytes_of_an_answer_count_until_the_client_reads_or_leaves(serve: Serve, lane: bytes) -> None:
-    pending = PendingAnswers()
+    pending = SendBudget()
     address = await serve(pending)
     async with await _ask(address, lane) as stream:
         await until_async(lambda: pending.budget.held >= SIZE)
@@ -365,7 +365,7 @@ async def test_bytes_of_an_answer_count_until_the_client_reads_or_leaves(serve: 
 
 @pytest.mark.parametrize("lane", LARGE_LANES.values(), ids=LARGE_LANES)
 async def test_clients_that_read_nothing_are_cut_off_after_the_stall_limit(serve: Serve, lane: bytes) -> None:
-    pending = PendingAnswers(stalled_seconds=0.3)
+    pending = SendBudget(stalled_seconds=0.3)
     address = await serve(pending)
     async with await _ask(address, lane):
         await until_async(lambda: pending.budget.held >= SIZE)
@@ -373,10 +373,10 @@ async def test_clients_that_read_nothing_are_cut_off_after_the_stall_limit(serve
 
 
 async def test_requests_of_a_connection_have_the_same_share(nursery: trio.Nursery) -> None:
-    seen: list[PendingShare | None] = []
+    seen: list[ConnectionBudget | None] = []
 
     async def view(_request: HttpRequest) -> HttpAnswer:
-        seen.append(current_share.get())
+        seen.append(current_connection_budget.get())
         return HttpAnswer(200, (), b"")
 
     front_end = HttpFrontEnd(["127.0.0.1:0"], Router([rule("/large", "GET", view, is_hot=True)], _Refusals()))

@@ -16,11 +16,11 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.serving.authorization import GuardedPlane
+from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastLane
-from ovmstrio.transport.http.heads import read_head
+from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastPathConnection
+from ovmstrio.transport.http.heads import parse_head
 from ovmstrio.transport.http.responses import Cors
 from tests.service.handlers.servers import serving_handler
 from tests.service.transport.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
@@ -107,18 +107,18 @@ async def test_the_body_limit_is_the_same_in_both_lanes(
         assert "--max_message_size" in answer.json["error"]
 
 
-async def _note_left(lane: FastLane, left: list[bytes | None]) -> None:
+async def _note_left(lane: FastPathConnection, left: list[bytes | None]) -> None:
     left.append(await lane.run())
 
 
 async def test_a_cached_head_does_not_bypass_the_body_limit(tmp_path: Path) -> None:
     async with stack(tmp_path) as (plane, _, _):
-        router = make_router(plane)
+        router = make_rest_router(plane)
         for limit, status in ((MEBIBYTE, b"200"), (len(BODY) - 1, b""), (MEBIBYTE, b"200")):
             ours, theirs = trio.testing.memory_stream_pair()
             left: list[bytes | None] = []
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_note_left, FastLane(router, theirs, limit), left)
+                nursery.start_soon(_note_left, FastPathConnection(router, theirs, limit), left)
                 await ours.send_all(infer_post(BODY))
                 if status:
                     assert (await ours.receive_some(65536)).split()[1] == status
@@ -187,14 +187,14 @@ async def test_pipelined_requests_of_both_lanes_are_answered_in_order(serving: S
 
 
 @asynccontextmanager
-async def _lane(tmp_path: Path) -> AsyncIterator[tuple[Peer, FastLane, list[bytes | None], trio.Event]]:
+async def _lane(tmp_path: Path) -> AsyncIterator[tuple[Peer, FastPathConnection, list[bytes | None], trio.Event]]:
     """Run a lane over streams in memory. The list gets the result of its run, and the event is set at its end."""
     async with stack(tmp_path) as (plane, _registry, _specs):
         # Only here: the work of threads, above, does not keep a clock from jumping.
         with trio.fail_after(LONG_SECONDS):
             async with trio.open_nursery() as nursery:
                 ours, theirs = trio.testing.memory_stream_pair()
-                lane = FastLane(make_router(plane), theirs, MEBIBYTE)
+                lane = FastPathConnection(make_rest_router(plane), theirs, MEBIBYTE)
                 left: list[bytes | None] = []
                 ended = trio.Event()
 
@@ -243,7 +243,7 @@ AMBIGUOUS_LENGTHS = ["5, 5", "+5", "-5", "5_0", "0x5", "", "1" * 16]
     ],
 )
 def test_ambiguous_heads_are_left_to_the_application(head: bytes) -> None:
-    assert read_head(head) is None
+    assert parse_head(head) is None
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,9 @@ async def _ops(folder: Path) -> AsyncIterator[Address]:
 SERVERS: Final[dict[str, Callable[[Path], Any]]] = {
     "models": _models,
     "models for pages": partial(_models, cors=Cors("http://a, http://b", credentials=True)),
-    "models of known callers": partial(_models, plane_class=GuardedPlane, gate=gate_of({"good": "infer:echo read"})),
+    "models of known callers": partial(
+        _models, plane_class=AuthorizingDataPlane, gate=gate_of({"good": "infer:echo read"})
+    ),
     "a handler": _handler,
     "Ops": _ops,
 }

@@ -19,7 +19,7 @@ from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.graphs.graph_config import Port
 from ovmstrio.isolation import isolated_code
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.isolation.printing import prints_logged
+from ovmstrio.isolation.printing import log_prints
 from pyovms import Tensor
 from tests.support.graph_nodes import Node, make_node, nodes
 from tests.support.graphs import handler
@@ -422,7 +422,7 @@ GENERATOR = """
 @pytest.mark.parametrize("execute", [PLAIN, ASYNC, GENERATOR], ids=["plain", "async", "generator"])
 async def test_each_line_is_logged_with_its_node(tmp_path: Path, execute: str, isolation: Isolation | None) -> None:
     node = make_node(name="counter", generative=execute is GENERATOR)
-    with capture_logs() as logged, prints_logged():
+    with capture_logs() as logged, log_prints():
         async with nodes(tmp_path, isolation=isolation) as opened:
             loaded = await opened.load(node, LIFECYCLE.replace("    {execute}", execute))
             async with loaded.opened() as instance:

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from ovmstrio.config.specs import HandlerSpec, ServableSpec
 from ovmstrio.core.events import CallEvent, CallObserver
-from ovmstrio.handlers.handler_service import HandlerServable, load_handler
+from ovmstrio.handlers.handler_service import HandlerService, load_handler
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.kind import LoadContext, lease_nothing
@@ -160,7 +160,7 @@ async def hosting() -> AsyncIterator[Hosting]:
 async def running(**options: Any) -> AsyncIterator[Hosting]:
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
 
-        async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerServable:
+        async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerService:
             assert isinstance(spec, HandlerSpec)
             if server.may_load is not None:
                 await server.may_load.wait()

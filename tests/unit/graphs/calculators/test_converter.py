@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import GraphFailure
 from ovmstrio.core.tensor import BY_NAME, BYTES
 from ovmstrio.graphs.calculator import ContractError, NodeFailure
-from ovmstrio.graphs.calculators.inference import CONVERTER, to_ov, to_python
+from ovmstrio.graphs.calculators.inference import CONVERTER, ov_to_python_tensor, python_to_ov_tensor
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import OvTensor
-from ovmstrio.graphs.tensors import contents_of, python_tensor
+from ovmstrio.graphs.tensors import create_python_tensor, tensor_bytes
 from pyovms import Tensor
 from tests.support.graph_nodes import Feed, options, refs, run_nodes
 
@@ -45,9 +45,9 @@ def test_conversion_in_both_directions_keeps_every_bit(
     data = bytes(byte & 1 for byte in random.randbytes(math.prod(shape) * row.itemsize))
     array = np.ndarray(shape, row.numpy, data)
     array = array.T if transposed else array
-    tensor = to_python("name", OvTensor(row, array))
+    tensor = ov_to_python_tensor("name", OvTensor(row, array))
     assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("name", datatype, array.shape)
-    back = to_ov(tensor)
+    back = python_to_ov_tensor(tensor)
     assert back.datatype is row
     assert (back.array.shape, back.array.dtype) == (array.shape, row.numpy)
     assert back.array.tobytes() == array.tobytes()
@@ -55,17 +55,17 @@ def test_conversion_in_both_directions_keeps_every_bit(
 
 def test_slices_are_read_in_row_major_order() -> None:
     part = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
-    assert to_ov(Tensor("t", part)).array.tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert python_to_ov_tensor(Tensor("t", part)).array.tolist() == [[0, 2], [4, 6], [8, 10]]
 
 
 def test_shape_and_datatype_of_the_user_are_used() -> None:
-    made = to_ov(Tensor("t", np.array([1, 0, 0, 0], np.uint8), shape=[1, 1], datatype="INT32"))
+    made = python_to_ov_tensor(Tensor("t", np.array([1, 0, 0, 0], np.uint8), shape=[1, 1], datatype="INT32"))
     assert (made.datatype.name, made.array.tolist()) == ("INT32", [[1]])
 
 
 def test_arrays_of_user_code_are_copied() -> None:
     source = np.zeros(2, np.int32)
-    made = to_ov(Tensor("t", source))
+    made = python_to_ov_tensor(Tensor("t", source))
     source[:] = 5
     assert made.array.tolist() == [0, 0]
 
@@ -93,7 +93,7 @@ async def test_invalid_python_tensors_fail_the_node(tensor: Tensor, text: str) -
 def test_strings_are_refused() -> None:
     strings = np.array([b"a"], object)
     with pytest.raises(NodeFailure, match=r"^Undefined precision in input tensor: string$") as caught:
-        to_python("t", OvTensor(BYTES, strings))
+        ov_to_python_tensor("t", OvTensor(BYTES, strings))
     assert caught.value.code == "INVALID_ARGUMENT"
 
 
@@ -104,14 +104,18 @@ async def test_pairs_are_matched_by_suffix_and_index() -> None:
         {"OVMS_PY_TENSOR_A": "first", "OVMS_PY_TENSOR": "second", "OVMS_PY_TENSOR:1": "third"},
     )
     feed: Feed = [
-        (3, {"d": python_tensor("d", b"\7", (1,), "UINT8")} | {name: ov([i], "UINT8") for i, name in enumerate("abc")}),
+        (
+            3,
+            {"d": create_python_tensor("d", b"\7", (1,), "UINT8")}
+            | {name: ov([i], "UINT8") for i, name in enumerate("abc")},
+        ),
         (9, {"b": ov([5], "UINT8")}),
     ]
     packets = await run_nodes([node], feed)
     (converted,) = packets.pop("ov_d")
     assert (converted.timestamp, converted.value.array.tolist()) == (3, [7])
     assert {
-        stream: [(packet.timestamp, packet.value.name, bytes(contents_of(packet.value))) for packet in sent]
+        stream: [(packet.timestamp, packet.value.name, bytes(tensor_bytes(packet.value))) for packet in sent]
         for stream, sent in packets.items()
     } == {
         "py_a": [(3, "first", b"\0")],

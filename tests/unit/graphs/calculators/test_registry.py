@@ -10,7 +10,7 @@ import pytest
 from ovmstrio.core.errors import ConfigError, GraphFailure
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.graphs.calculator import ContractError
-from ovmstrio.graphs.calculators import find_kind, known_names
+from ovmstrio.graphs.calculators import calculator_names, find_calculator
 from ovmstrio.graphs.calculators.flow import PASS_THROUGH
 from ovmstrio.graphs.graph_config import NodeConfig
 from ovmstrio.graphs.packets import OvTensor
@@ -50,22 +50,22 @@ def block(language: str) -> str:
 
 
 def test_built_in_calculators_are_found() -> None:
-    assert set(BUILT_IN) <= set(known_names())
-    assert [kind and kind.name for kind in map(find_kind, [*BUILT_IN, "NoSuchCalculator"])] == [*BUILT_IN, None]
-    assert "NoSuchCalculator" not in known_names()
+    assert set(BUILT_IN) <= set(calculator_names())
+    assert [kind and kind.name for kind in map(find_calculator, [*BUILT_IN, "NoSuchCalculator"])] == [*BUILT_IN, None]
+    assert "NoSuchCalculator" not in calculator_names()
 
 
 async def test_example_of_the_guide_works(install: Install) -> None:
     entry = block("toml").partition("\n")[2].replace('"', "").strip()
     install("row_argmax", block("python"), entry)
-    assert "RowArgmaxCalculator" in known_names()
+    assert "RowArgmaxCalculator" in calculator_names()
     node = NodeConfig("best", "best", "RowArgmaxCalculator", refs("OVTENSOR:scores"), refs("OVTENSOR:best"))
     scores = np.array([[1, 5, 2], [9, 0, 3]], np.float32)
     ((packet,),) = (await run_nodes([node], [(4, {"scores": OvTensor(BY_NAME["FP32"], scores)})])).values()
     assert (packet.timestamp, packet.value.datatype.name, packet.value.array.tolist()) == (4, "INT64", [1, 0])
     with pytest.raises(GraphFailure, match=r'node "best" failed: expected \[rows, columns\], got \[3\]'):
         await run_nodes([node], [(4, {"scores": OvTensor(BY_NAME["FP32"], scores[0])})])
-    kind = find_kind("RowArgmaxCalculator")
+    kind = find_calculator("RowArgmaxCalculator")
     assert kind is not None
     with pytest.raises(ContractError):
         kind.contract(NodeConfig("best", "best", "RowArgmaxCalculator", refs("scores"), refs("best")))
@@ -84,13 +84,13 @@ async def test_example_of_the_guide_works(install: Install) -> None:
 def test_invalid_entry_point_is_an_error_when_used(install: Install, source: str, value: str, text: str) -> None:
     module = value.partition(":")[0]
     install(module, source, f"Broken = {value}")
-    assert "Broken" in known_names()
+    assert "Broken" in calculator_names()
     with pytest.raises(ConfigError) as caught:
-        find_kind("Broken")
+        find_calculator("Broken")
     assert f"calculator 'Broken': the entry point '{value}' of {module} {text}" in caught.value.message
 
 
 def test_packages_do_not_replace_built_in_calculators(install: Install) -> None:
     install("usurper", "1 / 0", "PassThroughCalculator = usurper:KIND")
-    assert find_kind("PassThroughCalculator") is PASS_THROUGH
-    assert known_names().count("PassThroughCalculator") == 1
+    assert find_calculator("PassThroughCalculator") is PASS_THROUGH
+    assert calculator_names().count("PassThroughCalculator") == 1

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, TensorSpec
-from ovmstrio.inference.conversion.quantization import MOST_SAMPLES, read_calibration
-from ovmstrio.inference.reading import fields, read_program
+from ovmstrio.inference.conversion.quantization import MAX_SAMPLES, read_calibration
+from ovmstrio.inference.reading import message_fields, parse_paddle_program
 from tests.support.paddle_files import write_field
 
 X = TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE, Dim.fixed(3)))
@@ -92,22 +92,22 @@ def test_folder_without_samples_is_refused(tmp_path: Path) -> None:
 
 
 def test_number_of_samples_is_bounded(tmp_path: Path) -> None:
-    _write(tmp_path / "a.npy", _numbers(2 * MOST_SAMPLES + 2))
-    assert len(read_calibration(tmp_path, [FIXED]).samples) == MOST_SAMPLES
+    _write(tmp_path / "a.npy", _numbers(2 * MAX_SAMPLES + 2))
+    assert len(read_calibration(tmp_path, [FIXED]).samples) == MAX_SAMPLES
 
 
 @given(st.integers(1, 1000), st.lists(st.binary(max_size=300)), st.lists(st.integers(0, 2**64 - 1)))
 def test_fields_are_read_as_written(number: int, contents: list[bytes], numbers: list[int]) -> None:
     data = b"".join(write_field(number, content) for content in contents)
     data += b"".join(write_field(number + 1, value) for value in numbers)
-    assert list(fields(data, number)) == contents
-    assert list(fields(data, number + 1)) == []
+    assert list(message_fields(data, number)) == contents
+    assert list(message_fields(data, number + 1)) == []
 
 
 @given(st.binary())
 def test_invalid_programs_raise_value_error(data: bytes) -> None:
     try:
-        read_program(data)
+        parse_paddle_program(data)
     except ValueError:
         return
-    assert read_program(data).content == data
+    assert parse_paddle_program(data).content == data

@@ -4,8 +4,8 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.models.sequences.manager import clean_sequences, scan
+from ovmstrio.models.sequences import SequenceControl, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.manager import clean_sequences, remove_idle_sequences
 from tests.support.loops import scheduled
 
 MINUTE = 60
@@ -18,7 +18,7 @@ def _manager(managers: SequenceManagers, name: str = "model", *, cleaned: bool =
 
 
 async def _request(manager: SequenceManager, number: int, *, start: bool = False) -> None:
-    async with manager.turn(Control(number, start=start)) as sequence:
+    async with manager.turn(SequenceControl(number, start=start)) as sequence:
         sequence.advance({})
 
 
@@ -54,7 +54,7 @@ async def test_models_can_opt_out() -> None:
     for manager in (kept, cleaned):
         for number in (1, 2, 3):
             await _request(manager, number, start=True)
-    assert (scan(managers), scan(managers)) == (0, 3)
+    assert (remove_idle_sequences(managers), remove_idle_sequences(managers)) == (0, 3)
     assert (_ids(kept), _ids(cleaned)) == ([1, 2, 3], [])
 
 
@@ -63,7 +63,7 @@ async def test_requests_run_between_portions_of_a_scan(autojump_clock: trio.test
     manager = _manager(managers)
     for number in range(1, 5_001):
         await _request(manager, number, start=True)
-    scan(managers)
+    remove_idle_sequences(managers)
     left = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(clean_sequences, managers, 1)
@@ -98,4 +98,4 @@ async def test_sequence_that_moves_during_a_scan_survives_it(autojump_clock: tri
             await trio.sleep(MINUTE / 2)
             assert _ids(new) == [1, 2]
             nursery.cancel_scope.cancel()
-    assert scan(managers) == 2
+    assert remove_idle_sequences(managers) == 2

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from ovmstrio.ext.ops import Op, PipelineResponse
 from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.ops.observing.hooks import NULL_HOOKS, OpHooks
 from ovmstrio.ops.settings import OpSettings
 from tests.support.ops import asking, op_class, settings, single, text_graph
 from tests.support.waits import WAIT_SECONDS
@@ -69,7 +69,7 @@ class _Batches(OpHooks):
 
 @asynccontextmanager
 async def opened(
-    batch_size: int, wait: int, *, worker_num: int = 100, op: type[Op] = _Rows, hooks: OpHooks = NULL, **more: Any
+    batch_size: int, wait: int, *, worker_num: int = 100, op: type[Op] = _Rows, hooks: OpHooks = NULL_HOOKS, **more: Any
 ) -> AsyncIterator[Executor]:
     _Rows.fed.clear()
     one = OpSettings("op", batch_size=batch_size, auto_batching_timeout=wait, **more)

@@ -10,13 +10,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError, ModelFailure
-from ovmstrio.core.service import readiness_reconsidered
+from ovmstrio.core.service import on_readiness_changed
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse
 from ovmstrio.ops.executor import Executor, open_executor
 from ovmstrio.ops.executor.channel import Result, Sample
 from ovmstrio.ops.executor.workers import WorkerPool
 from ovmstrio.ops.graph import OpGraph
-from ovmstrio.ops.observing.hooks import NULL, ChannelState, OpHooks, Span, Stage
+from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks, Span, Stage
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.ops.tensors import from_array
 from tests.support.ops import (
@@ -323,7 +323,7 @@ async def test_requests_get_the_reason_while_a_worker_cannot_be_started_again(
 async def test_the_number_of_stuck_copies_is_limited(
     mock_clock: MockClock, blocking: type[_Blocking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.ops.executor.workers.MOST_STUCK", 2)
+    monkeypatch.setattr("ovmstrio.ops.executor.workers.MAX_STUCK_INSTANCES", 2)
     blocking.may_start.set()
     async with open_executor(single(blocking), settings(worker_num=1)) as executor:
         for _ in range(2):
@@ -368,9 +368,9 @@ async def test_requests_wait_a_minute_for_a_worker_that_recovers(autojump_clock:
             await trio.sleep(100)
 
     readiness: list[bool] = []
-    with readiness_reconsidered(lambda: readiness.append(pool.is_working)):
+    with on_readiness_changed(lambda: readiness.append(pool.is_working)):
         async with trio.open_nursery() as nursery:
-            pool = WorkerPool("op", [SlowWorker()], nursery, NULL)
+            pool = WorkerPool("op", [SlowWorker()], nursery, NULL_HOOKS)
             begin = trio.current_time()
             ends: list[tuple[float, Result]] = []
             for at, is_answered in ((0.0, True), (60.0, False), (60.0, False), (100.0, True)):

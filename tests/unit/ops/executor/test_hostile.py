@@ -247,7 +247,7 @@ async def test_attempts_that_never_end_release_their_threads(release: Release, m
 async def test_stuck_package_hooks_cost_only_their_own_requests(
     release: Release, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.ops.executor.executor.PACK_SECONDS", 0.2)
+    monkeypatch.setattr("ovmstrio.ops.executor.executor.MIN_PACK_SECONDS", 0.2)
     read = StubbornRequest()
     read.release = release
     answer = StubbornResponse(input_ops=Op(input_ops=read))
@@ -265,7 +265,7 @@ async def test_stuck_package_hooks_cost_only_their_own_requests(
 
 
 async def test_a_pipeline_that_closes_waits_for_no_hook(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovmstrio.ops.executor.executor.PACK_SECONDS", 0.3)
+    monkeypatch.setattr("ovmstrio.ops.executor.executor.MIN_PACK_SECONDS", 0.3)
     read = StubbornRequest()
     response = StubbornResponse(input_ops=AsyncHostile(name="op", input_ops=read))
     read.release = response.release = release

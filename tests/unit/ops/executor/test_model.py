@@ -22,7 +22,7 @@ from ovmstrio.ext.ops import Op, PipelineRequest, RequestOp, ResponseOp
 from ovmstrio.ops.executor import Executor, open_executor
 from ovmstrio.ops.executor.channel import Channel, Sample, Ticket
 from ovmstrio.ops.graph import OpGraph, build
-from ovmstrio.ops.observing.hooks import NOBODY, Asker, ChannelState, OpHooks, Span, Stage
+from ovmstrio.ops.observing.hooks import UNKNOWN_CALLER, Caller, ChannelState, OpHooks, Span, Stage
 from ovmstrio.ops.op import EXECUTOR_NAME
 from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.ops.tensors import from_array
@@ -148,7 +148,9 @@ class Watcher(OpHooks):
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         pass
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False, caller: Asker = NOBODY) -> None:
+    def request_started(
+        self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
+    ) -> None:
         self.started[data_id] += 1
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:

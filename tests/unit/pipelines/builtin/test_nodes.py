@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.core.tensor import BY_NAME, Array
 from ovmstrio.pipelines.builtin.builtin_node import BUILTIN_NAMES, builtin_name
-from ovmstrio.pipelines.builtin.east_ocr import FoundText, suppress_overlaps
+from ovmstrio.pipelines.builtin.east_ocr import DetectedText, suppress_overlaps
 from ovmstrio.pipelines.builtin.pictures import Box
 from tests.support.pipelines import opened_builtin
 
@@ -358,7 +358,7 @@ boxes = st.builds(
     sizes,
 )
 texts_found = st.lists(
-    st.builds(FoundText, boxes, st.floats(0, 1), st.just(0.0), st.just(1.0)),
+    st.builds(DetectedText, boxes, st.floats(0, 1), st.just(0.0), st.just(1.0)),
     max_size=20,
     unique_by=lambda text: text.score,
 )
@@ -374,7 +374,7 @@ def overlap(one: Box, other: Box) -> float:
 
 @given(texts_found, st.floats(0, 1), st.integers(1, 20))
 def test_suppression_removes_only_overlaps_of_better_texts(
-    found: list[FoundText], threshold: float, limit: int
+    found: list[DetectedText], threshold: float, limit: int
 ) -> None:
     taken = suppress_overlaps(found, threshold, limit)
     scores = [text.score for text in taken]

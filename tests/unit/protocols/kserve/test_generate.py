@@ -10,7 +10,12 @@ import pytest
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, MalformedJson
 from ovmstrio.core.request import Contents, InferRequest, InferResponse
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, INVALID, RawTensor, Tensor, TensorSpec
-from ovmstrio.protocols.kserve.generate import error_event, event, generate_document, read_generate_request
+from ovmstrio.protocols.kserve.generate import (
+    encode_error_event,
+    encode_event,
+    generate_document,
+    read_generate_request,
+)
 
 GRAPH = (TensorSpec("text", INVALID, (), None), TensorSpec("seed", INVALID, (), None))
 MODEL = (
@@ -152,7 +157,7 @@ def test_all_errors_are_reported_in_one_message() -> None:
 
 
 def _event(*tensors: Tensor | RawTensor) -> Any:
-    written = event(InferResponse("m", "1", list(tensors)))
+    written = encode_event(InferResponse("m", "1", list(tensors)))
     assert written.startswith(b"data: ")
     assert written.endswith(b"}\n\n")
     return orjson.loads(written[6:])["y"]
@@ -211,5 +216,5 @@ def test_an_output_of_a_custom_datatype_is_refused() -> None:
 
 
 def test_an_error_is_an_event_of_its_own_type_and_an_internal_error_has_no_details() -> None:
-    assert error_event(GraphFailure("no\nluck")) == b'event: error\ndata: {"error":"no\\nluck"}\n\n'
-    assert error_event(KeyError("a secret")).startswith(b'event: error\ndata: {"error":"internal error')
+    assert encode_error_event(GraphFailure("no\nluck")) == b'event: error\ndata: {"error":"no\\nluck"}\n\n'
+    assert encode_error_event(KeyError("a secret")).startswith(b'event: error\ndata: {"error":"internal error')

@@ -10,7 +10,7 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
-from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, render_infer_answer
+from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, encode_infer_response
 from ovmstrio.util.buffers import PiecedMessage
 
 NOT_FINITE = [np.nan, np.inf, -np.inf]
@@ -21,7 +21,7 @@ def _tensor(datatype: str, values: Any, name: str = "y") -> Tensor:
 
 
 def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, **more: Any) -> HttpAnswer:
-    return render_infer_answer(request or InferRequest("m"), InferResponse("m", "3", list(tensors), **more))
+    return encode_infer_response(request or InferRequest("m"), InferResponse("m", "3", list(tensors), **more))
 
 
 def _data(tensor: Tensor | RawTensor) -> Any:
@@ -190,8 +190,8 @@ def test_large_binary_outputs_are_sent_without_copies() -> None:
         Tensor(name, BY_NAME[name], array) for name, array in zip(names, arrays, strict=True)
     ]
     request = InferRequest("m", parameters={"binary_data_output": True})
-    private = render_infer_answer(request, InferResponse("m", "1", outputs, is_private=True))
-    joined = render_infer_answer(request, InferResponse("m", "1", outputs))
+    private = encode_infer_response(request, InferResponse("m", "1", outputs, is_private=True))
+    joined = encode_infer_response(request, InferResponse("m", "1", outputs))
     assert isinstance(private.body, PiecedMessage)
     assert isinstance(joined.body, bytes)
     assert (private.content, private.size, private.headers) == (joined.body, len(joined.body), joined.headers)

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
 from ovmstrio.protocols.kserve.rest_requests import INPUT_UNREADABLE, read_infer_request
-from ovmstrio.transport.statuses import status_of
+from ovmstrio.transport.statuses import error_status
 from tests.support.servables import validate
 
 EMPTY: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def _input(**changes: Any) -> dict[str, Any]:
 def _refused(document: Any, tail: bytes = b"", *, head_length: str | None = None) -> str:
     with pytest.raises(InvalidRequest) as caught:
         _read(document, tail, head_length=head_length)
-    assert status_of(caught.value).http == (412 if isinstance(caught.value, MalformedJson) else 400)
+    assert error_status(caught.value).http == (412 if isinstance(caught.value, MalformedJson) else 400)
     return caught.value.message
 
 
@@ -309,7 +309,7 @@ def _check_read_or_refused(body: bytes, head_length: str | None) -> None:
     try:
         request = read_infer_request("m", "", body, head_length)
     except ServerError as error:
-        status = status_of(error).http
+        status = error_status(error).http
     assert request is not None or 400 <= status < 500
     if request is None:
         return

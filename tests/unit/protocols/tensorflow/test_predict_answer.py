@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
-from ovmstrio.protocols.tensorflow.rest_routes import render_predict_answer
+from ovmstrio.protocols.tensorflow.rest_routes import encode_predict_response
 
 NUMBERS = [name for name in BY_NAME if name not in {"BYTES", "BF16"}]
 
@@ -24,7 +24,7 @@ def _tensor(name: str, datatype: str, values: Any) -> Tensor:
 
 
 def _text(*outputs: Tensor | RawTensor, by_rows: bool = False) -> str:
-    answer = render_predict_answer(InferResponse("m", "1", [*outputs]), by_rows=by_rows)
+    answer = encode_predict_response(InferResponse("m", "1", [*outputs]), by_rows=by_rows)
     assert (answer.status, answer.headers) == (200, (("content-type", "application/json"),))
     return answer.content.decode()
 

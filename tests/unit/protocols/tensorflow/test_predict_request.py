@@ -19,11 +19,11 @@ from ovmstrio.protocols.kserve.rest_requests import parse_document
 from ovmstrio.protocols.tensorflow.rest_requests import (
     MAX_RANK,
     PredictBody,
+    flatten,
     read_large_predict,
     read_predict_body,
-    unnest,
 )
-from ovmstrio.transport.statuses import status_of
+from ovmstrio.transport.statuses import error_status
 from tests.support.servables import validate
 
 NO_INSTANCE = "Could not parse instance content. Not valid ndarray detected"
@@ -51,7 +51,7 @@ def _array(document: Any, datatype: str, rank: int) -> np.ndarray[Any, Any]:
 def _refused(document: Any, *specs: TensorSpec) -> str:
     with pytest.raises(InvalidRequest) as caught:
         _read(document, *specs)
-    assert status_of(caught.value).http == (412 if isinstance(caught.value, MalformedJson) else 400)
+    assert error_status(caught.value).http == (412 if isinstance(caught.value, MalformedJson) else 400)
     return caught.value.message
 
 
@@ -348,11 +348,11 @@ def test_documents_are_read_as_by_python(body: bytes, document: Any) -> None:
 
 def test_the_rank_of_nested_lists_is_bounded() -> None:
     deepest = json.loads("[" * MAX_RANK + "1" + "]" * MAX_RANK)
-    nested = unnest(deepest)
+    nested = flatten(deepest)
     assert nested is not None
     assert nested.shape == (1,) * MAX_RANK
     with pytest.raises(InvalidRequest, match=r"^JSON nesting depth exceeded"):
-        unnest([deepest])
+        flatten([deepest])
 
 
 # Large documents

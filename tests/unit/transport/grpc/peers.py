@@ -15,7 +15,7 @@ import trio.testing
 from ovmstrio.transport.grpc.frames import FrameType
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.server import GrpcServer
-from ovmstrio.transport.send_budget import PendingAnswers
+from ovmstrio.transport.send_budget import SendBudget
 from tests.unit.transport.grpc.bytes_client import message, request_headers
 from tests.unit.transport.grpc.echo import BytesCodec, Echo
 
@@ -121,7 +121,7 @@ async def received_until_closed(stream: Any) -> bytes:
 async def memory_server(
     limits: TransportLimits | None = None,
     make_pair: Callable[[], Any] = trio.testing.memory_stream_pair,
-    pending: PendingAnswers | None = None,
+    pending: SendBudget | None = None,
     service: Any = None,
 ) -> AsyncIterator[tuple[GrpcServer, Any, Callable[[], Peer]]]:
     """Serve ``Echo``, or another service, in memory; the third value opens connections."""

@@ -15,8 +15,8 @@ from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.core import (
     DataReceived,
     Event,
+    GoAwayReceived,
     Http2Core,
-    PeerLeaving,
     PingAcknowledged,
     RequestStarted,
     StreamReset,
@@ -97,7 +97,7 @@ def test_splits_of_a_session_do_not_change_its_events_and_answers(cuts: list[int
     assert pieces.outbound == whole.outbound
     assert {k: v.buffer.size for k, v in pieces.streams.items()} == {k: v.buffer.size for k, v in whole.streams.items()}
     assert [name for name, _ in expected].count("RequestStarted") == 3
-    assert expected[-1] == (PeerLeaving.__name__, None)
+    assert expected[-1] == (GoAwayReceived.__name__, None)
 
 
 @given(st.binary(max_size=400), st.booleans())

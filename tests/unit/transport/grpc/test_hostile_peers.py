@@ -20,7 +20,7 @@ from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.core import Http2Core
 from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
 from ovmstrio.transport.grpc.limits import TransportLimits
-from ovmstrio.transport.send_budget import PendingAnswers
+from ovmstrio.transport.send_budget import SendBudget
 from tests.support.bare_http2 import frame
 from tests.support.examples import examples
 from tests.unit.transport.grpc.bytes_client import HELLO, data, headers, message, receive_all, request_headers
@@ -51,7 +51,7 @@ async def answer_pings(peer: Peer) -> None:
 async def test_bytes_waiting_for_windows_are_counted_until_they_are_sent_or_the_peer_leaves(
     autojump_clock: MockClock,
 ) -> None:
-    pending = PendingAnswers()
+    pending = SendBudget()
     async with memory_server(pending=pending) as (_, _, connect):
         one, two = await closed(connect()), await closed(connect())
         first = await one.request("Unary", b"x" * 995)
@@ -74,7 +74,7 @@ async def test_bytes_waiting_for_windows_are_counted_until_they_are_sent_or_the_
 async def test_a_connection_with_closed_windows_is_cut_after_a_minute_despite_its_pings(
     autojump_clock: MockClock, logs: list[MutableMapping[str, Any]]
 ) -> None:
-    pending = PendingAnswers()
+    pending = SendBudget()
     async with memory_server(pending=pending) as (server, _, connect):
         peer = await closed(connect())
         await peer.request("Unary", b"never read")
@@ -94,7 +94,7 @@ async def test_a_connection_with_closed_windows_is_cut_after_a_minute_despite_it
 
 
 async def test_a_peer_with_open_windows_that_does_not_read_its_socket_is_cut_off(autojump_clock: MockClock) -> None:
-    pending = PendingAnswers()
+    pending = SendBudget()
     wide = frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 2**30}) + frames.window_update(0, 2**30)
     call = headers(1, request_headers("/test.Echo/Split")) + data(1, message(b"1000 10000"), end=True)
     async with memory_server(None, trio.testing.lockstep_stream_pair, pending) as (server, _, connect):
@@ -110,7 +110,7 @@ async def test_a_peer_with_open_windows_that_does_not_read_its_socket_is_cut_off
 
 
 async def test_only_the_stalled_stream_of_a_connection_is_reset(autojump_clock: MockClock) -> None:
-    pending = PendingAnswers(stalled_seconds=20)
+    pending = SendBudget(stalled_seconds=20)
     async with connected(pending=pending) as (peer, server, service):
         idle = await peer.request("WaitStream")
         await peer.wait_for(h2.events.DataReceived)
@@ -136,7 +136,7 @@ async def test_only_the_stalled_stream_of_a_connection_is_reset(autojump_clock: 
 
 
 async def test_slow_readers_and_idle_streams_are_not_cut_off(autojump_clock: MockClock) -> None:
-    async with connected(pending=PendingAnswers(stalled_seconds=10)) as (peer, _, _):
+    async with connected(pending=SendBudget(stalled_seconds=10)) as (peer, _, _):
         await peer.request("WaitStream")
         await peer.wait_for(h2.events.DataReceived)
         await close_windows(peer)
@@ -151,7 +151,7 @@ async def test_slow_readers_and_idle_streams_are_not_cut_off(autojump_clock: Moc
 
 
 async def test_a_stall_limit_of_0_cuts_off_no_client(autojump_clock: MockClock) -> None:
-    async with memory_server(pending=PendingAnswers(stalled_seconds=0)) as (server, _, connect):
+    async with memory_server(pending=SendBudget(stalled_seconds=0)) as (server, _, connect):
         peer = await closed(connect())
         await peer.request("Unary", b"read late")
         with trio.move_on_after(3_000):
@@ -160,7 +160,7 @@ async def test_a_stall_limit_of_0_cuts_off_no_client(autojump_clock: MockClock) 
 
 
 async def test_a_stalled_client_is_cut_off_within_seconds_while_others_wait_for_room(autojump_clock: MockClock) -> None:
-    pending = PendingAnswers(2_000)
+    pending = SendBudget(2_000)
     async with memory_server(pending=pending) as (server, _, connect):
         peer = await closed(connect())
         await peer.request("Unary", b"x" * 1_995)
@@ -172,7 +172,7 @@ async def test_a_stalled_client_is_cut_off_within_seconds_while_others_wait_for_
 
 
 async def test_messages_of_streams_wait_while_the_share_is_full(autojump_clock: MockClock) -> None:
-    async with memory_server(TransportLimits(), pending=PendingAnswers(max_share_bytes=5_000)) as (
+    async with memory_server(TransportLimits(), pending=SendBudget(max_share_bytes=5_000)) as (
         server,
         service,
         connect,
@@ -194,7 +194,7 @@ async def test_messages_of_streams_wait_while_the_share_is_full(autojump_clock: 
 async def test_unsent_answers_end_at_their_deadline_and_release_their_bytes(
     autojump_clock: MockClock, count: int
 ) -> None:
-    pending = PendingAnswers()
+    pending = SendBudget()
     async with memory_server(pending=pending) as (_, _, connect):
         peer = await closed(connect())
         calls = [await peer.request("Unary", b"late", ("grpc-timeout", "3S")) for _ in range(count)]

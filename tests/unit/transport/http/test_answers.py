@@ -9,11 +9,17 @@ from grpclib.const import Status
 
 from ovmstrio.core import errors
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
-from ovmstrio.core.events import CallEvent, Door, WireRequest
+from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.transport.http.responses import JSON_TYPE, answer_head, error_answer, json_answer, plain_answer
-from ovmstrio.transport.http.router import ToldRequests
-from ovmstrio.transport.statuses import STATUS_OF, map_error, status_of
+from ovmstrio.transport.http.responses import (
+    JSON_TYPE,
+    encode_plain_json,
+    encode_response_head,
+    error_response,
+    json_response,
+)
+from ovmstrio.transport.http.router import RequestEvents
+from ovmstrio.transport.statuses import ERROR_STATUSES, error_status, to_grpc_error
 from ovmstrio.util.buffers import PiecedMessage
 
 
@@ -26,23 +32,23 @@ from ovmstrio.util.buffers import PiecedMessage
     ids=["domain error", "unexpected error"],
 )
 def test_an_error_is_a_json_object_without_internals(error: Exception, status: int, body: bytes) -> None:
-    answer = error_answer(error)
+    answer = error_response(error)
     assert (answer.status, answer.body, answer.headers) == (status, body, (("content-type", "application/json"),))
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.0, "1"), (1.4, "2"), (7.6, "8")])
 def test_retry_after_is_in_seconds_rounded_up(seconds: float, header: str) -> None:
-    answer = error_answer(Overloaded("full", retry_after_seconds=seconds))
+    answer = error_response(Overloaded("full", retry_after_seconds=seconds))
     assert (answer.status, dict(answer.headers)["retry-after"]) == (429, header)
 
 
 def test_long_error_texts_are_cut() -> None:
-    text = orjson.loads(error_answer(InvalidRequest("x" * 1_000_000)).content)["error"]
+    text = orjson.loads(error_response(InvalidRequest("x" * 1_000_000)).content)["error"]
     assert text == "x" * 4096 + "..."
 
 
 def test_texts_with_surrogates_are_written_as_json() -> None:
-    assert json.loads(json_answer({"reason": "broken \udcff name"}).content) == {"reason": "broken \udcff name"}
+    assert json.loads(json_response({"reason": "broken \udcff name"}).content) == {"reason": "broken \udcff name"}
 
 
 def test_a_plain_answer_equals_head_and_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +57,8 @@ def test_a_plain_answer_equals_head_and_body(monkeypatch: pytest.MonkeyPatch) ->
         for body in (b"", b"{}", b"x" * 2**16):
             for headers in (JSON_TYPE, (*JSON_TYPE, ("x-length", " 7"))):
                 answer = HttpAnswer(200, headers, body)
-                head = answer_head(200, headers, length=len(body), is_chunked=False, keep_alive=True)
-                assert plain_answer(answer) == head + body
+                head = encode_response_head(200, headers, length=len(body), is_chunked=False, keep_alive=True)
+                assert encode_plain_json(answer) == head + body
 
 
 class _Observer:
@@ -70,7 +76,7 @@ class _Observer:
 
 def test_bytes_of_views_and_pieced_answers_are_counted() -> None:
     observer = _Observer()
-    reporter = ToldRequests(observer)
+    reporter = RequestEvents(observer)
     view = memoryview(bytes(70_000))
     requests = HttpRequest("POST", "/", "", (), b"12345"), HttpRequest("POST", "/", "", (), b"", view=view)
     answers = HttpAnswer(200, (), b"123"), HttpAnswer(200, (), PiecedMessage([b"{}", bytes(80_000)]))
@@ -81,9 +87,9 @@ def test_bytes_of_views_and_pieced_answers_are_counted() -> None:
 
 def test_a_reported_request_has_no_reference_to_its_call() -> None:
     observer = _Observer()
-    reporter = ToldRequests(observer)
+    reporter = RequestEvents(observer)
     request = reporter.begin(HttpRequest("POST", "/", "", (), b"12345"))
-    request.event = CallEvent("m", "1", "model", Door("KServe", "REST"), "infer", request=request)
+    request.event = CallEvent("m", "1", "model", ApiInterface("KServe", "REST"), "infer", request=request)
     reporter.answered(request, HttpAnswer(200))
     assert observer.ended == [request]
     assert request.event is None
@@ -95,10 +101,10 @@ def _subclasses(cls: type[errors.ServerError]) -> set[type[errors.ServerError]]:
 
 def test_every_error_class_has_statuses() -> None:
     defined = {cls for cls in _subclasses(errors.ServerError) if cls.__module__ == errors.__name__}
-    assert defined == set(STATUS_OF)
+    assert defined == set(ERROR_STATUSES)
 
 
-@pytest.mark.parametrize(("cls", "row"), STATUS_OF.items())
+@pytest.mark.parametrize(("cls", "row"), ERROR_STATUSES.items())
 def test_statuses_are_failures(cls: type[errors.ServerError], row: tuple[Status, int]) -> None:
     grpc, http = row
     assert grpc is not Status.OK
@@ -123,10 +129,10 @@ def test_statuses_are_failures(cls: type[errors.ServerError], row: tuple[Status,
 def test_errors_are_mapped_to_their_statuses_with_their_text(
     error: errors.ServerError, grpc: Status, http: int
 ) -> None:
-    mapped = map_error(error)
+    mapped = to_grpc_error(error)
     assert mapped is not None
-    assert (mapped.status, mapped.message, status_of(error)) == (grpc, str(error), (grpc, http))
+    assert (mapped.status, mapped.message, error_status(error)) == (grpc, str(error), (grpc, http))
 
 
 def test_unexpected_errors_are_not_mapped() -> None:
-    assert map_error(ValueError("secret")) is None
+    assert to_grpc_error(ValueError("secret")) is None

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import (
     VersionsFailure,
 )
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.router import Route
 from tests.support.callers import peer_at
@@ -147,7 +147,7 @@ async def test_disabled_metrics_are_refused_with_a_hint(serving: Serving) -> Non
 async def test_a_reload_by_a_remote_client_may_be_allowed(
     serving: Serving, client: str, allows_remote: bool, status: int
 ) -> None:
-    router = make_router(serving.plane, allows_remote_admin=allows_remote)
+    router = make_rest_router(serving.plane, allows_remote_admin=allows_remote)
     route = router.find("POST", "/v1/config/reload")
     assert isinstance(route, Route)
     answer = await router.answer(route, HttpRequest("POST", route.path, peer=peer_at(client)))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.protocols.mounts import ServiceItself, ServiceMounts
-from ovmstrio.serving.ovms_errors import OvmsRefusals
+from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.router import Router
 from tests.support.stub_registry import PassThrough, load_pass_through
 from tests.unit.protocols.servers import BODY, Serving, infer_post, stack
@@ -200,8 +200,8 @@ async def test_paths_below_a_name_are_those_of_its_service(tmp_path: Path, targe
         return loaded
 
     async with stack(tmp_path, loader=load) as (plane, _, _):
-        mounts = ServiceMounts(plane, {ModelSpec.kind: ServiceItself}, root="echo")
-        router = Router([], OvmsRefusals(), mounts)
+        mounts = ServiceMounts(plane, {ModelSpec.kind: SelfRoutedMount}, root="echo")
+        router = Router([], OvmsRouteErrors(), mounts)
         route = router.find("PUT", target)
         assert not isinstance(route, HttpAnswer)
         answer = await router.answer(route, HttpRequest("PUT", route.path, mount=route.mount))
