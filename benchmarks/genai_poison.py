@@ -82,7 +82,7 @@ def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
     def begin(number: int, **more: Any) -> None:
         request = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), **more)
         prompt = pipeline.tokenizer.encode(_TEXT.format(number)).input_ids.data[0].tolist()
-        batch.begin(QueuedRequest(number, 0, request, prompt, _TOKENS, 1, is_proven="grammar" not in more))
+        batch.begin(QueuedRequest(number, 0, request, prompt, _TOKENS, 1, is_grammar_proven="grammar" not in more))
 
     made: list[list[int]] = [[] for _ in range(_NEIGHBOURS + 1)]
     for number in range(_NEIGHBOURS):

@@ -22,4 +22,4 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(EX_INTERRUPTED) from None
     finally:
-        SHUTDOWN_WATCHDOG.bound_exit()
+        SHUTDOWN_WATCHDOG.start_for_exit()

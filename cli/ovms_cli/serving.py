@@ -68,7 +68,7 @@ def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) ->
     try:
         if project is None:
             configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-            LOG_LEVEL.set_parts(parse_log_levels(settings.log_levels or ""))
+            LOG_LEVEL.set_logger_levels(parse_log_levels(settings.log_levels or ""))
         else:
             configure_project_logs(project.log_level, settings)
     except OSError as error:

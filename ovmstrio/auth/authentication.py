@@ -187,7 +187,7 @@ class Authentication:
         self._seen: dict[bytes, tuple[Caller, float]] = {}
         self._secret = token_bytes()
 
-    def forget_seen(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the cache, as callers or signing keys have changed."""
         self._seen = {}
 

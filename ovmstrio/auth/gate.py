@@ -44,11 +44,11 @@ class Gate:
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
         self.refused: Callable[[str], object] = no_metric
-        self.long_requests = RevocableStreams()
+        self.revocable_streams = RevocableStreams()
         self._authentication = authentication
         self.guards_everything = guards_everything
 
-    def let_in_now(
+    def try_authenticate(
         self, need: Permission, service: str, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None
     ) -> bool:
         """Admit a request with cached credentials and sufficient permission, without waiting.
@@ -62,7 +62,7 @@ class Gate:
         if caller is None:
             return False
         try:
-            caller.demand(need, service)
+            caller.check(need, service)
             if caller.allowance is not None:
                 caller.enter()
         except (MissingScope, CallerLimited):
@@ -94,7 +94,7 @@ class Gate:
             return None
         try:
             caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
-            caller.demand(need, service)
+            caller.check(need, service)
             caller.enter()
         except (Unauthenticated, MissingScope, CallerLimited) as error:
             self.refused(_rejection_reason(error))
@@ -102,7 +102,7 @@ class Gate:
         current_caller.set(caller)
         return caller
 
-    async def look_again(
+    async def reauthenticate(
         self, need: Permission, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
     ) -> Caller | None:
         """Check an admitted request again, without counting it, and return its caller; None without authentication.
@@ -114,17 +114,17 @@ class Gate:
         if need is Permission.NOTHING or not (self.guards_everything or need is Permission.GENERATE):
             return None
         caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
-        caller.demand(need)
+        caller.check(need)
         return caller
 
-    async def end_unknown(self) -> None:
+    async def end_revoked(self) -> None:
         """Cancel open streams with revoked credentials or removed permissions; cheap without changes."""
-        for request in self.long_requests:
+        for request in self.revocable_streams:
             if self._authentication.holds(request.known_as):
                 continue
             try:
                 known = await self._authentication.known(request.headers, request.certificate)
-                known.caller.demand_all_of(request.caller)
+                known.caller.check_same_scopes(request.caller)
             except (Unauthenticated, MissingScope) as error:
                 self.refused(_rejection_reason(error))
                 log.info("stream ended", caller=request.caller.name, reason=error.message)

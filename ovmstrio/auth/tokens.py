@@ -145,7 +145,7 @@ class JwtVerifier:
 def _scopes(claims: Mapping[str, Any]) -> Scopes:
     scope = claims.get("scope", claims.get("scp", ""))
     texts = scope.split() if isinstance(scope, str) else scope
-    return Scopes.known_of(text for text in texts if isinstance(text, str)) if isinstance(texts, list) else Scopes()
+    return Scopes.parse_known(text for text in texts if isinstance(text, str)) if isinstance(texts, list) else Scopes()
 
 
 # OpenID Connect

@@ -242,7 +242,7 @@ def parse_config_leniently(
         services=services,
         metrics=metrics,
         problems=(*sorted_by_line(findings.problems), *file.subconfigs.problems),
-        further_files=file.subconfigs.contents,
+        dependencies=file.subconfigs.contents,
     )
     return ParsedConfig(spec, sorted_by_line(findings.fatal))
 

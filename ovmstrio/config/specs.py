@@ -422,7 +422,7 @@ class MetricsSpec(_Spec):
 class ServerSpec(_Spec):
     """Complete validated configuration.
 
-    ``services`` have unique names.  ``problems`` belong to no service.  ``further_files`` has the content of other
+    ``services`` have unique names.  ``problems`` belong to no service.  ``dependencies`` has the content of other
     files
     read, None for missing ones, for change detection.
     """
@@ -430,7 +430,7 @@ class ServerSpec(_Spec):
     services: tuple[ServableSpec, ...] = ()
     metrics: MetricsSpec | None = None
     problems: tuple[Problem, ...] = ()
-    further_files: dict[Path, bytes | None] = {}
+    dependencies: dict[Path, bytes | None] = {}
 
     def of(self, spec: type[SpecT]) -> tuple[SpecT, ...]:
         """Return the services of one kind."""

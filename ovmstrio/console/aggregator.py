@@ -99,13 +99,13 @@ class _MergedEntries:
 
 
 class MergedHistory:
-    """Recent failures, log lines and trace summaries of all workers; ``traces_number`` counts changes of ``traces``."""
+    """Failures, log lines and trace summaries of all workers; ``traces_version`` counts changes of ``traces``."""
 
     def __init__(self, *, is_alone: bool) -> None:
         self.failures = _MergedEntries(_MAX_FAILURES, keeps_numbers=is_alone)
         self.lines = _MergedEntries(_MAX_LINES, keeps_numbers=is_alone)
         self.traces: list[dict[str, Any]] = []
-        self.traces_number = 0
+        self.traces_version = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
 
     def know(self, known: SnapshotQuery, row: int, *, failures: bool, lines: bool, traces: bool) -> None:
@@ -128,7 +128,7 @@ class MergedHistory:
         if new:
             self._traces_of |= new
             self.traces = _merge_summaries([each for summaries in self._traces_of.values() for each in summaries])
-            self.traces_number += 1
+            self.traces_version += 1
         return any(part.get("more_failures") or part.get("more_lines") for part in parts.values())
 
 
@@ -392,7 +392,7 @@ class ConsoleAggregator:
         async with self._query_lock:
             return (await self._snapshot(wants_rows=True)).rows
 
-    async def look_back(self, what: str) -> None:
+    async def fetch_history(self, what: str) -> None:
         """Fetch all retained history of one kind; slow workers are left out."""
         with self.wanting(what):
             async with self._query_lock:

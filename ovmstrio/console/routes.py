@@ -202,7 +202,7 @@ def _reading_rules(
 
     async def server(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
-        return json_response(_server(plane, may_change=changes.lets_page(request))).with_headers(_NO_STORE)
+        return json_response(_server(plane, may_change=changes.page_may_change(request))).with_headers(_NO_STORE)
 
     def reading(path: str, read: Any) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
@@ -213,8 +213,8 @@ def _reading_rules(
 
     async def failures(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
-        await gathering.look_back(FAILURES)
-        entries = failure_entries(past, 0, shows_bodies=changes.lets_page(request))
+        await gathering.fetch_history(FAILURES)
+        entries = failure_entries(past, 0, shows_bodies=changes.page_may_change(request))
         return json_response({"failures": entries}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _reading_rules(
 
     async def traces() -> dict[str, Any]:
         _check_traces(plane)
-        await gathering.look_back(TRACES)
+        await gathering.fetch_history(TRACES)
         return {"traces": past.traces}
 
     async def trace(trace: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _reading_rules(
         return await gathering.trace(trace)
 
     async def log() -> dict[str, Any]:
-        await gathering.look_back(LINES)
+        await gathering.fetch_history(LINES)
         return {"lines": past.lines.since(0)}
 
     return [
@@ -259,8 +259,8 @@ def _live_rules(
         async def still_may() -> bool:
             known = None
             if gate is not None:
-                known = await gate.look_again(Permission.READ, request.headers, current_certificate.get())
-            return changes.lets_page(request) if known is None else known.scopes.admin
+                known = await gate.reauthenticate(Permission.READ, request.headers, current_certificate.get())
+            return changes.page_may_change(request) if known is None else known.scopes.admin
 
         async def make(events: EventSink) -> None:
             with viewers.one():

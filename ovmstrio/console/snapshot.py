@@ -171,7 +171,7 @@ def latency_document(times: Sequence[int]) -> dict[str, Any]:
 
 
 def _tasks(plane: DataPlane, name: str, service: object) -> list[str]:
-    if Takes.GENERATION not in plane.registry.takes_of(name):
+    if Takes.GENERATION not in plane.registry.call_types(name):
         return []
     return sorted(task.value for task in cast("GenerativeService", service).tasks)
 
@@ -329,7 +329,7 @@ class LocalSnapshots:
         if recent is None:
             return
         if is_for_another:
-            recent.watch_for(_WATCH_SECONDS)
+            recent.watch_seconds(_WATCH_SECONDS)
         found = recent.traces(MAX_TRACES)
         if found and found[0].trace_id != newest:
             part["traces"] = [each.summary() for each in found]

@@ -365,8 +365,8 @@ class _Viewer:
             self._line = lines[-1]["number"]
             entries = _log_entries(each for each in lines if each["level"] >= wanted.log)
             data += encode_event("log", entries) if entries else b""
-        if wanted.traces and past.traces and past.traces_number != self._traces:
-            self._traces = past.traces_number
+        if wanted.traces and past.traces and past.traces_version != self._traces:
+            self._traces = past.traces_version
             data += encode_event("traces", past.traces)
         return data
 

@@ -93,7 +93,7 @@ class Scopes:
         return cls(tuple(patterns), "read" in flags, "metrics" in flags, "admin" in flags)
 
     @classmethod
-    def known_of(cls, texts: Iterable[str]) -> Self:
+    def parse_known(cls, texts: Iterable[str]) -> Self:
         """Parse scopes and ignore unknown ones."""
         known = []
         for text in texts:
@@ -180,7 +180,7 @@ class Caller:
             self._verdicts[service] = known
         return known
 
-    def demand(self, need: Permission, service: str = "") -> None:
+    def check(self, need: Permission, service: str = "") -> None:
         """Check a permission.
 
         Args:
@@ -197,7 +197,7 @@ class Caller:
             return
         raise MissingScope(self.name, _scope_of(need, service))
 
-    def demand_all_of(self, before: Caller) -> None:
+    def check_same_scopes(self, before: Caller) -> None:
         """Check that all scopes of ``before`` are still granted; raises MissingScope if a scope was removed."""
         lost = self.scopes.lacks(before.scopes)
         if lost:
@@ -253,7 +253,7 @@ def check_current_caller(need: Permission, service: str = "") -> None:
     caller = current_caller.get()
     if caller is None:
         raise Unauthenticated("caller unknown")
-    caller.demand(need, service)
+    caller.check(need, service)
 
 
 def current_quota() -> Quota | None:

@@ -98,7 +98,7 @@ class Conversation:
     tool_choice: str = "auto"
     tool_name: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    calls_once: bool = False
+    returns_first_call_only: bool = False
 
 
 class Padding(Enum):
@@ -163,7 +163,7 @@ class GenerationRequest:
     """One text-generation request with ``n`` completions.
 
     Attributes:
-        stop: stop strings, excluded from the text unless ``keeps_stop``.
+        stop: stop strings, excluded from the text unless ``includes_stop``.
         logprobs: whether each token has a log-probability.
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses: whether the output parsers of the model extract tool calls and reasoning.
@@ -173,13 +173,13 @@ class GenerationRequest:
     prompt: Prompt
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
-    keeps_stop: bool = False
+    includes_stop: bool = False
     n: int = 1
     logprobs: bool = False
     echo: bool = False
     grammar: Grammar | None = None
     skips_special_tokens: bool = True
-    parses: bool = True
+    parses_output: bool = True
     deadline: float = math.inf
 
     @property

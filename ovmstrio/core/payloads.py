@@ -40,7 +40,7 @@ class RawHttpService(Service, Protocol):
     """A service that may accept raw HTTP requests."""
 
     @property
-    def takes_payloads(self) -> bool:
+    def accepts_payloads(self) -> bool:
         """Whether raw HTTP requests are accepted; constant for the life of the service."""
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[DocumentStream]:

@@ -187,7 +187,7 @@ class GraphGeneration:
         self._deadline = generation.deadline
         self._max_tokens = generation.sampling.max_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = StopStrings(generation.stop, keeps=generation.keeps_stop)
+        self._stops = StopStrings(generation.stop, keeps=generation.includes_stop)
         self._packets = 0
         self._counted = 0
         self._usage_tokens: int | None = None

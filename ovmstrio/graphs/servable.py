@@ -321,7 +321,7 @@ class GraphServable:
     # Raw HTTP requests
 
     @property
-    def takes_payloads(self) -> bool:
+    def accepts_payloads(self) -> bool:
         """Whether an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
         return bool(self._plan.config.payload)
 

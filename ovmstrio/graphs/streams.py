@@ -30,7 +30,8 @@ def check_timestamp(name: str, timestamp: int, bound: int) -> None:
     if timestamp < bound:
         raise TimestampMismatch(
             f'Packet timestamp mismatch on a calculator receiving from stream "{name}". Current minimum expected '
-            f"timestamp is {format_timestamp(bound)} but received {format_timestamp(timestamp)}. Are you using a custom InputStreamHandler?"
+            f"timestamp is {format_timestamp(bound)} but received {format_timestamp(timestamp)}."
+            " Are you using a custom InputStreamHandler?"
         )
 
 

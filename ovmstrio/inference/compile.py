@@ -190,7 +190,7 @@ class Recompiler:
     build: Callable[[Mapping[str, str]], Compiled]
     config: Mapping[str, str]  # settings for all cores
     on_loop: Mapping[str, str] | None = None  # settings of one thread, if the event loop has its own model
-    may_share_out: bool = False  # whether the server may choose the concurrency
+    can_choose_concurrency: bool = False  # whether the server may choose the concurrency
     is_for_loop: bool = False  # whether concurrency 0 means the one-thread model alone
 
     def __call__(self, at_once: int) -> Compiled:
@@ -198,11 +198,13 @@ class Recompiler:
         if self.on_loop is None:
             return self.of(self._for_all_cores(at_once))
         loop = self.build(self.on_loop)
-        return self.of(self._for_all_cores(at_once).with_loop(loop) if at_once else loop)
+        return self.of(self._for_all_cores(at_once).with_inline_model(loop) if at_once else loop)
 
     def of(self, compiled: Compiled) -> Compiled:
         """Return ``compiled`` with this object as its recompiler."""
-        return replace(compiled, chosen_anew=self, may_share_out=self.may_share_out, is_for_loop=self.is_for_loop)
+        return replace(
+            compiled, recompile=self, can_choose_concurrency=self.can_choose_concurrency, is_for_loop=self.is_for_loop
+        )
 
     def _for_all_cores(self, at_once: int) -> Compiled:
         side_by_side = {"PERFORMANCE_HINT": "THROUGHPUT", NUM_REQUESTS_HINT: str(at_once)} if at_once > 1 else {}
@@ -303,15 +305,15 @@ def _is_for_loop(compiled: Compiled) -> bool:
     """
     most = _MAX_INLINE_SECONDS_FEW_CORES if CORES.are_few else INLINE_THRESHOLD_SECONDS
     timing = compiled.timing
-    return timing is not None and timing.least_seconds < most and compiled.placement.is_inline(timing.input_bytes)
+    return timing is not None and timing.min_seconds < most and compiled.placement.is_inline(timing.input_bytes)
 
 
 def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
     """Allow recompilation of a one-thread model for all cores, for when its requests take long."""
     if CORES.count == 1 or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
         return compiled
-    may_share_out = _can_choose_concurrency(model, source, source.spec.plugin_config, CORES.count)
-    return replace(again, may_share_out=may_share_out).of(compiled)
+    can_choose_concurrency = _can_choose_concurrency(model, source, source.spec.plugin_config, CORES.count)
+    return replace(again, can_choose_concurrency=can_choose_concurrency).of(compiled)
 
 
 def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
@@ -326,7 +328,7 @@ def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, a
         return compiled
     if not _is_for_loop(loop):
         return compiled
-    return replace(again, may_share_out=compiled.may_share_out).of(compiled.with_loop(loop))
+    return replace(again, can_choose_concurrency=compiled.can_choose_concurrency).of(compiled.with_inline_model(loop))
 
 
 def _unroll_loops(model: ov.Model, file: str) -> None:
@@ -416,14 +418,14 @@ def _build(
     variables: tuple[TensorSpec, ...],
     config: Mapping[str, str],
 ) -> Compiled:
-    compile_again = partial(_compile, model, source, config)
+    compile_replacement = partial(_compile, model, source, config)
     was_shared = CORES.is_shared
-    compiled = compile_again()
+    compiled = compile_replacement()
     streams = _property(compiled, "NUM_STREAMS", 1)
     threads = _property(compiled, "INFERENCE_NUM_THREADS", 1)
     may_fail = bool(model.is_dynamic())
     if may_fail and streams > 1:
-        compile_again = partial(_compile, model, source, _one_stream(config, threads))
+        compile_replacement = partial(_compile, model, source, _one_stream(config, threads))
     alone_config = _one_stream(config, max(1, threads // max(1, streams)))
     blocking = InferMode.SYNCHRONOUS
     if may_fail and threads <= 1:
@@ -444,16 +446,16 @@ def _build(
         is_few_cores = is_single_threaded and streams == 1 and CORES.are_few
         most = FEW_CORES_THRESHOLD_SECONDS if is_few_cores else INLINE_THRESHOLD_SECONDS
         placement = Placement.measured(
-            timing.least_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
+            timing.min_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
         )
-    may_share_out = timing is not None and _can_choose_concurrency(model, source, config, threads)
+    can_choose_concurrency = timing is not None and _can_choose_concurrency(model, source, config, threads)
     side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
         model=compiled,
-        compile_again=compile_again,
-        compile_timed=partial(_compile, model, source, {**config, **PROFILING_CONFIG}),
-        chosen_anew=Recompiler(
-            partial(_build, model, source, signature, variables), config, may_share_out=may_share_out
+        compile_replacement=compile_replacement,
+        compile_profiled=partial(_compile, model, source, {**config, **PROFILING_CONFIG}),
+        recompile=Recompiler(
+            partial(_build, model, source, signature, variables), config, can_choose_concurrency=can_choose_concurrency
         ),
         isolated=lambda: tuple(_compile(model, source, alone_config) for _ in range(streams)),
         signature=signature,
@@ -467,12 +469,12 @@ def _build(
         variables=variables,
         weight_bytes=_weight_bytes(model.get_ops()),
         is_pinned=_is_pinned(compiled, model, source, config, was_shared=was_shared),
-        may_share_out=may_share_out,
+        can_choose_concurrency=can_choose_concurrency,
     )
 
 
 def _requests_per_inference(signature: ModelSignature, timing: Timing | None, placement: Placement) -> int:
-    if timing is None or timing.least_seconds > _SHORT_SECONDS:
+    if timing is None or timing.min_seconds > _SHORT_SECONDS:
         return _REQUESTS_PER_INFERENCE
     is_inline = placement.limit is None and placement.is_inline(timing.input_bytes)
     is_small = timing.input_bytes + signature.output_bytes <= _SMALL_TENSORS_BYTES

@@ -69,7 +69,7 @@ class Timing:
     """Median and minimum inference time for inputs of ``input_bytes``."""
 
     median_seconds: float
-    least_seconds: float
+    min_seconds: float
     input_bytes: int
 
 
@@ -103,7 +103,7 @@ def warm_up(
             slot.infer()
             times.append(clock() - begin)
     except ModelFailure as error:
-        slot.keep_if_stuck()
+        slot.retain_if_stuck()
         log.info("warm-up skipped: the model does not run on ones", reason=error.message)
         return None
     return Timing(statistics.median(times), min(times), sum(array.nbytes for array in arrays))
@@ -122,9 +122,9 @@ class Compiled:
     """
 
     model: ov.CompiledModel
-    compile_again: Callable[[], ov.CompiledModel]  # compiles a replacement, with one stream if the model may fail
-    compile_timed: Callable[[], ov.CompiledModel]  # compiles a copy that reports layer times
-    chosen_anew: Callable[[int], Compiled]
+    compile_replacement: Callable[[], ov.CompiledModel]  # compiles a replacement, with one stream if the model may fail
+    compile_profiled: Callable[[], ov.CompiledModel]  # compiles a copy that reports layer times
+    recompile: Callable[[int], Compiled]
     isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
@@ -137,36 +137,36 @@ class Compiled:
     variables: tuple[TensorSpec, ...] = ()  # state of a stateful model
     weight_bytes: int = 0  # size of the constants
     is_pinned: bool | None = None  # whether its threads are pinned to cores; None where the server must not choose
-    may_share_out: bool = False  # whether the server may choose the concurrency
+    can_choose_concurrency: bool = False  # whether the server may choose the concurrency
     is_for_loop: bool = False
     loop: Compiled | None = None  # copy of one thread for the event loop, if this model has several
     buckets: ShapeBuckets | None = None  # sizes that inputs are padded to
 
-    def with_loop(self, loop: Compiled) -> Compiled:
+    def with_inline_model(self, loop: Compiled) -> Compiled:
         """Return a copy with a one-thread model on which the event loop runs short inferences."""
         return replace(self, placement=loop.placement, loop=loop)
 
-    def make_slot(self) -> Slot:
+    def create_slot(self) -> Slot:
         """Create an infer request that any thread may use."""
         # The slot may later be attached to a model of several threads.
         is_queued = self.is_for_loop and self.may_fail
         return Slot(self.model, self.signature, InferMode.QUEUED if is_queued else thread_safe_mode(self.blocking))
 
-    def make_inline_slot(self) -> Slot:
+    def create_inline_slot(self) -> Slot:
         """Create the infer request that the event loop runs itself."""
         of = self.loop or self
         return Slot(of.model, of.signature, of.blocking)
 
-    def make_demand(self) -> ConcurrencyEstimator | None:
+    def create_concurrency_estimator(self) -> ConcurrencyEstimator | None:
         """Create the concurrency estimator; None if the user configured the concurrency."""
-        if not (self.may_share_out or self.is_for_loop):
+        if not (self.can_choose_concurrency or self.is_for_loop):
             return None
-        most = CORES.count if self.may_share_out else 1
+        most = CORES.count if self.can_choose_concurrency else 1
         return ConcurrencyEstimator(most, cores=CORES.count, is_for_loop=self.is_for_loop)
 
-    def make_isolated_slots(self) -> list[Slot]:
+    def create_isolated_slots(self) -> list[Slot]:
         """Create as many infer requests as may run at once, none affected by another's failure."""
         if not self.may_fail:
-            return [self.make_slot() for _ in range(self.nireq)]
+            return [self.create_slot() for _ in range(self.nireq)]
         models = self.isolated() if self.streams > 1 else (self.model,)
         return [Slot(model, self.signature, InferMode.QUEUED) for model in models]

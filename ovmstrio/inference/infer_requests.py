@@ -74,7 +74,7 @@ class CompletionQueue:
         self._ended: deque[trio.Event] = deque()
         self._is_wakeup_pending = False
         self.has_begun = False  # whether the queue belongs to an event loop
-        self.be_of(side_by_side, streams)
+        self.configure(side_by_side, streams)
         self.most_waiting = 0  # completions that may wait for another one before the loop is notified; 0 for none
         self.running = 0  # inferences started whose completion the loop has not processed
 
@@ -83,14 +83,14 @@ class CompletionQueue:
         self._token = trio.lowlevel.current_trio_token()
         self.has_begun = True
 
-    def be_of(self, side_by_side: int, streams: int) -> None:
+    def configure(self, side_by_side: int, streams: int) -> None:
         """Set the number of concurrent inferences and streams."""
         self.side_by_side = side_by_side
         self._stream_ends = deque([0.0] * max(1, streams), maxlen=max(1, streams))
 
-    def let_wait(self, seconds: float, most: int, *, is_crowded: bool) -> None:
+    def set_batching(self, seconds: float, most: int, *, has_waiting_calls: bool) -> None:
         """Set the batch size of completions from the average device time of an inference."""
-        late = _MAX_DELAY_SECONDS_CROWDED if is_crowded else _MAX_DELAY_SECONDS
+        late = _MAX_DELAY_SECONDS_CROWDED if has_waiting_calls else _MAX_DELAY_SECONDS
         self.most_waiting = min(most, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
 
     def ends(self, now: float) -> float:
@@ -264,7 +264,7 @@ class Slot:
 
     def attach(self, model: ov.CompiledModel) -> None:
         """Replace the request by one of ``model``; nothing may be running."""
-        self.keep_if_stuck()
+        self.retain_if_stuck()
         self._create(model)
         self.broken = ""
 
@@ -277,7 +277,7 @@ class Slot:
         self.model = model
         self.request = request
 
-    def keep_if_stuck(self) -> None:
+    def retain_if_stuck(self) -> None:
         """Keep a request alive that OpenVINO may still run."""
         if self._is_stuck:
             _retained_requests.append(self.request)
@@ -339,7 +339,7 @@ class Slot:
                 raise UnreportedFailure("Inference failed")
         self._is_stuck = False
 
-    def mends(self) -> bool:
+    def verify(self) -> bool:
         """Run small inputs of different shapes and return whether the stream works again.
 
         A failure leaves no trace once every operation has seen another shape; the next success also removes the failed

@@ -25,14 +25,16 @@ _MAX_RUNS: Final = 200
 _NOT_COMPUTED: Final = ("unknown", "undef")  # implementation names of layers that compute nothing
 
 
-def time_layers(compile_timed: Callable[[], ov.CompiledModel], signature: ModelSignature, seconds: float) -> LayerTimes:
+def time_layers(
+    compile_profiled: Callable[[], ov.CompiledModel], signature: ModelSignature, seconds: float
+) -> LayerTimes:
     """Compile a model with ``PROFILING_CONFIG`` and time its layers on ones, with dynamic dimensions 1. Blocks.
 
     Raises:
         ConfigError: the model cannot be compiled with profiling.
         ModelFailure: the model does not run on ones, or the device reports no times.
     """
-    slot = Slot(compile_timed(), signature, InferMode.QUEUED)
+    slot = Slot(compile_profiled(), signature, InferMode.QUEUED)
     slot.bind([placeholder(spec) for spec in signature.inputs])
     try:
         slot.infer()

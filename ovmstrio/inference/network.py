@@ -106,7 +106,7 @@ class Network:
         self._hooks = hooks
         self._may_fail = compiled.may_fail
         self.is_pinned = compiled.is_pinned
-        self._slots: list[Slot] = [compiled.make_slot() for _ in range(compiled.nireq)]
+        self._slots: list[Slot] = [compiled.create_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._long_calls = 0
         self._idle = trio.Event()
@@ -121,7 +121,7 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._average_seconds = median * self.pool.size
         self._device_seconds = median
-        self._concurrency = compiled.make_demand()
+        self._concurrency = compiled.create_concurrency_estimator()
         self._target_concurrency = self._concurrency.chosen if self._concurrency is not None else 1
         self._stream_recovery = StreamRecoveryTimer()
         self._use(compiled)
@@ -229,7 +229,7 @@ class Network:
         Always False if the user configured the concurrency and no stream was lost.
         """
         if self._stream_recovery.are_lost:
-            return self._stream_recovery.are_due
+            return self._stream_recovery.is_due
         if self._concurrency is None:
             return False
         self._target_concurrency = self._concurrency.look()
@@ -250,9 +250,9 @@ class Network:
         build = partial(self._recompile, at_once)
         try:
             compiled = await trio.to_thread.run_sync(build, abandon_on_cancel=True, limiter=load_limiter())
-            while not self._runs.is_sound:
-                await self._runs.wait_sound()
-            has_failed = was_lost and not self._stream_recovery.are_due
+            while not self._runs.is_healthy:
+                await self._runs.wait_healthy()
+            has_failed = was_lost and not self._stream_recovery.is_due
             if self._model is not before or self._streams != streams or has_failed:
                 return
             self._switch_to(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
@@ -263,7 +263,7 @@ class Network:
             else:
                 self._concurrency = None
             return
-        self._stream_recovery.regain()
+        self._stream_recovery.clear()
         if self._concurrency is not None:
             self._concurrency.chosen = at_once
         if compiled.is_for_loop or was_lost:
@@ -277,12 +277,12 @@ class Network:
         await self._resize_pool(compiled)
 
     def _use(self, compiled: Compiled) -> None:
-        self._inline_slot = compiled.make_inline_slot()
-        self._compile_inline_replacement = compiled.loop.compile_again if compiled.loop is not None else None
+        self._inline_slot = compiled.create_inline_slot()
+        self._compile_inline_replacement = compiled.loop.compile_replacement if compiled.loop is not None else None
         self._model = compiled.model
         self._device = device_properties(compiled.model)
-        self._compile_replacement, self._compile_profiled = compiled.compile_again, compiled.compile_timed
-        self._recompile = compiled.chosen_anew
+        self._compile_replacement, self._compile_profiled = compiled.compile_replacement, compiled.compile_profiled
+        self._recompile = compiled.recompile
         self.side_by_side = compiled.side_by_side
         self._set_streams(compiled.streams)
 
@@ -291,7 +291,7 @@ class Network:
         if is_other:
             self._timing, self._placement = compiled.timing, compiled.placement
             self._blocks_loop = compiled.placement.limit is not None
-        self._completions.be_of(compiled.side_by_side, compiled.streams)
+        self._completions.configure(compiled.side_by_side, compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
 
     async def _resize_pool(self, compiled: Compiled) -> None:
@@ -302,7 +302,7 @@ class Network:
             for _ in range(self.pool.size - self.pool.active):
                 self.pool.release(await self._acquire())
             while self.pool.size < compiled.nireq:
-                self._slots.append(compiled.make_slot())
+                self._slots.append(compiled.create_slot())
                 self.pool.add(self._slots[-1])
         except (MemoryError, ModelFailure, *OPENVINO_ERRORS) as error:
             log.warning("infer requests not recreated, retried on next use", reason=openvino_error_message(error))
@@ -363,7 +363,7 @@ class Network:
             if time.perf_counter() <= self._loop_blocked_until:
                 return False
             self._loop_blocked_until = 0.0
-        return not self._may_fail or ((self._loop_may_share or not self.pool.active) and self._runs.is_sound)
+        return not self._may_fail or ((self._loop_may_share or not self.pool.active) and self._runs.is_healthy)
 
     async def _infer_for_reason(self, call: InferCall) -> list[Array]:
         """Repeat a failed inference in a mode that reports the reason, on the loop's own model."""
@@ -422,9 +422,9 @@ class Network:
     async def _acquire(self) -> Slot:
         """Acquire a slot of a healthy model; ModelFailure if OpenVINO cannot create its request again."""
         while True:
-            await self._runs.wait_sound()
+            await self._runs.wait_healthy()
             slot = await self.pool.acquire()
-            if self._runs.is_sound:
+            if self._runs.is_healthy:
                 self._reattach(slot)
                 return slot
             self.pool.release(slot)
@@ -443,7 +443,7 @@ class Network:
 
         An unused slot would otherwise keep the old model alive. If attaching fails, :meth:`_acquire` retries.
         """
-        if slot.model is not self._model and self._runs.is_sound:
+        if slot.model is not self._model and self._runs.is_healthy:
             with suppress(MemoryError, *OPENVINO_ERRORS):
                 slot.attach(self._model)
         self.pool.release(slot)
@@ -474,7 +474,7 @@ class Network:
         self._average_seconds += _AVERAGE_WEIGHT * (ended - start - self._average_seconds)
         self._device_seconds += _AVERAGE_WEIGHT * (ended - started - self._device_seconds)
         waiting = self.pool.waiting
-        self._completions.let_wait(self._device_seconds, self.pool.size - 1, is_crowded=waiting > 0)
+        self._completions.set_batching(self._device_seconds, self.pool.size - 1, has_waiting_calls=waiting > 0)
         if self._concurrency is not None:
             self._concurrency.note(min(self.pool.active + waiting, self.pool.size), ended - started)
         call.ran(self._hooks, started - call.begin, ended - started, ended)
@@ -534,7 +534,7 @@ class Network:
         """Recover the model on which the event loop infers; if that is its own model, the pool is not affected."""
         if self._compile_inline_replacement is None:
             await self._recover(None)
-        elif not self._inline_slot.mends():
+        elif not self._inline_slot.verify():
             slot, self._loop_blocked_until = [self._inline_slot], math.inf
             try:
                 with trio.CancelScope(shield=True):
@@ -551,9 +551,9 @@ class Network:
 
         Cancellation: shielded; takes as long as the running inferences and the verification or reload.
         """
-        self._runs.spoil(run)
+        self._runs.mark_failed(run)
         if not is_stopped:
-            self._stream_recovery.put_off()
+            self._stream_recovery.restart()
         held: list[Slot] = []
         with trio.CancelScope(shield=True):
             try:
@@ -583,16 +583,16 @@ class Network:
                 self.is_pinned = None
                 self._hooks.bound(to_cores=False, again=False)
         self._set_streams(1)
-        self._completions.be_of(self.side_by_side, 1)
+        self._completions.configure(self.side_by_side, 1)
 
     async def _verify(self, slot: Slot | None) -> bool:
         """Return whether the stream that failed passes verification; of several streams the failed one is unknown."""
         if slot is None:
             # The failed run may still be in a queue that only this thread processes.
-            return self._inline_slot.mends()
+            return self._inline_slot.verify()
         if self._streams > 1 or slot.broken:
             return False
-        return await trio.to_thread.run_sync(slot.mends, limiter=self._threads)
+        return await trio.to_thread.run_sync(slot.verify, limiter=self._threads)
 
 
 class BlockingNetwork:
@@ -602,7 +602,7 @@ class BlockingNetwork:
         self.signature = compiled.signature
         self._compiled = compiled
         self._idle: SimpleQueue[Slot] = SimpleQueue()
-        for slot in compiled.make_isolated_slots():
+        for slot in compiled.create_isolated_slots():
             self._idle.put(slot)
 
     def infer(self, arrays: Sequence[Array]) -> list[Array]:
@@ -613,8 +613,8 @@ class BlockingNetwork:
             slot.infer()
             return slot.outputs()
         except ModelFailure:
-            if self._compiled.may_fail and not slot.mends():
-                replace_model([slot], self._compiled.compile_again)
+            if self._compiled.may_fail and not slot.verify():
+                replace_model([slot], self._compiled.compile_replacement)
             raise
         finally:
             slot.unbind()

@@ -32,12 +32,12 @@ class TaintedRunError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One inference; ``culprit`` marks a failure on a healthy model, which the task that started it must recover."""
+    """One inference; ``is_culprit`` marks a failure on a healthy model, which the task that started it must recover."""
 
     slot: Slot
     done: trio.Event
     generation: int
-    culprit: bool = False
+    is_culprit: bool = False
 
 
 class RunTracker:
@@ -51,7 +51,7 @@ class RunTracker:
         self._recovered: trio.Event | None = None
 
     @property
-    def is_sound(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return whether no failure is waiting for recovery."""
         return self._recovered is None
 
@@ -60,7 +60,7 @@ class RunTracker:
         """Return whether at most one inference runs."""
         return len(self._running) <= 1
 
-    async def wait_sound(self) -> None:
+    async def wait_healthy(self) -> None:
         """Wait until the model is healthy."""
         if self._recovered is not None:
             await self._recovered.wait()
@@ -80,7 +80,7 @@ class RunTracker:
 
     def check(self, run: Run) -> None:
         """Check that the result of a finished run is valid; raise SuspectRunError if an earlier run failed."""
-        if not self._may_fail or run.culprit:
+        if not self._may_fail or run.is_culprit:
             return
         if run.generation != self._generation:
             raise TaintedRunError
@@ -88,17 +88,17 @@ class RunTracker:
             if earlier is run:
                 return
             if earlier.slot.has_failed():
-                self.spoil(earlier)
+                self.mark_failed(earlier)
                 raise TaintedRunError
 
-    def spoil(self, culprit: Run | None = None) -> None:
+    def mark_failed(self, is_culprit: Run | None = None) -> None:
         """Mark the model as failed; nothing may start until :meth:`mended`."""
         if self._recovered is None:
             self._generation += 1
             self._recovered = trio.Event()
-            if culprit is not None:
-                culprit.culprit = True
-                culprit.done.set()
+            if is_culprit is not None:
+                is_culprit.is_culprit = True
+                is_culprit.done.set()
 
     def mended(self) -> None:
         """Mark the model as healthy or replaced."""
@@ -107,10 +107,10 @@ class RunTracker:
             self._recovered = None
 
 
-def replace_model(slots: Sequence[Slot], compile_again: Callable[[], ov.CompiledModel]) -> None:
+def replace_model(slots: Sequence[Slot], compile_replacement: Callable[[], ov.CompiledModel]) -> None:
     """Attach all requests to a recompiled model; if compilation fails, they reject every input. Blocks."""
     try:
-        model = compile_again()
+        model = compile_replacement()
     except ConfigError as error:
         log.exception("failed model not reloaded", reason=error.message)
         for slot in slots:
@@ -143,7 +143,7 @@ class StreamRecoveryTimer:
         return self._pause > 0
 
     @property
-    def are_due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether the streams should be restored now."""
         return self.are_lost and self._clock() >= self._due_at
 
@@ -154,12 +154,12 @@ class StreamRecoveryTimer:
         self._due_at = now + self._pause
         return self._pause
 
-    def put_off(self) -> None:
+    def restart(self) -> None:
         """Restart the timer after another failure, if it is running."""
         if self.are_lost:
             self._due_at = self._clock() + self._pause
 
-    def regain(self) -> None:
+    def clear(self) -> None:
         """Clear the timer after the streams were restored."""
         if self.are_lost:
             self._pause, self._due_at, self._restored_at = 0.0, math.inf, self._clock()

@@ -73,7 +73,7 @@ class BucketDimension:
     sizes: tuple[int, ...]
     inputs: tuple[PaddedAxis, ...]
     outputs: tuple[tuple[int, int], ...]
-    larger_runs: bool = False
+    allows_larger: bool = False
     warm_up: bool = True
 
     def bucket(self, size: int) -> int:
@@ -194,7 +194,7 @@ class ShapeBuckets:
         return int(sizes[0])
 
     def _check_larger(self, dimension: BucketDimension, size: int) -> None:
-        if dimension.larger_runs:
+        if dimension.allows_larger:
             return
         place = dimension.inputs[0]
         sizes = ", ".join(map(str, dimension.sizes))

@@ -79,12 +79,12 @@ _PAIR: Final = 2
 class SpecialTokenTemplate:
     """Special tokens before, between and after texts, with one place more than texts.
 
-    ``types`` are the token types of the texts, ``mark_types`` those of the special tokens.
+    ``types`` are the token types of the texts, ``special_token_types`` those of the special tokens.
     """
 
     marks: tuple[tuple[int, ...], ...]
     types: tuple[int, ...]
-    mark_types: tuple[tuple[int, ...], ...]
+    special_token_types: tuple[tuple[int, ...], ...]
 
     @property
     def added(self) -> int:

@@ -40,7 +40,7 @@ def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
     buckets = compiled.buckets
     if buckets is None or compiled.timing is None:
         return compiled, []
-    slots = [compiled.make_slot() for _ in range(max(1, compiled.side_by_side))]
+    slots = [compiled.create_slot() for _ in range(max(1, compiled.side_by_side))]
     ones = _ones(compiled.signature.inputs, buckets)
     try:
         problems = [
@@ -49,10 +49,10 @@ def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
         _run_all(buckets, slots, ones)
     except ModelFailure as error:
         for slot in slots:
-            slot.keep_if_stuck()
+            slot.retain_if_stuck()
         message = f"warm-up failed on inputs padded to buckets: {error.message}"
         warning = Problem(message, path=SHAPE_BUCKETS, severity="warning")
-        return replace(compiled, model=compiled.compile_again()), [warning]
+        return replace(compiled, model=compiled.compile_replacement()), [warning]
     return compiled, problems
 
 

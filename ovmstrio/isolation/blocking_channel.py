@@ -55,7 +55,7 @@ class BlockingChannel:
                 self._send(packet, message.files)
         except BaseException:
             with self._packets_lock:
-                self._packets.withdrawn(message)
+                self._packets.withdraw(message)
             raise
         self._packets.sent(message)
 
@@ -129,6 +129,6 @@ class BlockingChannel:
             for descriptor in descriptors:
                 self._poll.unregister(descriptor)
 
-    def disown(self) -> None:
+    def close_in_fork(self) -> None:
         """Close the socket in a child process forked by user code."""
         self._end.close()

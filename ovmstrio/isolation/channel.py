@@ -158,32 +158,32 @@ class MessageChannel:
                 packet = await trio.to_thread.run_sync(message.write)
             await self._send(packet, message.files)
         except BaseException:
-            self._packets.withdrawn(message)
+            self._packets.withdraw(message)
             raise
         self._packets.sent(message)
 
     async def send_packet(self, packet: bytes) -> None:
         """Send a packet of :func:`swift_packet`; raises ``BrokenResourceError`` if the peer has exited."""
-        if not self.send_packet_now(packet):
+        if not self.try_send_packet(packet):
             await self._send(packet)
 
-    def send_packet_now(self, packet: bytes) -> bool:
+    def try_send_packet(self, packet: bytes) -> bool:
         """Like :meth:`send_packet`, without blocking; return whether the packet was sent."""
         return not (self._send_lock.locked() or self._packets.has_backlog) and self._socket.try_send(packet)
 
-    def send_soon(self, value: Any) -> None:
+    def send_or_drop(self, value: Any) -> None:
         """Send a small value without blocking, or drop it. Raises ``TypeError`` if the value cannot be sent."""
         message = self._packets.prepare(value)
         if message.region is None:
             self._socket.send_now(bytes(message.write()))
         else:
-            self._packets.withdrawn(message)
+            self._packets.withdraw(message)
 
-    def send_later(self, value: Any) -> None:
+    def send_or_queue(self, value: Any) -> None:
         """Send a small value now, or before the next message if the socket is full; raises ``ValueError`` if large."""
         message = self._packets.prepare(value)
         if message.region is not None:
-            self._packets.withdrawn(message)
+            self._packets.withdraw(message)
             raise ValueError("only small values can be sent later")
         self._packets.tell(bytes(message.write()))
 

@@ -266,7 +266,7 @@ def serve(end: int, lifeline: int) -> None:
     ignore_stop_signals()
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
-    os.register_at_fork(after_in_child=channel.disown)
+    os.register_at_fork(after_in_child=channel.close_in_fork)
     first = channel.receive()
     if first is not None:
         number, target = first.value

@@ -308,7 +308,7 @@ class RegionPool:
         self._free: list[Region] = []
 
     @property
-    def kept_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """Free bytes."""
         return sum(region.size for region in self._free)
 
@@ -326,7 +326,7 @@ class RegionPool:
         """Return a region to the pool; return the free regions that were closed because of the limit."""
         self._free.append(region)
         dropped = []
-        while self.kept_bytes > self._max_free_bytes:
+        while self.free_bytes > self._max_free_bytes:
             dropped.append(self._free.pop(0))
             dropped[-1].close()
         return dropped

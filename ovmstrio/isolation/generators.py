@@ -84,7 +84,7 @@ class ThreadGenerator(Generic[_T]):
         self._close_error: BaseException | None = None
 
     async def pull(self) -> _T | End | Failed:
-        """Return the next value; see :class:`PulledGenerator`. Cancellation stops the generator after the current step."""
+        """Return the next value; see :class:`PulledGenerator`. Cancellation stops the generator after this step."""
         items = self._items
         while not items:
             self._start_turn()
@@ -157,7 +157,7 @@ class ThreadGenerator(Generic[_T]):
             if self._is_awaited:
                 self._is_awaited = False
                 self._threads.wake(self._wake)
-            if self._threads.is_crowded:
+            if self._threads.has_waiting_calls:
                 break
         if self._is_stopped:
             self._close()
@@ -202,7 +202,7 @@ class LoopGenerator(Generic[_T]):
         self._around = around
 
     async def pull(self) -> _T | End | Failed:
-        """Run the iterator to its next value; see :class:`PulledGenerator`. Closing after a failed conversion is shielded."""
+        """Run to the next value; see :class:`PulledGenerator`. Closing after a failed conversion is shielded."""
         with self._around():
             try:
                 value = await anext(self._iterator)

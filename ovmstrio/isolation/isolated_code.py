@@ -74,7 +74,7 @@ class RemoteGenerator:
         except WorkerExited as ended:
             self._end = Failed(ended)
         except MALFORMED_MESSAGE_ERRORS as wrong:
-            self._process.condemn(wrong)
+            self._process.kill_for_violation(wrong)
             self._end = Failed(WorkerExited(self._process.why, was_called=True))
 
     async def aclose(self) -> BaseException | None:
@@ -89,7 +89,7 @@ class RemoteGenerator:
             except WorkerExited:
                 return None
             except MALFORMED_MESSAGE_ERRORS as wrong:
-                self._process.condemn(wrong)
+                self._process.kill_for_violation(wrong)
                 return None
         return TimeoutError("the generator's step did not end; the generator is closed when it does")
 
@@ -172,13 +172,13 @@ class CodeWorker:
                 return RemoteGenerator(self.process, payload, self._limit)
             error = decode_error(payload)
         except MALFORMED_MESSAGE_ERRORS as wrong:
-            self.process.condemn(wrong)
+            self.process.kill_for_violation(wrong)
             raise WorkerExited(self.process.why, was_called=True) from wrong
         raise UserCodeRaisedError(error)
 
     def forget(self, value: Any) -> None:
         """Drop state that the process keeps between calls."""
-        self.process.tell_soon(["forget", value])
+        self.process.send_or_drop(["forget", value])
 
 
 class IsolatedCode:

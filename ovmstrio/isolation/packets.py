@@ -81,7 +81,7 @@ class PackedMessage(NamedTuple):
 
 
 def encode_packed(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
-    """Encode the packet of a ``PackedMessage`` message (JSON and contiguous buffers); None if it is too large or not JSON."""
+    """Encode the packet of a ``PackedMessage`` (JSON and buffers); None if it is too large or not JSON."""
     import orjson  # noqa: PLC0415 - may be missing in the environment of user code, which sends no such messages
 
     try:
@@ -93,7 +93,7 @@ def encode_packed(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
 
 
 class PreparedMessage:
-    """Message that is written and sent; finished with ``sent`` or ``withdrawn``. ``files`` are not owned."""
+    """Message that is written and sent; finished with ``sent`` or ``withdraw``. ``files`` are not owned."""
 
     __slots__ = ("_encoded", "files", "number", "region", "size")
 
@@ -152,7 +152,7 @@ class MessagePackets:
         if message.region is not None:
             message.region.is_known = True
 
-    def withdrawn(self, message: PreparedMessage) -> None:
+    def withdraw(self, message: PreparedMessage) -> None:
         """Release the memory of a message that is not sent."""
         if message.region is not None:
             self._released(message.number)

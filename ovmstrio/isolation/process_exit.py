@@ -31,7 +31,7 @@ MODEL_LOST = 86
 
 EXIT_DESCRIPTIONS = {
     PYTHON_TOO_OLD: "its interpreter is older than Python 3.10",
-    NUMPY_MISSING: "its interpreter has no numpy, which pyovms needs: install it there with python -m pip install numpy",
+    NUMPY_MISSING: "its interpreter has no numpy, which pyovms needs: run python -m pip install numpy there",
     CHANNEL_CLOSED: "its code has closed the descriptor of the channel to the server",
     LOOP_FAILED: "the event loop of its async code failed",
     RECEIVE_FAILED: "a message could not be received: out of file descriptors or memory",

@@ -63,7 +63,7 @@ def _package_folders() -> dict[str, str]:
 
 
 async def start_program(
-    program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False, is_heard: bool = False
+    program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False, captures_output: bool = False
 ) -> trio.Process:
     """Start a program; the caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 
@@ -72,9 +72,9 @@ async def start_program(
         theirs: socket for the program.
         lifeline: read end of the parent-watch pipe.
         own_group: start a process group, which terminal signals do not reach.
-        is_heard: create pipes for stdout and stderr instead of inheriting them.
+        captures_output: create pipes for stdout and stderr instead of inheriting them.
     """
-    output = subprocess.PIPE if is_heard else None
+    output = subprocess.PIPE if captures_output else None
     return await trio.lowlevel.open_process(
         program.command(theirs.fileno(), lifeline),
         stdin=subprocess.DEVNULL,

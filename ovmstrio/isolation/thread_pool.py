@@ -56,13 +56,13 @@ class PoolThread:
         gate: released when the thread gets a place back; None if it does not wait for one.
     """
 
-    __slots__ = ("gate", "has_place", "is_abandoned", "is_lent", "places")
+    __slots__ = ("gate", "has_place", "is_abandoned", "is_waiting", "places")
 
     def __init__(self, places: ThreadPlaces) -> None:
         self.places = places
         self.is_abandoned = False
         self.has_place = False
-        self.is_lent = False
+        self.is_waiting = False
         self.gate: threading.Semaphore | None = None
 
 
@@ -137,7 +137,7 @@ class ThreadPlaces:
             self.stuck += 1
             if thread.has_place:
                 self._free(thread)
-            elif thread.is_lent:
+            elif thread.is_waiting:
                 self._lent -= 1
             elif thread.gate is not None:
                 self._returning.remove(thread)
@@ -156,7 +156,7 @@ class ThreadPlaces:
     def lend(self, thread: PoolThread) -> None:
         """Release the place of a thread until :meth:`take_back`."""
         with self._lock:
-            thread.is_lent = True
+            thread.is_waiting = True
             if thread.is_abandoned:
                 return
             self._lent += 1
@@ -166,7 +166,7 @@ class ThreadPlaces:
     def take_back(self, thread: PoolThread) -> None:
         """Wait for a place, unless the thread was abandoned."""
         with self._lock:
-            thread.is_lent = False
+            thread.is_waiting = False
             if thread.is_abandoned:
                 return
             self._lent -= 1
@@ -223,7 +223,7 @@ def release_place_while_waiting() -> Iterator[None]:
     be held at the end of the block, which waits for a place.
     """
     thread = _current.thread
-    if thread is None or thread.is_lent:
+    if thread is None or thread.is_waiting:
         yield
         return
     thread.places.lend(thread)
@@ -398,7 +398,7 @@ class WorkerThreads:
             await self._waiting_for_idle.park()
 
     @property
-    def is_crowded(self) -> bool:
+    def has_waiting_calls(self) -> bool:
         """Whether calls wait for a thread; long-running users of the pool should yield theirs."""
         return self.waiting > 0
 
@@ -477,7 +477,7 @@ class WorkerThreads:
             raise refusal_error
         job = self.start(fn, *args, context=context, discard=discard)
         try:
-            if start_within < math.inf and self.is_crowded:
+            if start_within < math.inf and self.has_waiting_calls:
                 await self._wait_for_start(start_within, job)
             await self._wait(job)
         except BaseException:

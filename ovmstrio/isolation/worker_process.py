@@ -252,7 +252,7 @@ class WorkerProcess:
                         program_socket,
                         lifeline,
                         own_group=self._own_group,
-                        is_heard=self._names is not None,
+                        captures_output=self._names is not None,
                     )
                 self._process = process
             finally:
@@ -331,7 +331,7 @@ class WorkerProcess:
                 # Otherwise this frame would keep the message alive until the next one.
                 del message
         except MALFORMED_MESSAGE_ERRORS as error:
-            self.condemn(error)
+            self.kill_for_violation(error)
 
     def _take(self, message: Message) -> None:
         """Deliver a message; raise ``MALFORMED_MESSAGE_ERRORS`` exceptions if it is malformed."""
@@ -366,7 +366,7 @@ class WorkerProcess:
                     os.killpg(self._process.pid, signal.SIGKILL)
             self.why = self.why or describe_exit_status(self.status)
 
-    def condemn(self, error: Exception) -> None:
+    def kill_for_violation(self, error: Exception) -> None:
         """Kill a process that sent an invalid message."""
         self.why = f"sent an invalid message ({error!r}) and was killed"
         self.kill()
@@ -407,10 +407,10 @@ class WorkerProcess:
         except trio.BrokenResourceError:
             raise WorkerExited(self.why, was_called=False) from None
 
-    def tell_soon(self, value: Any) -> None:
+    def send_or_drop(self, value: Any) -> None:
         """Send a message that has no answer and may be dropped; raises ``TypeError`` if the value cannot be sent."""
         if self._channel is not None and not self.ended.is_set():
-            self._channel.send_soon([_NO_ANSWER_EXPECTED, value])
+            self._channel.send_or_drop([_NO_ANSWER_EXPECTED, value])
 
     async def call(self, value: Any, descriptor: int | None = None, *, limit_seconds: float = math.inf) -> Any:
         """Send a request and return its answer; up to ``calls_at_once`` run concurrently.
@@ -495,7 +495,7 @@ class WorkerProcess:
         pending.is_abandoned = True
         pending.value = None
         if self._tells_of_leaving:
-            self.tell_soon(["cancel", number])
+            self.send_or_drop(["cancel", number])
         if self._nursery is not None and not pending.done.is_set():
             self._nursery.start_soon(self._watch_abandoned, pending)
         self._kill_if_unneeded()

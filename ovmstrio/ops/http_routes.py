@@ -108,7 +108,7 @@ class _PipelineRoutes:
             answer = self._operation(parts[0])
             if answer is not None:
                 return answer
-        target = _parse_path(parts, self._service.own_name if request.mount else None)
+        target = _parse_path(parts, self._service.request_name if request.mount else None)
         if target is None:
             return None if request.mount else _path_error(request.method, parts)
         if request.method != "POST":

@@ -71,7 +71,7 @@ async def _open_service(
         log.warning("build_dag_each_worker has no effect: one process serves; is_thread_op: false uses more for Ops")
     pipeline = PIPELINE.set(name or DEFAULT_NAME)
     try:
-        maker, source = prepared.predictor_maker(settings), prepared.source()
+        maker, source = prepared.predictor_factory(settings), prepared.source()
         async with (
             open_observers(settings, hooks_of=hooks_of) as observing,
             open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,

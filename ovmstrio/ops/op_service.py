@@ -211,7 +211,7 @@ class OpService(HostedService):
         self.snapshot = None if figures is None else figures.snapshot
         self.render_metrics = None if figures is None else figures.render_metrics
         self.metrics: Sequence[Any] = () if figures is None else figures.collectors
-        self.own_name = name or ""
+        self.request_name = name or ""
         self._figures = figures
         self._drawing = drawing
         self._executor = executor
@@ -229,8 +229,8 @@ class OpService(HostedService):
 
     async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         """Run one pipeline request; failures become responses with an error number."""
-        if request.name and request.name != self.own_name:
-            return unknown_service_response(request, name=self.own_name)
+        if request.name and request.name != self.request_name:
+            return unknown_service_response(request, name=self.request_name)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
         return await self._executor.infer(request, deadline)

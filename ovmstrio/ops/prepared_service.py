@@ -219,7 +219,7 @@ class PreparedService:
         file = self.config or self.service.yml_file
         return {"yml_file": file if file is None or self.folder is None else str(self.folder / file)}
 
-    def predictor_maker(self, settings: PipelineSettings) -> CreatePredictor:
+    def predictor_factory(self, settings: PipelineSettings) -> CreatePredictor:
         """Return a predictor factory whose errors refer to the configuration."""
         maker = PredictorFactory(is_thread_op=settings.dag.is_thread_op)
 
@@ -281,4 +281,4 @@ def load_in_worker(argument: str) -> LoadedPipeline:
     service = find_service(script, options["name"])
     prepared = PreparedService(service, options["config"], script, None if folder is None else Path(folder))
     settings = prepared.settings()
-    return LoadedPipeline(service.graph(), settings, prepared.predictor_maker(settings))
+    return LoadedPipeline(service.graph(), settings, prepared.predictor_factory(settings))

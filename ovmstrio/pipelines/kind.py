@@ -67,7 +67,7 @@ class PipelineKind(Kind[PipelineSpec]):
     takes = frozenset({Takes.TENSORS})
     section = PIPELINES
     further_sections = (NODE_LIBRARIES,)
-    tells_all = True
+    reports_all_problems = True
     occupied = "Pipeline has the same name as model"
 
     def read(self, file: ConfigFile) -> list[PipelineSpec]:

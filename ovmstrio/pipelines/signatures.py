@@ -127,11 +127,11 @@ def _check_split(node: PipelineNode, spec: TensorSpec) -> list[Problem]:
     what = f"{'the input' if node.name == ENTRY else 'its output'} {spec.name!r}"
     if spec.datatype is BYTES:
         message = f"{what} has strings, which cannot be split"
-        return [node_problem(node, PipelineErrorCode.STRINGS_SPLIT, message, "remove demultiply_count")]
+        return [node_problem(node, PipelineErrorCode.STRING_DEMULTIPLICATION, message, "remove demultiply_count")]
     if len(spec.shape) < MIN_RANK_TO_SPLIT:
         message = f"{what} of shape {_format_dims(spec.shape)} has too few dimensions to be split"
         fix = f"use at least {MIN_RANK_TO_SPLIT} dimensions: the one to split, a batch, and its elements"
-        return [node_problem(node, PipelineErrorCode.TOO_FLAT, message, fix)]
+        return [node_problem(node, PipelineErrorCode.TOO_FEW_DIMENSIONS, message, fix)]
     first, count = spec.shape[0], node.demultiply_count
     if count in (None, DYNAMIC) or not first.is_fixed:
         return []
@@ -216,7 +216,7 @@ def describe_inputs(
     problems: list[Problem] = []
     for output in entry.outputs:
         found: TensorSpec | None = None
-        for edge in structure.out_of(ENTRY):
+        for edge in structure.edges_from(ENTRY):
             wanted = signatures[edge.target].inputs.get(edge.name) if edge.target in signatures else None
             if edge.item != output.data_item or wanted is None:
                 continue

@@ -45,7 +45,7 @@ class PipelineErrorCode(StrEnum):
     UNCONNECTED = "PIPELINE_CONTAINS_UNCONNECTED_NODES"
     ENTRIES = "PIPELINE_MULTIPLE_ENTRY_NODES"
     EXITS = "PIPELINE_MULTIPLE_EXIT_NODES"
-    NAME_TWICE = "PIPELINE_NODE_NAME_DUPLICATE"
+    DUPLICATE_NAME = "PIPELINE_NODE_NAME_DUPLICATE"
     NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
     GATHER_MISSING = "PIPELINE_NODE_GATHER_FROM_NOT_EXISTING_NODE"
     GATHER_NO_DEMULTIPLEXER = "PIPELINE_NODE_GATHER_FROM_NOT_DEMULTIPLEXER"
@@ -53,12 +53,12 @@ class PipelineErrorCode(StrEnum):
     NODE_MISSING = "PIPELINE_NODE_REFERING_TO_MISSING_NODE"
     EXIT_USED = "PIPELINE_EXIT_USED_AS_NODE_DEPENDENCY"
     SOURCE_MISSING = "PIPELINE_NODE_REFERING_TO_MISSING_DATA_SOURCE"
-    CONNECTED_TWICE = "PIPELINE_MODEL_INPUT_CONNECTED_TO_MULTIPLE_DATA_SOURCES"
+    MULTIPLE_CONNECTIONS = "PIPELINE_MODEL_INPUT_CONNECTED_TO_MULTIPLE_DATA_SOURCES"
     MODEL_MISSING = "PIPELINE_NODE_REFERING_TO_MISSING_MODEL"
     MODEL_CHANGES = "FORBIDDEN_MODEL_DYNAMIC_PARAMETER"
     MODEL_STATEFUL = "REQUESTED_STATEFUL_PARAMETERS_ON_SUBSCRIBED_MODEL"
-    STRINGS_SPLIT = "PIPELINE_STRING_DEMUILTIPLICATION_UNSUPPORTED"
-    TOO_FLAT = "PIPELINE_NOT_ENOUGH_SHAPE_DIMENSIONS_TO_DEMULTIPLY"
+    STRING_DEMULTIPLICATION = "PIPELINE_STRING_DEMUILTIPLICATION_UNSUPPORTED"
+    TOO_FEW_DIMENSIONS = "PIPELINE_NOT_ENOUGH_SHAPE_DIMENSIONS_TO_DEMULTIPLY"
     COUNT = "PIPELINE_DEMULTIPLY_COUNT_DOES_NOT_MATCH_TENSOR_SHARD_COUNT"
     INPUT_MISSING = "PIPELINE_CONNECTION_TO_MISSING_MODEL_INPUT"
     OUTPUT_MISSING = "PIPELINE_NODE_REFERING_TO_MISSING_MODEL_OUTPUT"
@@ -126,7 +126,7 @@ class Structure:
         """Return the connections to a node, in configuration order."""
         return [edge for edge in self.edges if edge.target == node]
 
-    def out_of(self, node: str) -> list[Edge]:
+    def edges_from(self, node: str) -> list[Edge]:
         """Return the connections from a node."""
         return [edge for edge in self.edges if edge.source == node]
 
@@ -177,7 +177,9 @@ def _name_nodes(spec: PipelineSpec) -> tuple[dict[str, PipelineNode], list[Probl
             problems.append(node_problem(node, PipelineErrorCode.ENTRIES, message, "rename the node"))
         elif node.name in nodes:
             message = f"duplicate node name {node.name!r}"
-            problems.append(node_problem(node, PipelineErrorCode.NAME_TWICE, message, "give each node a unique name"))
+            problems.append(
+                node_problem(node, PipelineErrorCode.DUPLICATE_NAME, message, "give each node a unique name")
+            )
         else:
             nodes[node.name] = node
     nodes[EXIT] = PipelineNode(name=EXIT, inputs=spec.outputs, origin=spec.origin)
@@ -227,7 +229,7 @@ def _connect(nodes: Mapping[str, PipelineNode]) -> tuple[list[Edge], list[Proble
                 problems.append(found)
         for name in [name for name, count in counted.items() if count > 1]:
             message = f"the input {name!r} is connected {counted[name]} times"
-            problems.append(node_problem(node, PipelineErrorCode.CONNECTED_TWICE, message, "keep one connection"))
+            problems.append(node_problem(node, PipelineErrorCode.MULTIPLE_CONNECTIONS, message, "keep one connection"))
     return edges, problems
 
 

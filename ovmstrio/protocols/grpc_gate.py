@@ -41,7 +41,8 @@ _METHODS: Final[Mapping[str, Mapping[Permission, str]]] = {
         Permission.ABOUT: "ModelReady ModelMetadata ModelConfig ModelStatistics",
         Permission.READ: "RepositoryIndex SystemSharedMemoryStatus CudaSharedMemoryStatus TraceSetting LogSettings",
         Permission.INFER: "ModelInfer ModelStreamInfer",
-        Permission.ADMIN: "RepositoryModelLoad RepositoryModelUnload SystemSharedMemoryRegister SystemSharedMemoryUnregister "
+        Permission.ADMIN: "RepositoryModelLoad RepositoryModelUnload SystemSharedMemoryRegister "
+        "SystemSharedMemoryUnregister "
         "CudaSharedMemoryRegister CudaSharedMemoryUnregister",
     },
     _PREDICTION: {Permission.ABOUT: "GetModelMetadata", Permission.INFER: "Predict Classify Regress MultiInference"},
@@ -65,7 +66,7 @@ _MAY_CHANGE: Final = frozenset({f"{_KSERVE}LogSettings"})
 
 
 class GuardedService:
-    """gRPC service whose methods check the caller; methods without an entry in :data:`REQUIRED_SCOPES` require ``admin``."""
+    """gRPC service whose methods check the caller; methods missing in :data:`REQUIRED_SCOPES` require ``admin``."""
 
     def __init__(self, service: GrpclibService, gate: Gate) -> None:
         self._service = service
@@ -107,7 +108,7 @@ def _guarded(handler: Handler, gate: Gate, need: Permission) -> Handler:
 
     async def run(call: Call) -> None:
         head = call.state.head
-        if not gate.let_in_now(need, "", head.headers, head.notes):
+        if not gate.try_authenticate(need, "", head.headers, head.notes):
             try:
                 await gate.let_in(need, "", head.headers, call.peer.certificate)
             except (Unauthenticated, MissingScope) as error:

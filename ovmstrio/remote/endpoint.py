@@ -49,7 +49,7 @@ class Endpoint(Protocol):
         """Return the model's metadata; raises as :meth:`infer`."""
         ...
 
-    async def ask_ready(self) -> str:
+    async def unready_reason(self) -> str:
         """Return why the model cannot be called, empty if it can; raises as :meth:`infer`."""
         ...
 

@@ -179,7 +179,7 @@ class ClientCore:
         return len(self.exchanges) < self.most_streams
 
     @property
-    def takes_calls(self) -> bool:
+    def accepts_calls(self) -> bool:
         """Whether the connection accepts new calls."""
         return self.last is None and self._next_id < _MAX_STREAM_ID
 
@@ -430,9 +430,9 @@ class RemoteConnection:
         self._close_reason = ""
 
     @property
-    def takes_calls(self) -> bool:
+    def accepts_calls(self) -> bool:
         """Whether the connection accepts new calls."""
-        return not self._close_reason and self._core.takes_calls
+        return not self._close_reason and self._core.accepts_calls
 
     @property
     def received(self) -> int:
@@ -465,9 +465,9 @@ class RemoteConnection:
         ``headers`` is a block of literals, ``body`` the framed message in pieces, which must stay unchanged until this
         returns.  The server did not process an exchange with ``is_untouched``; its ``id`` is 0 if nothing was sent.
         """
-        while self.takes_calls and not self._core.has_room:
+        while self.accepts_calls and not self._core.has_room:
             await self._progress.wait()
-        if not self.takes_calls:
+        if not self.accepts_calls:
             return self._unsent_exchange()
         exchange = self._core.begin(headers, most)
         try:

@@ -198,7 +198,7 @@ class GrpcEndpoint:
         )
         return RemoteDescription(answer.platform, inputs, outputs)
 
-    async def ask_ready(self) -> str:
+    async def unready_reason(self) -> str:
         """Return why the model cannot be called; empty if it can."""
         answer = await self._ask("ModelReady", "name", "version")
         return "" if answer.ready else f"{self._spec.remote_name!r} is not ready there"
@@ -239,10 +239,10 @@ class GrpcEndpoint:
 
     async def _get_connection(self) -> RemoteConnection:
         connection = self._connection
-        if connection is not None and connection.takes_calls:
+        if connection is not None and connection.accepts_calls:
             return connection
         async with self._connecting:
-            if self._connection is not None and self._connection.takes_calls:
+            if self._connection is not None and self._connection.accepts_calls:
                 return self._connection
             stream = await connect(
                 self._remote_address,

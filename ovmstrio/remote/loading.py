@@ -72,7 +72,7 @@ async def _describe(targets: Sequence[Target]) -> RemoteDescription:
                 return await target.endpoint.describe()
             raise NotReady(f"{target.endpoint.address} sent no metadata within {_DESCRIBE_SECONDS:g} s")
         except ServerError as error:
-            target.ailment = error.message
+            target.failure_reason = error.message
             failures.append(error)
     others = [error for error in failures if not isinstance(error, NotReady)]
     if others:

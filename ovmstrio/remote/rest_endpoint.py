@@ -87,7 +87,7 @@ class RestEndpoint:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 
-    async def ask_ready(self) -> str:
+    async def unready_reason(self) -> str:
         """Return why the model cannot be called; empty if it can."""
         response, body = await self._send("GET", f"{self._path}/ready", {}, (), _MAX_BYTES)
         return "" if response.is_success else _reason(response, body)

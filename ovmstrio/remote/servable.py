@@ -137,7 +137,7 @@ class RemoteServable(HostedService):
     # Attempts
 
     async def _infer_step(self, request: InferRequest, step: SequenceStep, deadline: float) -> InferResponse:
-        target = self._targets.of_sequence(step, trio.current_time())
+        target = self._targets.target_of_sequence(step, trio.current_time())
         response = await self._attempt(request, deadline, step, only=target)
         if step.ends:
             self._targets.forget(step.id)
@@ -231,7 +231,7 @@ class RemoteServable(HostedService):
         else:
             target.breaker.succeed()
         if isinstance(error, NotSent):
-            target.ailment = error.message
+            target.failure_reason = error.message
 
     def _deadline_exceeded(self, target: Target) -> DeadlineExceeded:
         return DeadlineExceeded(f'{target.endpoint.address} did not answer for "{self._spec.name}" in time')

@@ -39,7 +39,7 @@ class CircuitBreaker:
         self._is_trying = False
 
     @property
-    def failures_in_row(self) -> int:
+    def consecutive_failures(self) -> int:
         """Number of consecutive failures."""
         return self._in_row
 
@@ -91,22 +91,22 @@ class Target:
         suspect: set when a call found a failure.
     """
 
-    __slots__ = ("ailment", "breaker", "endpoint", "suspect")
+    __slots__ = ("breaker", "endpoint", "failure_reason", "suspect")
 
     def __init__(self, endpoint: Endpoint, breaker: CircuitBreaker) -> None:
         self.endpoint = endpoint
         self.breaker = breaker
-        self.ailment = ""
+        self.failure_reason = ""
         self.suspect = trio.Event()
 
     def obstacle(self, now: float) -> str:
         """Return why the address cannot be called; empty if it can."""
-        if self.ailment:
-            return f"{self.endpoint.address}: {self.ailment}"
+        if self.failure_reason:
+            return f"{self.endpoint.address}: {self.failure_reason}"
         left = self.breaker.seconds_left(now)
         if not left:
             return ""
-        failures = self.breaker.failures_in_row
+        failures = self.breaker.consecutive_failures
         return f"{self.endpoint.address}: circuit open for {left:.1f} s after {failures} consecutive failures"
 
 
@@ -130,9 +130,9 @@ class Targets:
         self._next_index += not tried
         in_turn = (*self.all[first:], *self.all[:first])
         allowed = [target for target in in_turn if target not in tried and target.breaker.allows(now)]
-        return min(allowed, key=lambda target: bool(target.ailment), default=None)
+        return min(allowed, key=lambda target: bool(target.failure_reason), default=None)
 
-    def of_sequence(self, step: SequenceStep, now: float) -> Target:
+    def target_of_sequence(self, step: SequenceStep, now: float) -> Target:
         """Return the address of a sequence; a new sequence goes to a healthy address.
 
         A hash of the id selects the address, so that most sequences need no memory and survive a restart of the server.
@@ -141,7 +141,7 @@ class Targets:
         own = max(self.all, key=lambda target: _weight(step.id, target))
         if not step.starts:
             return self._deviations.get(step.id, own)
-        healthy = [target for target in self.all if not target.ailment and target.breaker.allows(now)]
+        healthy = [target for target in self.all if not target.failure_reason and target.breaker.allows(now)]
         target = max(healthy, key=lambda target: _weight(step.id, target)) if healthy else own
         self.place(step.id, target)
         return target
@@ -187,26 +187,28 @@ async def watch_health(
             # The state right after a failed call would be the same.
             await trio.sleep(min(every_seconds, 1.0))
         target.suspect = trio.Event()
-        before = target.ailment
+        before = target.failure_reason
         with trio.move_on_after(_HEALTH_CHECK_SECONDS) as asking:
-            target.ailment = await _check_health(target, returned if before else None)
+            target.failure_reason = await _check_health(target, returned if before else None)
         silent = silent + 1 if asking.cancelled_caught else 0
         if asking.cancelled_caught:
-            target.ailment = f"no answer within {_HEALTH_CHECK_SECONDS:g} s"
+            target.failure_reason = f"no answer within {_HEALTH_CHECK_SECONDS:g} s"
         if silent >= _MAX_SILENT_CHECKS:
             target.endpoint.doubt()
         # Calls may also have opened or closed the circuit.
         notify_readiness_changed()
-        if bool(before) != bool(target.ailment):
-            if target.ailment:
-                log.warning("remote model unavailable", name=name, at=target.endpoint.address, reason=target.ailment)
+        if bool(before) != bool(target.failure_reason):
+            if target.failure_reason:
+                log.warning(
+                    "remote model unavailable", name=name, at=target.endpoint.address, reason=target.failure_reason
+                )
             else:
                 log.info("remote model available again", name=name, at=target.endpoint.address)
 
 
 async def _check_health(target: Target, returned: Callable[[Target], Awaitable[str]] | None) -> str:
     try:
-        ailment = await target.endpoint.ask_ready()
-        return ailment or ("" if returned is None else await returned(target))
+        failure_reason = await target.endpoint.unready_reason()
+        return failure_reason or ("" if returned is None else await returned(target))
     except ServerError as error:
         return error.message

@@ -82,12 +82,12 @@ class CredentialStore:
         self._directory.replace(entries, keys)
         if signing is not None:
             self._file_keys.keys = signing
-        self._authentication.forget_seen()
+        self._authentication.clear_cache()
 
     async def look(self) -> bool:
         """Reload changed files and end the streams of revoked callers; invalid files change nothing."""
         await self._reload()
-        await self.gate.end_unknown()
+        await self.gate.end_revoked()
         return True
 
     async def _reload(self) -> None:

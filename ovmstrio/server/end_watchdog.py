@@ -51,12 +51,12 @@ class ShutdownWatchdog:
         if self._drain_seconds is not None and not self._is_running:
             self._start(self._drain_seconds + self._margin_seconds)
 
-    def start_at_once(self) -> None:
+    def start_for_stop(self) -> None:
         """Start or replace the timer for a stop without drain."""
         if self._drain_seconds is not None:
             self._start(min(_STOP_SECONDS, self._margin_seconds))
 
-    def bound_exit(self) -> None:
+    def start_for_exit(self) -> None:
         """Start the timer for the interpreter's exit, which waits for threads, if a server has run."""
         if self._was_enabled:
             self._start(min(_STOP_SECONDS, self._margin_seconds))

@@ -116,4 +116,4 @@ class Certificates:
 
     def _reload(self) -> None:
         for tls in self._tls.values():
-            tls.read_again()
+            tls.reload()

@@ -82,7 +82,7 @@ class TrimPolicy:
         """Trim when memory stops growing, regardless of its size: something large may have been freed."""
         self._floor = 0
 
-    def given_back(self, size: int, now: float, unused: int = 0, *, is_busy: bool) -> None:
+    def record_trim(self, size: int, now: float, unused: int = 0, *, is_busy: bool) -> None:
         """Record a trim and the size after it."""
         soon = is_busy and now < self._last_at + 4 * self._pause
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if soon else _POLL_SECONDS
@@ -122,7 +122,7 @@ async def trim_freed_memory(
             if growth.is_over(size, now, _unused(size, lent), is_busy=is_busy):
                 await trio.to_thread.run_sync(_collect_and_trim, trim)
                 left = resident()
-                growth.given_back(left, now, _unused(left, lent), is_busy=is_busy)
+                growth.record_trim(left, now, _unused(left, lent), is_busy=is_busy)
                 log.debug("freed memory trimmed", before=size, after=left)
 
 

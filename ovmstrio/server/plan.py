@@ -90,7 +90,7 @@ def with_service_manager(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
         plan,
         grpc=named.get("grpc") or plan.grpc,
         rest=named.get("rest") or plan.rest,
-        notifier=Notifier.of_environment(environ),
+        notifier=Notifier.from_environ(environ),
     )
 
 

@@ -47,7 +47,7 @@ def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
         _configure_json_lines(level)
     else:
         configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-    LOG_LEVEL.set_parts(parse_log_levels(settings.log_levels or ""))
+    LOG_LEVEL.set_logger_levels(parse_log_levels(settings.log_levels or ""))
 
 
 def _configure_json_lines(level: LogLevel) -> None:

@@ -67,7 +67,7 @@ class Reloader:
         with self._notifier.reloading():
             return await (reload_versions(self._registry) if self._source is None else self._source.reload())
 
-    async def restore_here(self) -> None:
+    async def rollback_here(self) -> None:
         """Restore the configuration before the last reload in this process.
 
         Raises:
@@ -93,7 +93,7 @@ class Reloader:
 
     async def _try_restore(self) -> None:
         try:
-            await self.restore_here()
+            await self.rollback_here()
         except ServerError as error:
             log.error("rollback failed", reason=error.message)  # noqa: TRY400 - an expected error
 

@@ -223,11 +223,14 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         sampler_from_environ(os.environ),
         [recent, export],
         is_failure=_is_failure,
-        of_server=[export],
+        trace_server_request=[export],
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
-    before, quiet_before = start_root_span.set(tracing.of_server), unrecorded_span_factory.set(tracing.unrecorded_span)
+    before, quiet_before = (
+        start_root_span.set(tracing.trace_server_request),
+        unrecorded_span_factory.set(tracing.unrecorded_span),
+    )
     try:
         yield ServerTraces(recent, (tracing,), (tracing,))
     finally:
@@ -505,19 +508,19 @@ class _Server:
                 await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
             if hosting is not None and hosting.until is not None:
                 nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
-            if hosting is not None and hosting.warned is not None:
-                nursery.start_soon(self.begin_drain_when, hosting.warned)
+            if hosting is not None and hosting.wait_drain_warning is not None:
+                nursery.start_soon(self.begin_drain_when, hosting.wait_drain_warning)
             with log_prints():
                 await self.run(task_status)
             nursery.cancel_scope.cancel()
 
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
         """Serve until drained."""
-        log_tail = nullcontext() if self._history is None else self._history.remembering()
+        log_tail = nullcontext() if self._history is None else self._history.recording()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
         keeping = use_blob_cache(default_cache_folder(), int(kept_gb * 10**9))
         if self._access is not None:
-            current_revocable_streams.set(self._access.gate.long_requests)
+            current_revocable_streams.set(self._access.gate.revocable_streams)
         with (
             self._locked_store(),
             self._control or nullcontext(),
@@ -545,7 +548,7 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
-            nursery.start_soon(refusals.sum_up)
+            nursery.start_soon(refusals.log_repetitions)
             nursery.start_soon(self._admission.follow_others)
             if self._hosting.serve_peers is not None:
                 await nursery.start(self._hosting.serve_peers, self._plane, self._reloading)
@@ -663,8 +666,8 @@ class _Server:
         await until()
         await self.end(everything)
 
-    async def begin_drain_when(self, warned: Callable[[], Awaitable[None]]) -> None:
-        await warned()
+    async def begin_drain_when(self, wait_drain_warning: Callable[[], Awaitable[None]]) -> None:
+        await wait_drain_warning()
         self._begin_drain()
 
     def _begin_drain(self) -> None:

@@ -43,7 +43,7 @@ async def handle_stop_signals(
         async with trio.open_nursery() as nursery:
             async for number in signals:
                 if nursery.child_tasks:
-                    SHUTDOWN_WATCHDOG.start_at_once()
+                    SHUTDOWN_WATCHDOG.start_for_stop()
                     log.warning("stopping at once", signal=signal.Signals(number).name)
                     everything.cancel()
                     return

@@ -44,14 +44,14 @@ class Notifier:
         self._status = ""
 
     @classmethod
-    def of_environment(cls, environ: MutableMapping[str, str]) -> Notifier:
+    def from_environ(cls, environ: MutableMapping[str, str]) -> Notifier:
         """Create a notifier and remove its variables from the environment, so that child processes do not notify."""
         address, interval, pid = (environ.pop(key, "") for key in _NOTIFY_VARIABLES)
         is_watched = interval.isdecimal() and int(interval) > 0 and pid in {"", str(os.getpid())}
         return cls(address, int(interval) / 1e6 if is_watched else math.inf)
 
     @property
-    def is_heard(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether there is a service manager."""
         return bool(self._address)
 
@@ -86,7 +86,7 @@ class Notifier:
 
     async def follow(self, readiness: Callable[[], Readiness], wait_change: Callable[[], Awaitable[object]]) -> None:
         """Send readiness changes until cancelled; returns at once without a service manager."""
-        while self.is_heard:
+        while self.is_enabled:
             state = readiness()
             self.show(ready=state.ready, reason=state.reason)
             with trio.move_on_after(_POLL_SECONDS):
@@ -97,7 +97,7 @@ class Notifier:
 
         A stuck event loop sends none, and the service manager restarts the server.
         """
-        while self.is_heard and self._watchdog_seconds < math.inf:
+        while self.is_enabled and self._watchdog_seconds < math.inf:
             self._send(["WATCHDOG=1"])
             await trio.sleep(self._watchdog_seconds / 2)
 

@@ -46,7 +46,7 @@ class WorkerProcessContext:
     lend: Callable[..., LoadContext] = LoadContext
     obstacle: Callable[[], str] | None = None
     until: Callable[[], Awaitable[None]] | None = None
-    warned: Callable[[], Awaitable[None]] | None = None
+    wait_drain_warning: Callable[[], Awaitable[None]] | None = None
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
     serve_peers: RpcServer | None = None

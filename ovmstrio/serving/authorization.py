@@ -54,7 +54,7 @@ class AuthorizingDataPlane(DataPlane):
         try:
             check_current_caller(need, service)
         except MissingScope:
-            self.note_refused_caller(MISSING_SCOPE_REASON)
+            self.count_refused_caller(MISSING_SCOPE_REASON)
             raise
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
@@ -129,7 +129,7 @@ class AuthorizingDataPlane(DataPlane):
         is_stream: bool = False,
         is_free: bool = False,
     ) -> ObservedCall:
-        """See the base class; requires ``Permission.INFER``, except for free calls, whose scope the front end has checked."""
+        """See the base class; requires ``Permission.INFER``, except for free calls, which the front end checked."""
         if not is_free:
             self._require(Permission.INFER, name)
         return await super().call(

@@ -147,7 +147,7 @@ class ResponseRenderer:
         # More threads would only compete with the event loop for the interpreter lock.
         self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
-    def may_at_once(self, response: InferResponse, door: ApiInterface) -> bool:
+    def fits_on_loop(self, response: InferResponse, door: ApiInterface) -> bool:
         """Return True if a response is small enough to be rendered on the event loop, without :meth:`render`.
 
         Raises:
@@ -168,7 +168,7 @@ class ResponseRenderer:
         Raises:
             PayloadTooLarge: the outputs are too large; nothing has been copied.
         """
-        if self.may_at_once(response, door):
+        if self.fits_on_loop(response, door):
             return write(response)
         return await trio.to_thread.run_sync(write, response, limiter=self._threads)
 
@@ -403,7 +403,7 @@ class DataPlane:
             dict(known.extra),
             known.joined_rows,
             known.has_sequences,
-            Takes.STREAMS in self.registry.takes_of(name, version),
+            Takes.STREAMS in self.registry.call_types(name, version),
         )
 
     def statistics(self, name: str, version: str, door: ApiInterface) -> list[tuple[str, str, VersionStatistics]]:
@@ -468,7 +468,7 @@ class DataPlane:
     def _count_refused(self, name: str, version: str, error: Overloaded, door: ApiInterface, method: str) -> None:
         if self._metrics is not None:
             self._metrics.child("ovmstrio_refused_requests", name).inc()
-        self.count_unparsed(name, version, error, door, method=method)
+        self.count_unreadable_call(name, version, error, door, method=method)
 
     @overload
     async def infer(self, request: InferRequest, door: ApiInterface) -> InferResponse: ...
@@ -519,7 +519,7 @@ class DataPlane:
                     select_outputs(answer, request.outputs)
                 if render is not None:
                     renderer = self._renderer
-                    at_once = renderer.may_at_once(answer, door)
+                    at_once = renderer.fits_on_loop(answer, door)
                     answer, event.sent = render(answer) if at_once else await renderer.render(render, answer, door)
                     if event.sent != size:
                         self._response_budget.learn(lease.name, event.sent)
@@ -693,7 +693,7 @@ class DataPlane:
         except ServerError as error:
             raise door.words(error, method) from None
 
-    def count_unparsed(
+    def count_unreadable_call(
         self, name: str, version: str, error: ServerError, door: ApiInterface, received: int = 0, *, method: str = ""
     ) -> None:
         """Count a call whose body could not be read as a failed inference (as OVMS does), if its service exists."""
@@ -727,7 +727,7 @@ class DataPlane:
 
     # Observers
 
-    def note_refused_caller(self, reason: str) -> None:
+    def count_refused_caller(self, reason: str) -> None:
         """Count a request refused for its credentials or quota; see ``Gate.refused``."""
         if self._metrics is not None:
             self._metrics.refused(reason)

@@ -41,11 +41,11 @@ class FileWatcher:
         while True:
             await self._pause(self._pause_seconds if await self._check_once() else self._backoff.seconds_after())
 
-    async def wait_look(self) -> None:
+    async def wait_check(self) -> None:
         """Wait for the end of the current or next check."""
         await self._ended.wait()
 
-    async def look_now(self) -> None:
+    async def check_now(self) -> None:
         """Run a check at once, or right after the current one, and wait for its end."""
         last = self.looks + 1 + self._is_checking
         self._requested.set()

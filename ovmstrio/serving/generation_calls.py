@@ -90,7 +90,7 @@ def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:
     try:
         allowance.check_tokens()
     except CallerLimited:
-        plane.note_refused_caller(OVER_LIMIT_REASON)
+        plane.count_refused_caller(OVER_LIMIT_REASON)
         with call:
             raise
 

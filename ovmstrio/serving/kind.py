@@ -151,7 +151,7 @@ class Kind(ABC, Generic[SpecT]):
     imports: ClassVar[bool] = False
     section: ClassVar[str] = ""
     further_sections: ClassVar[tuple[str, ...]] = ()
-    tells_all: ClassVar[bool] = False
+    reports_all_problems: ClassVar[bool] = False
     runs_user_code: ClassVar[bool] = True
     fills_cores: ClassVar[bool] = False
     occupied: ClassVar[str] = "The name is taken"

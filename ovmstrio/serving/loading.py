@@ -111,7 +111,7 @@ class VersionLoader:
 
         Load errors become the version's state.  Cancellation keeps what was served before.
         """
-        record = service.load_begins(version)
+        record = service.begin_load(version)
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
             remarks: list[Problem] = []
@@ -127,7 +127,7 @@ class VersionLoader:
                 problems = load_problems(service.kind, spec, error, directory)
                 _log_failure(record, spec, error, problems)
                 failure = _next_failure(record, spec, files, problems)
-                service.load_fails(record, describe_error(error), failure, perf_counter() - started)
+                service.fail_load(record, describe_error(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
             log.info(
@@ -136,12 +136,12 @@ class VersionLoader:
             calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
             warnings = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
             instance = Instance(spec, str(version), servable, files, calls, takes, warnings)
-            return service.load_succeeds(record, instance, seconds)
+            return service.finish_load(record, instance, seconds)
 
     def _finds_all_problems(self, service: ServiceRecord) -> bool:
         """Return True if a configuration check should load an invalid service to find its further problems."""
         context = self._context()
-        return service.kind.tells_all and service.circle is None and context is not None and context.is_trial
+        return service.kind.reports_all_problems and service.circle is None and context is not None and context.is_trial
 
     async def _load(
         self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, remarks: list[Problem]
@@ -302,14 +302,14 @@ class Reconciler:
             if version not in wanted and record.state < VersionState.UNLOADING
         ]
         for record in unwanted:
-            instance = service.retirement_begins(record)
+            instance = service.begin_retirement(record)
             if instance is not None:
                 self._retire(instance, _retirement_callback(service, record))
         return bool(unwanted)
 
 
 def _retirement_callback(service: ServiceRecord, record: VersionRecord) -> Callable[[], None]:
-    return lambda: service.retirement_ends(record)
+    return lambda: service.finish_retirement(record)
 
 
 def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, mark: str) -> bool:
@@ -323,5 +323,5 @@ def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, mark: s
         return False
     record.instance.spec = spec
     if record.failure is not None:
-        service.forget_failure(record)
+        service.clear_failure(record)
     return True

@@ -62,7 +62,7 @@ class Listing:
 
 
 def list_versions(base_path: Path) -> dict[int, Path]:
-    """Return the directories of all versions below ``base_path``, ascending; warnings are logged.  See :func:`scan_versions`."""
+    """Return the version directories of ``base_path``, ascending; logs warnings. See :func:`scan_versions`."""
     listing = scan_versions(base_path)
     for warning in listing.warnings:
         log.warning("model repository", base_path=str(base_path), problem=warning)

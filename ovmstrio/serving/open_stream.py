@@ -77,11 +77,11 @@ class OpenStream:
         if self._replies.statistics().tasks_waiting_receive:
             self.settle()
 
-    def note_sent(self, size: int) -> None:
+    def count_sent(self, size: int) -> None:
         """Add the size of a reply sent to the client."""
         self._event.sent += size
 
-    def note_end(self, code: str) -> None:
+    def set_code(self, code: str) -> None:
         """Set the call's status code, for an error outside the stream."""
         self._event.code = code
 

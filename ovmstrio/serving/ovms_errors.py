@@ -58,7 +58,7 @@ async def decompressed_call_body(
     try:
         return await decompressed_body(request, limit)
     except ServerError as error:
-        plane.count_unparsed(model, version, error, door, len(request.body))
+        plane.count_unreadable_call(model, version, error, door, len(request.body))
         raise
 
 

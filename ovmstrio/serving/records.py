@@ -184,9 +184,9 @@ class ServiceRecord:
         if not self.kind.has_versions:
             record = self.versions.get(ONLY_VERSION)
             if record is None or record.state >= VersionState.UNLOADING:
-                self.load_begins(ONLY_VERSION)
+                self.begin_load(ONLY_VERSION)
 
-    def leave_out(self) -> None:
+    def unconfigure(self) -> None:
         """Mark the name as no longer configured."""
         self.spec, self.settled = None, False
 
@@ -279,7 +279,7 @@ class ServiceRecord:
         return [self.versions[version].status for version in sorted(self.versions)]
 
     # State changes
-    def load_begins(self, version: int) -> VersionRecord:
+    def begin_load(self, version: int) -> VersionRecord:
         """Record the start of a load; a serving version stays available."""
         record = self.versions.setdefault(version, VersionRecord(self.name, version, self.kind))
         record.kind = self.kind
@@ -288,7 +288,7 @@ class ServiceRecord:
             self._announce(record)
         return record
 
-    def load_succeeds(self, record: VersionRecord, instance: Instance, seconds: float) -> Instance | None:
+    def finish_load(self, record: VersionRecord, instance: Instance, seconds: float) -> Instance | None:
         """Route to the new instance; return the replaced one, which must be retired."""
         replaced, record.instance = record.instance, instance
         record.state, record.error_code, record.reason = VersionState.AVAILABLE, OK, ""
@@ -298,18 +298,18 @@ class ServiceRecord:
         self._announce(record)
         return replaced
 
-    def load_fails(self, record: VersionRecord, reason: str, failure: Failure, seconds: float) -> None:
+    def fail_load(self, record: VersionRecord, reason: str, failure: Failure, seconds: float) -> None:
         """Record a failed load; the serving instance stays."""
         record.error_code, record.reason, record.failure = error_code_of(self.kind), reason, failure
         record.load_seconds = seconds
         self._announce(record)
 
-    def forget_failure(self, record: VersionRecord) -> None:
+    def clear_failure(self, record: VersionRecord) -> None:
         """Clear a failure because the settings are again those of the serving instance."""
         record.error_code, record.reason, record.failure = OK, "", None
         self._announce(record)
 
-    def retirement_begins(self, record: VersionRecord) -> Instance | None:
+    def begin_retirement(self, record: VersionRecord) -> Instance | None:
         """Stop leases of a version; return its instance, which must be closed when idle."""
         retired, record.instance = record.instance, None
         record.closing += retired is not None
@@ -319,7 +319,7 @@ class ServiceRecord:
         self._announce(record)
         return retired
 
-    def retirement_ends(self, record: VersionRecord) -> None:
+    def finish_retirement(self, record: VersionRecord) -> None:
         """Record that a retired instance is closed; the version may be available again by then."""
         record.closing -= 1
         if record.state is VersionState.UNLOADING and not record.closing:

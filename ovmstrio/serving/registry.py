@@ -328,7 +328,7 @@ class Registry:
         """
         return self._find(name, parse_version(version)).servable
 
-    def takes_of(self, name: str, version: str = "") -> frozenset[Takes]:
+    def call_types(self, name: str, version: str = "") -> frozenset[Takes]:
         """Return the call types of a version, or of the default one; raises as :meth:`peek`."""
         return self._find(name, parse_version(version)).takes
 
@@ -480,7 +480,7 @@ class Registry:
             by_name.setdefault(spec.name, spec)
         for name, record in self._services.items():
             if name not in by_name:
-                record.leave_out()
+                record.unconfigure()
         for name, spec in by_name.items():
             kind = self.kinds[spec.kind]
             self._services.setdefault(name, ServiceRecord(name, kind, self._publish)).configure(spec, kind)

@@ -42,7 +42,7 @@ class ResponseBudget:
         """Reserve the expected response size in a client's share, waiting for budget; return the reserved bytes.
 
         The size of a first response comes from fixed output shapes of ``service``, otherwise it is
-        ``share.unknown_bytes``.
+        ``share.default_response_bytes``.
         """
         size = self.sizes.get(key)
         if size is None:
@@ -50,7 +50,7 @@ class ResponseBudget:
         if size:
             await share.wait(size)
             return size
-        size = share.unknown_bytes
+        size = share.default_response_bytes
         with trio.move_on_after(_UNKNOWN_SECONDS):
             await share.wait(size)
             return size

@@ -106,7 +106,7 @@ class ConfigSource:
             spec = await self._parse_with_retry(content)
         except ConfigError as error:
             raise FailedPrecondition(error.message) from error
-        self._further_files = spec.further_files
+        self._further_files = spec.dependencies
         self._applied_specs = spec.services
         result = await self._apply_specs(spec.services)
         kinds = self._registry.kinds.values()

@@ -175,7 +175,7 @@ class CallTracing(CallObserver):
         sinks: Sequence[SpanSink],
         *,
         is_failure: Callable[[BaseException], bool],
-        of_server: Sequence[SpanSink] = (),
+        trace_server_request: Sequence[SpanSink] = (),
         user: UserContext | None = None,
         has_user_code: Callable[[str], bool] = bool,
         is_told_of_requests: bool = True,
@@ -183,7 +183,7 @@ class CallTracing(CallObserver):
         self._sampling = sampling
         self._share = sampling.share
         self._sinks = tuple(sinks)
-        self._of_server = tuple(of_server)
+        self._of_server = tuple(trace_server_request)
         self._is_failure = is_failure
         self._user = user
         self._user_of = cache(lambda kind: user if has_user_code(kind) else None)
@@ -270,7 +270,7 @@ class CallTracing(CallObserver):
         self._end(event, request)
 
     @contextmanager
-    def of_server(self, name: str, attributes: Attributes) -> Iterator[None]:
+    def trace_server_request(self, name: str, attributes: Attributes) -> Iterator[None]:
         """Trace a request of the server itself; failures are always recorded.
 
         These spans are exported, but not kept among recent traces.

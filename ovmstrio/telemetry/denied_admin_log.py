@@ -38,7 +38,7 @@ _rate_limiter: Final[ContextVar[LogRateLimiter | None]] = ContextVar("refused ch
 def rate_limited_denials() -> Iterator[LogRateLimiter]:
     """Rate-limit denials of tasks started within the block.
 
-    Yields the rate limiter, caller_name ``sum_up`` must run in a task.
+    Yields the rate limiter, caller_name ``log_repetitions`` must run in a task.
     """
     bounds = LogRateLimiter(log, most=_MAX_WINDOWS)
     before = _rate_limiter.set(bounds)

@@ -44,13 +44,13 @@ class FastHistogram:
         traced: last exemplar per bucket; None while there are none.
     """
 
-    __slots__ = ("_bounds", "numbers", "total", "traced")
+    __slots__ = ("_bounds", "exemplars", "numbers", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.numbers = [0] * (len(bounds) + 1)
         self.total = 0.0
-        self.traced: dict[int, Exemplar] | None = None
+        self.exemplars: dict[int, Exemplar] | None = None
 
     def observe(self, value: float, trace_id: str = "") -> None:
         """Add a value, with an exemplar if it belongs to a trace."""
@@ -58,15 +58,15 @@ class FastHistogram:
         self.numbers[bucket] += 1
         self.total += value
         if trace_id:
-            if self.traced is None:
-                self.traced = {}
-            self.traced[bucket] = Exemplar({"trace_id": trace_id}, value, time())
+            if self.exemplars is None:
+                self.exemplars = {}
+            self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value, time())
 
     def buckets(self, names: Sequence[str]) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
         """Return name, cumulative count and exemplar of each bucket."""
         entries: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
         entries += zip(names, accumulate(map(float, self.numbers)), strict=True)
-        for bucket, exemplar in tuple((self.traced or {}).items()):
+        for bucket, exemplar in tuple((self.exemplars or {}).items()):
             entries[bucket] = (entries[bucket][0], entries[bucket][1], exemplar)
         return entries
 

@@ -170,7 +170,7 @@ class LogLevel:
         """Levels of single loggers, by configured name."""
         return self._parts
 
-    def set_parts(self, levels: Mapping[str, int]) -> None:
+    def set_logger_levels(self, levels: Mapping[str, int]) -> None:
         """Replace the levels of single loggers in this process.
 
         Args:
@@ -202,7 +202,7 @@ class LogLevel:
         if self._cell is not None and self._cell.log_level not in (logging.NOTSET, self._own):
             self._change(self._cell.log_level)
 
-    def open_to(self, level: int) -> None:
+    def add_file_level(self, level: int) -> None:
         """Lower the root level for a log file; existing handlers keep their level."""
         if not self._file_levels:
             root = logging.getLogger()
@@ -211,7 +211,7 @@ class LogLevel:
         self._file_levels.append(level)
         self._apply()
 
-    def close_to(self, level: int) -> None:
+    def remove_file_level(self, level: int) -> None:
         """Undo :meth:`open_to`; restores the handler levels at the end."""
         self._file_levels.remove(level)
         self._apply()

@@ -67,7 +67,7 @@ class LogRateLimiter:
         self._has_windows.set()
         self._log.log(level, event, peer=peer, **facts)
 
-    async def sum_up(self) -> None:
+    async def log_repetitions(self) -> None:
         """Log the repetitions at the end of each window; runs until cancelled.
 
         Cancellation: logs all open windows.

@@ -360,7 +360,7 @@ class LogOutlet(logging.Handler):
     def close(self) -> None:
         """Close the sink after all queued lines."""
         super().close()
-        self._writer.put_end(self)
+        self._writer.close_after_queue(self)
 
 
 class _Batch(NamedTuple):
@@ -404,7 +404,7 @@ class LogWriter:
                 self._waiting += len(line)
                 self._append(outlet, line)
 
-    def put_end(self, outlet: LogOutlet) -> None:
+    def close_after_queue(self, outlet: LogOutlet) -> None:
         """Close the sink of an outlet after its queued lines."""
         with self._changed:
             if self._has_thread:

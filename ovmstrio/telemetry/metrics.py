@@ -439,14 +439,14 @@ class Metrics(Meters):
         """Count a finished call by outcome."""
         if event.kind == _GRAPH:
             if event.method not in QUERY_METHODS:
-                self.of_kind(event).observe(event.seconds * _MICROSECONDS, event.trace_id)
+                self.kind_latency(event).observe(event.seconds * _MICROSECONDS, event.trace_id)
             self.graph(event.name).ended(event)
         else:
             key = (event.name, event.version)
             # Retired or merely queried versions get counters but no gauge.
             (self._servables.get(key) or CallMetrics(self, *key)).ended(event)
 
-    def of_kind(self, event: CallEvent) -> Any:
+    def kind_latency(self, event: CallEvent) -> Any:
         """Return the latency histogram of a service kind and interface."""
         return self._kind_times(event.kind, event.door.interface)
 
@@ -559,7 +559,7 @@ class CallMetrics(BatchMetrics):
         if event.method in QUERY_METHODS:
             return _CallEnd(counters, ())
         own = self._metrics.child("ovms_request_time_us", *self._labels, interface)
-        return _CallEnd(counters, (self._metrics.of_kind(event), own))
+        return _CallEnd(counters, (self._metrics.kind_latency(event), own))
 
     def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
         name, version = self._labels

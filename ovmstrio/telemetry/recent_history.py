@@ -239,7 +239,7 @@ class RecentHistory:
         return (self.failures,) if self.body_bytes else ()
 
     @contextmanager
-    def remembering(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Keep log lines and request bodies within the block."""
         token = recorded_body_bytes.set(self.body_bytes)
         try:

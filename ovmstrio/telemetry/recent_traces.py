@@ -133,7 +133,7 @@ class RecentTraces:
         self.was_watched = self._viewers > 0 or monotonic() < self._watched_until
         return self.was_watched
 
-    def watch_for(self, seconds: float) -> None:
+    def watch_seconds(self, seconds: float) -> None:
         """Watch traces for a time; for viewers that cannot report their end."""
         self._watched_until = monotonic() + seconds
         self.was_watched = True

@@ -56,7 +56,7 @@ class OutputBuffer:
         self.tokens = 0
         self.finish: Finish | None = None
         self.began = trio.current_time()
-        self.last_came: dict[int, float] = {}
+        self.last_output_at: dict[int, float] = {}
         self._open_texts = texts
         self._deadline = deadline
         self._unread: dict[int, OutputChunk] = {}

@@ -80,10 +80,10 @@ class ChunkedRequest(Generic[_PartT]):
         """End the request, with an error if there is one."""
         if not self.is_over:
             self.is_over, self._error = True, error
-            self.leave_turn()
+            self.release_turn()
             self._wakeup_lot.unpark_all()
 
-    def leave_turn(self) -> None:
+    def release_turn(self) -> None:
         """Release the unit of the semaphore."""
         if self._has_turn:
             self._has_turn = False
@@ -93,7 +93,7 @@ class ChunkedRequest(Generic[_PartT]):
         """Wait until the reader has taken chunks, and reacquire the semaphore if it was released for that."""
         if len(self._parts) < self._most_parts:
             return
-        self.leave_turn()
+        self.release_turn()
         while len(self._parts) >= self._most_parts:
             await self._wakeup_lot.park()
         await self._turns.acquire()

@@ -171,8 +171,8 @@ def add_special_tokens_to(template: SpecialTokenTemplate, *texts: TokenArray) ->
 
 def token_types(template: SpecialTokenTemplate, *texts: TokenArray) -> TokenArray:
     """Return the token types for :func:`add_special_tokens_to`."""
-    parts: list[TokenArray] = [np.array(template.mark_types[0], np.int64)]
-    for text, kind, suffix in zip(texts, template.types, template.mark_types[1:], strict=True):
+    parts: list[TokenArray] = [np.array(template.special_token_types[0], np.int64)]
+    for text, kind, suffix in zip(texts, template.types, template.special_token_types[1:], strict=True):
         parts += [np.full(len(text), kind, np.int64), np.array(suffix, np.int64)]
     return np.concatenate(parts)
 

@@ -157,12 +157,12 @@ class EngineClient:
 
     def _count(self, answer: OutputBuffer, index: int, tokens: int, now: float) -> None:
         self._metrics.generation_tokens.inc(tokens)
-        last = answer.last_came.get(index)
+        last = answer.last_output_at.get(index)
         if last is not None:
             self._metrics.next_token.observe(now - last)
-        elif not answer.last_came:
+        elif not answer.last_output_at:
             self._metrics.first_token.observe(now - answer.began)
-        answer.last_came[index] = now
+        answer.last_output_at[index] = now
 
     def _begin_span(self, number: int) -> GenerationSpan | None:
         caller = current_span.get()

@@ -174,7 +174,7 @@ class EngineProcess:
             if kind == LOADED:
                 self.facts = dict(facts)
         except MALFORMED_MESSAGE_ERRORS as wrong:
-            process.condemn(wrong)
+            process.kill_for_violation(wrong)
             return False
         if kind != LOADED:
             self.obstacle = f"the model cannot be loaded: {facts}"

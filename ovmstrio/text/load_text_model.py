@@ -217,7 +217,7 @@ async def _open(
     with context.meters.collecting((metrics,), ""):
         async with trio.open_nursery() as nursery:
             if old is not None and is_own and await _must_retire_first(spec, options, folder, draft):
-                async with old.giving_way():
+                async with old.unloading_for_successor():
                     await nursery.start(process.run)
                     model = old.successor = TextModel(spec, process, link, swap)
             else:

@@ -68,7 +68,7 @@ class ModelSwap(Generic[ModelT]):
                 self._unused.set()
 
     @asynccontextmanager
-    async def giving_way(self) -> AsyncIterator[None]:
+    async def unloading_for_successor(self) -> AsyncIterator[None]:
         """Unload the model for the duration of the block, after its running requests have ended.
 
         The block sets ``successor``; without one the model serves again.

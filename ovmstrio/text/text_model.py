@@ -86,7 +86,7 @@ class OutputParsing:
             asked = replace(asked, grammar=imposed.grammar)
             if imposed.forced:
                 tools, reasoning = imposed.tool_parser, _NONE
-        if not asked.parses or not asked.skips_special_tokens:
+        if not asked.parses_output or not asked.skips_special_tokens:
             tools = reasoning = _NONE
         reading = OutputReader(conversation, tools, reasoning)
         if reading.keeps_special_tokens:
@@ -134,7 +134,7 @@ class OutputReader:
     def feed(self, made: OutputChunk) -> None:
         """Parse engine output into one or several pieces; the last one carries the finish reason."""
         deltas, reasoning_tokens = self._parse(made)
-        if self._conversation is not None and self._conversation.calls_once:
+        if self._conversation is not None and self._conversation.returns_first_call_only:
             deltas = [replace(delta, calls=tuple(call for call in delta.calls if not call.index)) for delta in deltas]
         last = len(deltas) - 1
         for position, delta in enumerate(deltas):

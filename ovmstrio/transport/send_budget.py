@@ -2,7 +2,7 @@
 
 A byte counts from its encoding until the socket takes it. Unfinished calls count with the expected size of their
 responses, so that they wait before computing responses that no client reads. Connections close clients that read
-nothing for ``patience_seconds``.
+nothing for ``stall_timeout_seconds``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ByteBudget:
         turn, queue = trio.Event(), self._priority_queue if is_first else self._queue
         queue[turn] = size
         self.waiting += 1
-        self.serve_line()
+        self.wake_waiters()
         try:
             # The task that sets the event has already counted the bytes.
             await turn.wait()
@@ -61,15 +61,15 @@ class ByteBudget:
                 self.held -= size
             else:
                 self.waiting -= 1
-            self.serve_line()
+            self.wake_waiters()
             raise
 
     def give_back(self, size: int) -> None:
         """Release held bytes."""
         self.held -= size
-        self.serve_line()
+        self.wake_waiters()
 
-    def serve_line(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake waiting tasks in order, as far as there is room."""
         while self.waiting:
             queue = self._priority_queue or self._queue
@@ -93,8 +93,8 @@ _CONTENDED_PATIENCE_SECONDS: Final = 5.0
 class StallChecked(Protocol):
     """Response in transmission."""
 
-    def look(self, now: float, patience_seconds: float) -> None:
-        """Abort if the client has read nothing for ``patience_seconds``; ``now`` is trio time."""
+    def look(self, now: float, stall_timeout_seconds: float) -> None:
+        """Abort if the client has read nothing for ``stall_timeout_seconds``; ``now`` is trio time."""
         ...
 
 
@@ -120,7 +120,7 @@ class SendBudget:
         self.watched: set[StallChecked] = set()
 
     @property
-    def patience_seconds(self) -> float:
+    def stall_timeout_seconds(self) -> float:
         """Current stall timeout; shorter while others wait for budget."""
         if self.budget.waiting:
             return min(self._stalled_seconds, _CONTENDED_PATIENCE_SECONDS)
@@ -130,7 +130,7 @@ class SendBudget:
         """Check for stalled clients every second, forever."""
         while True:
             await trio.sleep(_CHECK_SECONDS)
-            now, patience = trio.current_time(), self.patience_seconds
+            now, patience = trio.current_time(), self.stall_timeout_seconds
             for each in tuple(self.watched):
                 each.look(now, patience)
 
@@ -163,7 +163,7 @@ class ConnectionBudget:
         )
 
     @property
-    def unknown_bytes(self) -> int:
+    def default_response_bytes(self) -> int:
         """Estimated size of a response of unknown size."""
         return int(min(self._connection_budget.limit, self._server_budget.limit) // 16)
 
@@ -196,9 +196,9 @@ class ConnectionBudget:
         own.held -= size
         everyone.held -= size
         if own.waiting:
-            own.serve_line()
+            own.wake_waiters()
         if everyone.waiting:
-            everyone.serve_line()
+            everyone.wake_waiters()
 
     def close(self) -> None:
         """Release all bytes at the end of the connection."""

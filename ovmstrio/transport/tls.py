@@ -28,7 +28,7 @@ class ReloadableTls:
         self._make: Final = make
         self.context = make()
 
-    def read_again(self) -> None:
+    def reload(self) -> None:
         """Reload the files; blocking. On ``OSError`` the settings are unchanged."""
         self.context = self._make()
 

@@ -57,7 +57,7 @@ class RetainedMetrics:
         self._set_number(at, len(text))
         self._set_number(start, slot)
 
-    def add_to_past(self, row: int) -> None:
+    def retain(self, row: int) -> None:
         """Add the metrics of an exited worker to the retained ones, once."""
         for is_open in (False, True):
             text = self._text(row, is_open=is_open)

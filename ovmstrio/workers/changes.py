@@ -97,7 +97,7 @@ class PeerFacade:
             begin(None)
         await trio.sleep_forever()
 
-    def give_turn(self) -> StreamedResult:
+    def lock_stream(self) -> StreamedResult:
         """Return a stream that holds the lock for another worker until it is closed."""
         return _LockStream(self._lock)
 

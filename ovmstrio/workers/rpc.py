@@ -142,7 +142,7 @@ class PeerLink:
         number = next(self._numbers)
         packet = encode_packed([number, value.head, order], value.buffers)
         try:
-            if packet is None or not self._channel.send_packet_now(packet):
+            if packet is None or not self._channel.try_send_packet(packet):
                 return None
         except trio.BrokenResourceError:
             return None
@@ -186,7 +186,7 @@ class PeerLink:
         def leave(_: Any) -> trio.lowlevel.Abort:
             waiting.is_parked = False
             # Otherwise locks that the worker holds for this call would not be released.
-            self._channel.send_later([CANCEL, waiting.number, None])
+            self._channel.send_or_queue([CANCEL, waiting.number, None])
             return trio.lowlevel.Abort.SUCCEEDED
 
         waiting.is_parked = True
@@ -252,7 +252,7 @@ class RetryTicket:
     def _line(self) -> tuple[int, str]:
         return self._row, repr(self._order)
 
-    def may_go(self) -> bool:
+    def can_send(self) -> bool:
         """Return whether no earlier call is queued for retry; otherwise queue this one."""
         if not self._retries.lines:
             return True
@@ -272,7 +272,7 @@ class RetryTicket:
         """Wait for earlier calls."""
         # Earlier calls may be about to learn that they must be retried.
         await trio.lowlevel.checkpoint()
-        while not self.may_go():
+        while not self.can_send():
             moved = self._moved = trio.Event()
             await moved.wait()
 
@@ -468,7 +468,7 @@ class WorkerRpc:
         self._changed.set()
         self._changed = trio.Event()
 
-    def note_left(self, row: int) -> None:
+    def record_farewell(self, row: int) -> None:
         """Record that a worker needs no more answers."""
         self._departed.add(row)
         self.announce()
@@ -528,7 +528,7 @@ class WorkerRpc:
         self, row: int, value: Any, order: Order, place: RetryTicket, is_its: Callable[[], bool]
     ) -> Any:
         deadline = trio.current_time() + _START_TIMEOUT_SECONDS
-        sent = self._send_now(row, value, order) if isinstance(value, PackedMessage) and place.may_go() else None
+        sent = self._send_now(row, value, order) if isinstance(value, PackedMessage) and place.can_send() else None
         while True:
             changed = self._changed
             try:
@@ -567,7 +567,7 @@ class WorkerRpc:
             except trio.WouldBlock:
                 await turn.acquire()
             try:
-                if place.may_go():
+                if place.can_send():
                     link = await self._connect(row)
                     return link, await link.send(value, order)
             finally:
@@ -595,9 +595,9 @@ class WorkerRpc:
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Call all reachable workers; as :meth:`ask_each`."""
-        return list((await self.ask_each(question, *arguments, limit_seconds=limit_seconds)).values())
+        return list((await self.call_each(question, *arguments, limit_seconds=limit_seconds)).values())
 
-    async def ask_each(self, question: str, *arguments: Any, limit_seconds: float = 60) -> dict[int, Any]:
+    async def call_each(self, question: str, *arguments: Any, limit_seconds: float = 60) -> dict[int, Any]:
         """Call all reachable workers and return the results by worker.
 
         Raises:
@@ -631,7 +631,7 @@ class WorkerRpc:
         return answers
 
     async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
-        """Call workers and return the results that arrive in time; see :class:`ovmstrio.core.worker_peers.WorkerPeers`."""
+        """Call workers, return results that arrive in time; see :class:`ovmstrio.core.worker_peers.WorkerPeers`."""
         answers: dict[int, Any] = {}
 
         async def ask_one(row: int, question: Sequence[Any]) -> None:

@@ -49,13 +49,13 @@ class RpcHandlers:
 
     async def _answer_rare(self, question: str, arguments: list[Any]) -> Any:
         if question == FAREWELL:
-            return self._peers.note_left(*arguments)
+            return self._peers.record_farewell(*arguments)
         if question == CHANGE_LOCK:
-            return self._others.give_turn()
+            return self._others.lock_stream()
         if question in self._others.answers:
             return await self._others.answers[question](*arguments)
         if question == RELOAD:
             return await self._reloading.reload_here()
         if question == RESTORE:
-            return await self._reloading.restore_here()
+            return await self._reloading.rollback_here()
         return await answer_peer(self._plane, question, arguments)

@@ -501,7 +501,7 @@ class SharedState:
             self.ledger.clear(row)
             if not keeps_sequences:
                 self.sequences.clear(row)
-        self.figures.add_to_past(row)
+        self.figures.retain(row)
 
     def in_flight(self, row: int) -> int:
         """Return the running requests of a worker."""

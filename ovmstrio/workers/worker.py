@@ -92,7 +92,7 @@ async def _plan_of(task: WorkerTask) -> Plan:
     sys.path[:] = task.search_path
     settings = ServerSettings.model_validate(task.options)
     configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-    LOG_LEVEL.set_parts(parse_log_levels(settings.log_levels or ""))
+    LOG_LEVEL.set_logger_levels(parse_log_levels(settings.log_levels or ""))
     return replace(await read_plan(settings), workers_reason=task.reason)
 
 
@@ -126,13 +126,13 @@ class _Worker:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
         observers, watches = (_LogLevelObserver(),), (self._certificates.look,)
-        warned = self._warned.wait
+        wait_drain_warning = self._warned.wait
         return WorkerProcessContext(
             listeners=listeners,
             lend=self._make_load_context,
             obstacle=self._unready_reason,
             until=until,
-            warned=warned,
+            wait_drain_warning=wait_drain_warning,
             observers=observers,
             watches=watches,
             serve_peers=self._serve_peers,

@@ -114,7 +114,7 @@ async def library_over(
 async def next_look(library: ModelLibrary, clock: MockClock, seconds: float = 10.0) -> None:
     """Advance the clock to the next look at the storages, and wait for its end."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(library.watcher.wait_look)
+        nursery.start_soon(library.watcher.wait_check)
         await trio.testing.wait_all_tasks_blocked()
         clock.jump(seconds)
 

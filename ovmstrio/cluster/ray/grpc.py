@@ -153,7 +153,7 @@ class ClusterGrpcHandler:
         failure = await self._run(call, path)
         if failure is not None:
             return failure
-        return GrpcResult(replies[0]) if replies else _error_answer(self._failures.no_reply(path))
+        return GrpcResult(replies[0]) if replies else _error_answer(self._failures.missing_reply(path))
 
     async def _run(self, call: MessageCall, path: str) -> GrpcResult | None:
         """Run a handler; return the status unless it is OK."""

@@ -86,7 +86,7 @@ class GuestTurns(trio.abc.Clock):
         """
         self._loop.call_soon_threadsafe(self._run, turn)
 
-    def take_now(self) -> None:
+    def run_turns(self) -> None:
         """Run turns while there is work, unless trio waits in a thread.
 
         Handles events from outside of a turn; without a scheduled turn, trio is woken by itself.
@@ -196,7 +196,7 @@ class TrioGuest:
         self._turns.calls += 1
         if self._ending is not None and not self.has_ended:
             self._ending.set()
-            self._turns.take_now()
+            self._turns.run_turns()
 
     def _on_end(self, outcome: Any) -> None:
         self._turns.stop()
@@ -240,14 +240,14 @@ class TrioGuest:
             raise NotReady(_ENDED)
         trio_call = _TrioCall(function, arguments, self._turns)
         nursery.start_soon(trio_call.run)
-        self._turns.take_now()
+        self._turns.run_turns()
         if not trio_call.has_ended:
             trio_call.done = self._loop.create_future()
             try:
                 await trio_call.done
             except asyncio.CancelledError:
                 trio_call.scope.cancel()
-                self._turns.take_now()
+                self._turns.run_turns()
                 raise
         if trio_call.error is not None:
             raise trio_call.error
@@ -330,7 +330,7 @@ class _AsyncioCall:
         if self._is_caller_waiting:
             self.stop_waiting()
             trio.lowlevel.reschedule(self._asker)
-            self._turns.take_now()
+            self._turns.run_turns()
 
     def stop_waiting(self) -> None:
         self._is_caller_waiting = False

@@ -198,7 +198,7 @@ class HandlerContext:
         """Return whether no status other than OK was set."""
         return self._code is _NO_CODE
 
-    async def send_waiting_headers(self) -> None:
+    async def send_pending_headers(self) -> None:
         """Send pending initial metadata; later calls of ``send_initial_metadata`` fail."""
         with self._lock:
             headers, self._pending_headers = self._pending_headers, None
@@ -206,17 +206,17 @@ class HandlerContext:
         if headers is not None:
             await self._call.send_initial_metadata(metadata=headers)
 
-    async def watch_headers(self) -> None:
+    async def send_headers_when_set(self) -> None:
         """Wait for initial metadata and send it."""
         await self._has_headers.wait()
-        await self.send_waiting_headers()
+        await self.send_pending_headers()
 
     async def finish(self, default: GRPCError | None, cause: Exception | None = None) -> None:
         """Send trailing metadata and raise the status that the handler set, else ``default`` (None: OK).
 
         ``cause`` is the handler's exception, if any. StreamTerminatedError if the call has ended.
         """
-        await self.send_waiting_headers()
+        await self.send_pending_headers()
         await self._call.send_trailing_metadata(status_message=self._details or None, metadata=self._trailers)
         status = self._code
         if default is not None and status is _NO_CODE:
@@ -418,12 +418,12 @@ class CallExecution:
             await replies.aclose()
 
     async def _send(self, data: bytes) -> None:
-        await self._context.send_waiting_headers()
+        await self._context.send_pending_headers()
         await self._call.send_message(data)
 
     async def _manage_context(self) -> None:
         try:
-            await self._context.watch_headers()
+            await self._context.send_headers_when_set()
             await trio.sleep_forever()
         finally:
             if self._requests is not None:

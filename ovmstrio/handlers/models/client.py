@@ -36,10 +36,10 @@ def normalize_version(version: str | int | None) -> str:
 class ModelNames:
     """Model names of a project that handlers may request."""
 
-    def __init__(self, spec: ModelsSpec, shelf: ModelCache) -> None:
+    def __init__(self, spec: ModelsSpec, cache: ModelCache) -> None:
         self._has_one = spec.kind == "path"
         self._listed = frozenset(entry.name for entry in spec.entries)
-        self._cache = shelf
+        self._cache = cache
 
     @property
     def known(self) -> list[str]:
@@ -70,13 +70,13 @@ class ModelClient(ModelClientBase):
 
     def __init__(
         self,
-        shelf: ModelCache,
+        cache: ModelCache,
         loader: ModelLoader,
         names: ModelNames,
         *,
         is_caching: bool,
     ) -> None:
-        self._cache = shelf
+        self._cache = cache
         self._loader = loader
         self._names = names
         self._is_caching = is_caching
@@ -102,7 +102,7 @@ class ModelClient(ModelClientBase):
         """
         await trio.lowlevel.checkpoint()
         version, name = normalize_version(model_version), self._names.check(model_name)
-        return (await self._loader.aget(name, version)).value
+        return (await self._loader.get_async(name, version)).value
 
     def set_load_method(self, load_model: LoadModel) -> None:
         """Set the function that loads a model from its folder."""

@@ -94,14 +94,14 @@ class ModelLibrary:
     def __init__(
         self, spec: ModelsSpec, sources: Sequence[ModelSource], root: Path, *, validate: Validate, watch: WatchOptions
     ) -> None:
-        self.janitor = _Janitor()
-        self.shelf = ModelCache(spec.cache_size, spec.disk_cache_size, self.janitor.wake)
+        self.copy_cleaner = _Janitor()
+        self.cache = ModelCache(spec.cache_size, spec.disk_cache_size, self.copy_cleaner.wake)
         maker = CopyMaker(root, sources)
         self.storage_threads = StorageThreads(maker, watch.fetches, spec.storage_timeout_seconds)
-        self.loader = ModelLoader(self.shelf, maker, self.storage_threads)
-        self.names = ModelNames(spec, self.shelf)
-        self.client = ModelClient(self.shelf, self.loader, self.names, is_caching=spec.is_cached)
-        self.sync = StorageSync(sources, self.shelf, maker, spec=spec, validate=validate, options=watch)
+        self.loader = ModelLoader(self.cache, maker, self.storage_threads)
+        self.names = ModelNames(spec, self.cache)
+        self.client = ModelClient(self.cache, self.loader, self.names, is_caching=spec.is_cached)
+        self.sync = StorageSync(sources, self.cache, maker, spec=spec, validate=validate, options=watch)
         self.watcher = FileWatcher(self.sync.synchronize, watch.interval_seconds, Backoff())
 
     @property
@@ -134,13 +134,13 @@ async def open_library(
             library = ModelLibrary(spec, sources, root, validate=validate, watch=options.watch)
             library.loader.load_model = load_model
             nursery.start_soon(library.watcher.run)
-            nursery.start_soon(library.janitor.run, library.loader)
+            nursery.start_soon(library.copy_cleaner.run, library.loader)
             if spec.is_cached:
                 nursery.start_soon(library.storage_threads.run)
             await library.sync.synced.wait()
             yield library
             nursery.cancel_scope.cancel()
-        library.shelf.replace_catalog({})
+        library.cache.replace_catalog({})
         for storage in {id(source.storage): source.storage for source in sources}.values():
             storage.close()
 
@@ -172,7 +172,7 @@ class _Janitor:
         while True:
             await self._wakeup.wait()
             self._wakeup = trio.Event()
-            await trio.to_thread.run_sync(loader.empty_trash, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(loader.remove_unused_copies, abandon_on_cancel=True)
 
 
 # Clients
@@ -190,9 +190,11 @@ class SavedModelLoader:
         """Load a model; raise ConfigError if the model fails to load, or its signature is missing or ambiguous."""
         from ovmstrio.handlers.models.saved_model_run import load_saved_model  # noqa: PLC0415 - imported when first needed
 
-        return trio.from_thread.run(load_saved_model, Path(folder), self.key_for(Path(folder)), trio_token=self._loop)
+        return trio.from_thread.run(
+            load_saved_model, Path(folder), self.signature_key(Path(folder)), trio_token=self._loop
+        )
 
-    def key_for(self, folder: Path) -> str | None:
+    def signature_key(self, folder: Path) -> str | None:
         """Return the configured signature key of the model in a folder; None if not configured."""
         return self._keys.get(folder.parts[-2], self._default)
 
@@ -248,7 +250,7 @@ class TensorFlowClient(TensorFlowClientBase):
         """Run a model as :meth:`predict` does, for ``async def`` handlers."""
         version, name = normalize_version(model_version), self._names.check(model_name)
         with lease_models():
-            model = cast("RunnableModel", (await self._loader.aget(name, version)).value)
+            model = cast("RunnableModel", (await self._loader.get_async(name, version)).value)
             outputs = await self._run(model, _inputs(model, model_input))
         return _named_outputs(model, outputs)
 
@@ -265,15 +267,15 @@ def _named_outputs(model: RunnableModel, outputs: list[Tensor]) -> dict[str, Any
 class SavedModelInfo:
     """Descriptions of SavedModels for ``/info``, cached by copy."""
 
-    def __init__(self, key_for: Callable[[Path], str | None]) -> None:
-        self._key_for = key_for
+    def __init__(self, signature_key: Callable[[Path], str | None]) -> None:
+        self._key_for = signature_key
         self._known: dict[Copy, dict[str, Any]] = {}
 
-    def __call__(self, shelf: ModelCache) -> dict[str, dict[str, Any]]:
+    def __call__(self, cache: ModelCache) -> dict[str, dict[str, Any]]:
         """Return the descriptions by ``name-version``, highest version of each model first."""
-        catalog, copies = shelf.catalog, shelf.copies()
+        catalog, copies = cache.catalog, cache.copies()
         self._known = {copy: self._known.get(copy) or self._describe(copy) for copy in copies.values()}
-        ordered = [key for name in sorted({key.name for key in copies}) for key in shelf.versions(name)]
+        ordered = [key for name in sorted({key.name for key in copies}) for key in cache.versions(name)]
         return {
             f"{key.name}-{key.version}": self._known[copies[key]] | {"timestamp": catalog[key].timestamp}
             for key in ordered
@@ -342,7 +344,7 @@ class ProjectModels:
         if self.library is None:
             return {}
         described = (
-            self.library.shelf.metadata() if self._saved_models is None else self._saved_models(self.library.shelf)
+            self.library.cache.metadata() if self._saved_models is None else self._saved_models(self.library.cache)
         )
         return {_METADATA: described} | ({_STALE: True} if self.is_stale else {})
 
@@ -369,7 +371,7 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
     else:
         load_model = SavedModelLoader(spec)
         async with open_library(spec, load_model=load_model, validate=saved_model_problem, options=options) as library:
-            info = None if spec.is_cached else SavedModelInfo(load_model.key_for)
+            info = None if spec.is_cached else SavedModelInfo(load_model.signature_key)
             async with _open_tensorflow(library, project.batching) as client:
                 yield ProjectModels(library, {TENSORFLOW_CLIENT: client}, info)
 

@@ -172,9 +172,9 @@ class ModelLoader:
         load_model: the handler's method that loads a model from its folder.
     """
 
-    def __init__(self, shelf: ModelCache, maker: CopyMaker, storage: StorageThreads) -> None:
+    def __init__(self, cache: ModelCache, maker: CopyMaker, storage: StorageThreads) -> None:
         self.load_model: LoadModel | None = None
-        self._cache = shelf
+        self._cache = cache
         self._maker = maker
         self._storage = storage
         self._limiter = trio.CapacityLimiter(2 * MAX_WAITING)
@@ -205,7 +205,7 @@ class ModelLoader:
                     raise
                 failed[key] = error
 
-    async def aget(self, name: str, version: str) -> LoadedModel:
+    async def get_async(self, name: str, version: str) -> LoadedModel:
         """Return a model as :meth:`get` does, without blocking.
 
         Cancellation: at once; a started load continues. No checkpoint if the model is in memory.
@@ -221,7 +221,7 @@ class ModelLoader:
         return UserRuntimeException(f"model {name} of version {version} wasn't found")
 
     def _load_exclusively(self, key: ModelKey) -> LoadedModel:
-        version, copy = self._cache.begin_load(key)
+        version, copy = self._cache.lock_for_load(key)
         try:
             # The previous holder of the lock may have loaded the model.
             found = self._cache.find(*key)
@@ -239,16 +239,16 @@ class ModelLoader:
             self._cache.put(loaded)
             return loaded
         finally:
-            self._cache.end_load(key, copy)
-            self.empty_trash()
+            self._cache.unlock_after_load(key, copy)
+            self.remove_unused_copies()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        self._cache.begin_fetch(key)
+        self._cache.start_download(key)
         try:
-            self.empty_trash()
+            self.remove_unused_copies()
             copy = self._storage.fetch(key, version)
         finally:
-            self._cache.end_fetch(key)
+            self._cache.finish_download(key)
         self._cache.replace_copy(copy, old)
         log.debug("model version downloaded", model=key.name, version=key.version)
         return copy
@@ -260,7 +260,7 @@ class ModelLoader:
 
     def _handle_failure(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
         is_unreachable = isinstance(error, StorageFailure | Overloaded)
-        old, is_news = self._cache.keep_old(key, version, is_unreachable=is_unreachable)
+        old, is_news = self._cache.record_failure(key, version, is_unreachable=is_unreachable)
         if is_news:
             log.warning(
                 "model load failed",
@@ -277,7 +277,7 @@ class ModelLoader:
         message = f"failed (re-)loading model {key.name} of version {key.version}"
         raise UserRuntimeException(message, text_of(error)) from error
 
-    def empty_trash(self) -> None:
+    def remove_unused_copies(self) -> None:
         """Remove the files of copies that are no longer needed."""
-        for copy in self._cache.take_trash():
+        for copy in self._cache.take_unused_copies():
             self._maker.remove(copy)

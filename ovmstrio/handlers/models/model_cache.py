@@ -214,7 +214,7 @@ class ModelCache:
         with self._lock:
             return dict(self._failed)
 
-    def in_memory(self) -> frozenset[ModelKey]:
+    def loaded_keys(self) -> frozenset[ModelKey]:
         """Return the versions in memory."""
         with self._lock:
             return frozenset(self._loaded)
@@ -252,7 +252,7 @@ class ModelCache:
 
     # Loading
 
-    def begin_load(self, key: ModelKey) -> tuple[VersionFiles | None, Copy | None]:
+    def lock_for_load(self, key: ModelKey) -> tuple[VersionFiles | None, Copy | None]:
         """Lock a version until :meth:`end_load`; concurrent loads of the version wait.
 
         Returns the files to load, and the copy on disk, which may be outdated.
@@ -269,7 +269,7 @@ class ModelCache:
             with release_place_while_waiting(), self._load_ended:
                 self._load_ended.wait_for(lambda: key not in self._loading)
 
-    def end_load(self, key: ModelKey, copy: Copy | None) -> None:
+    def unlock_after_load(self, key: ModelKey, copy: Copy | None) -> None:
         """End a load; the caller removes unused copies."""
         with self._load_ended:
             self._loading.remove(key)
@@ -284,7 +284,7 @@ class ModelCache:
             self._in_memory.add(key)
         self._evict()
 
-    def begin_fetch(self, key: ModelKey) -> None:
+    def start_download(self, key: ModelKey) -> None:
         """Evict other copies from disk before a download; the caller removes unused copies.
 
         Until :meth:`end_fetch`, requests for this version use the old copy.
@@ -294,7 +294,7 @@ class ModelCache:
             self._on_disk.add(key)
         self._evict()
 
-    def end_fetch(self, key: ModelKey) -> None:
+    def finish_download(self, key: ModelKey) -> None:
         """End a download, successful or not."""
         with self._lock:
             self._fetching.discard(key)
@@ -320,7 +320,9 @@ class ModelCache:
                 self._forget(key)
             self._lease_to_call(loaded.copy)
 
-    def keep_old(self, key: ModelKey, failed: VersionFiles, *, is_unreachable: bool) -> tuple[LoadedModel | None, bool]:
+    def record_failure(
+        self, key: ModelKey, failed: VersionFiles, *, is_unreachable: bool
+    ) -> tuple[LoadedModel | None, bool]:
         """Record that a version failed to load or download; it is not retried while the old model serves.
 
         Returns the old model, leased to the current call, and whether the failure is new.
@@ -344,7 +346,7 @@ class ModelCache:
 
     # Eviction
 
-    def take_trash(self) -> list[Copy]:
+    def take_unused_copies(self) -> list[Copy]:
         """Return the copies whose files are no longer needed; the caller removes them."""
         with self._lock:
             unused, self._unused_copies = self._unused_copies, []
@@ -506,7 +508,7 @@ class StorageSync:
     def __init__(
         self,
         sources: Sequence[ModelSource],
-        shelf: ModelCache,
+        cache: ModelCache,
         maker: CopyMaker,
         *,
         spec: ModelsSpec,
@@ -516,7 +518,7 @@ class StorageSync:
         self.is_stale = False
         self.synced = trio.Event()
         self._sources = sources
-        self._cache = shelf
+        self._cache = cache
         self._maker = maker
         self._spec = spec
         self._validate = validate
@@ -572,7 +574,7 @@ class StorageSync:
         failed = self._cache.failed_versions()
         # A version that failed with other files may load now.
         broken = {key for key in failed.keys() & valid.keys() if valid[key].fingerprint == failed[key]}
-        kept = keep_latest(valid, latest, broken=broken, loaded=self._cache.in_memory())
+        kept = keep_latest(valid, latest, broken=broken, loaded=self._cache.loaded_keys())
         return {key: valid[key] for key in valid if key in kept}
 
     def _valid_versions(self, tree: VersionIndex) -> dict[ModelKey, VersionFiles]:

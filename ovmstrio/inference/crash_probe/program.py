@@ -121,7 +121,7 @@ class _ProbedModel:
 
 def _run(compiled: Compiled, inputs: Sequence[Any]) -> None:
     """Run a model a few times on a new request; errors are ignored."""
-    slot = compiled.make_slot()
+    slot = compiled.create_slot()
     with suppress(ModelFailure):
         for _ in range(_RUNS):
             slot.bind(inputs)

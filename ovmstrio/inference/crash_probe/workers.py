@@ -51,16 +51,16 @@ class ProbeCrashed(Exception):
 
 
 class ProbeWorker:
-    """Worker process; ``has_tried`` is True after its first use."""
+    """Worker process; ``is_used`` is True after its first use."""
 
     def __init__(self) -> None:
         self.worker = WorkerProcess(_PROGRAM)
-        self.has_tried = False
+        self.is_used = False
         self._taken = trio.Event()
 
     def put_back(self) -> trio.Event:
         """Mark the worker idle; return the event that is set when it is taken again."""
-        self.has_tried = True
+        self.is_used = True
         self._taken = trio.Event()
         return self._taken
 
@@ -220,7 +220,7 @@ class CrashProbe:
         for is_new in (False, True):
             try:
                 async with self._workers.lend(is_new=is_new) as process:
-                    may_be_corrupted = process.has_tried
+                    may_be_corrupted = process.is_used
                     await process.do(trial, operations)
             except ProbeCrashed as crash:
                 # An earlier model may have corrupted a used process, so repeat in a new one.

@@ -33,7 +33,7 @@ class StepOutcome:
 
     news: list[SequenceOutput] = field(default_factory=list)
     failed: list[tuple[QueuedRequest, ServerError]] = field(default_factory=list)
-    proven: list[QueuedRequest] = field(default_factory=list)  # requests whose grammar is now known to work
+    newly_proven: list[QueuedRequest] = field(default_factory=list)  # requests whose grammar is now known to work
     left: list[QueuedRequest] = field(default_factory=list)
 
 
@@ -59,12 +59,12 @@ class Batch:
         return len(self._texts)
 
     @property
-    def has_unproven(self) -> bool:
+    def has_unproven_grammar(self) -> bool:
         """Return whether a sequence has a grammar that is not known to work."""
-        return any(not text.asked.is_proven for text in self._texts.values())
+        return any(not text.asked.is_grammar_proven for text in self._texts.values())
 
     @property
-    def is_forming(self) -> bool:
+    def is_compiling_grammar(self) -> bool:
         """Return whether a sequence with a grammar has not received its first token."""
         return any(
             text.asked.request.grammar is not None and (text.handle is None or text.is_reading)
@@ -108,12 +108,12 @@ class Batch:
         others = self._texts.values()
         if text.is_suspect and any(each.is_new for each in others):
             return False
-        return self._prefill.may_start(text.read_first, others)
+        return self._prefill.may_start(text.pending_tokens, others)
 
     def _start_now(self, text: RunningSequence, number: int) -> None:
         text.start(self._pipeline, number)
-        cached = self._prefill.begin(text.read_first)
-        if text.index == 0 and not text.was_restarted:
+        cached = self._prefill.begin(text.pending_tokens)
+        if text.index == 0 and not text.is_restarted:
             text.asked.cached = cached
 
     def _start_queued(self, outcome: StepOutcome) -> None:
@@ -152,7 +152,7 @@ class Batch:
     def _remove(self, number: int) -> RunningSequence:
         text = self._texts.pop(number)
         if text.has_beams:
-            self._prefill.end_of_beams(text.asked.prompt)
+            self._prefill.record_beam_end(text.asked.prompt)
         else:
             self._prefill.end(text.computed)
         return text
@@ -176,9 +176,9 @@ class Batch:
         failed = {id(queued) for queued, _ in outcome.failed}
         for text in stepped:
             text.is_new = text.is_suspect = False
-            if not text.asked.is_proven and id(text.asked) not in failed:
-                text.asked.is_proven = True
-                outcome.proven.append(text.asked)
+            if not text.asked.is_grammar_proven and id(text.asked) not in failed:
+                text.asked.is_grammar_proven = True
+                outcome.newly_proven.append(text.asked)
         return outcome
 
     def _follow_beams(self, stepped: list[RunningSequence]) -> None:
@@ -195,7 +195,7 @@ class Batch:
         for text in readers:
             if not text.has_beams or room <= 0:
                 return
-            room -= text.read_on(room)
+            room -= text.record_prefill(room)
             if not text.is_reading:
                 self._prefill.go_on(text.asked.prompt)
 
@@ -217,7 +217,7 @@ class Batch:
             if not text.is_leaving:
                 self._fail(text.asked, ModelFailure(str(error)), outcome)
             return text.is_leaving
-        self.suspensions += text.was_suspended
+        self.suspensions += text.is_newly_suspended
         if text.is_first:
             self._prefill.go_on(text.computed)
         if text.is_leaving:
@@ -234,7 +234,7 @@ class Batch:
         print(f"step failed, batch rebuilt: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
         self.rebuilds += 1
         texts = list(self._texts.values())
-        newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.was_restarted}
+        newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.is_restarted}
         culprits = self._culprits(texts, list(newcomers.values()), reason)
         for queued, error in culprits:
             self._fail(queued, error, outcome)
@@ -249,7 +249,7 @@ class Batch:
                 outcome.left.append(text.asked)
             elif all(queued is not text.asked for queued in blamed):
                 text.is_suspect = text.is_suspect or (not culprits and id(text.asked) in newcomers)
-                text.was_restarted = not text.is_suspect
+                text.is_restarted = not text.is_suspect
                 self._start(text)
 
     def _culprits(
@@ -259,14 +259,14 @@ class Batch:
 
         Of several new requests none is blamed before each has started alone.
         """
-        unproven = [text.asked for text in texts if not text.asked.is_proven]
+        unproven = [text.asked for text in texts if not text.asked.is_grammar_proven]
         if unproven:
             return [(unproven[0], InvalidField(f"response format rejected: {reason}", field="response_format"))]
         if newcomers:
             blamed = newcomers if len(newcomers) == 1 else []
             return [(queued, ModelFailure(f"the model failed on this request: {reason}")) for queued in blamed]
         return [
-            (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.was_restarted
+            (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.is_restarted
         ]
 
 

@@ -136,7 +136,7 @@ class Engine:
                 raise self._overloaded()
             added = _AddedRequest(message, number, request)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
-                self._add_tokens(added, self._prompts.tokens_of(request.prompt))
+                self._add_tokens(added, self._prompts.tokenize_prompt(request.prompt))
                 return
             self._unrendered[number] = added
             self._renderings.add(added, request.prompt, _RENDER_SECONDS)
@@ -154,13 +154,13 @@ class Engine:
             try:
                 if isinstance(outcome, ServerError):
                     raise outcome
-                self._add_tokens(added, self._prompts.tokens_of_rendered(outcome))
+                self._add_tokens(added, self._prompts.tokenize_rendered(outcome))
             except ServerError as error:
                 self._answer(added.message, [REJECTED, encode_failure(error)])
 
     def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
         queued = self._prepare(added, tokens)
-        if queued.is_proven:
+        if queued.is_grammar_proven:
             self._take(queued)
             return
         self._requests[added.number] = queued
@@ -186,13 +186,13 @@ class Engine:
         seed = request.sampling.seed
         return QueuedRequest(
             id=added.number,
-            answer_to=added.message,
+            message_number=added.message,
             request=request,
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
             seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
             is_open=max_tokens is None and self._limits.answer is None,
-            is_proven=request.grammar is None,
+            is_grammar_proven=request.grammar is None,
         )
 
     def _take(self, queued: QueuedRequest) -> None:
@@ -206,7 +206,7 @@ class Engine:
 
     def _compile_next(self) -> None:
         """Start the next grammar check; none compiles while a running sequence is about to compile its own grammar."""
-        self._grammars.go_on(may_compile=not self._batch.is_forming)
+        self._grammars.go_on(may_compile=not self._batch.is_compiling_grammar)
 
     def _take_compiled(self) -> None:
         while self._grammars.has_ended:
@@ -230,7 +230,7 @@ class Engine:
     def _admit(self) -> None:
         """Admit queued requests; of those with unproven grammars only one at a time."""
         while (queued := self._admission.head()) is not None and self._batch.takes(queued):
-            if not queued.is_proven and self._batch.has_unproven:
+            if not queued.is_grammar_proven and self._batch.has_unproven_grammar:
                 return
             self._admission.enter(queued.id)
             self._proceed(self._begin, queued)
@@ -245,14 +245,14 @@ class Engine:
             self._batch.begin(queued)
         else:
             self._emit([SequenceOutput(queued, index, [], [], Finish.LENGTH) for index in range(request.n)])
-        if queued.is_proven:
+        if queued.is_grammar_proven:
             self._accept(queued)
 
     def _accept(self, queued: QueuedRequest) -> None:
-        if queued.answer_to:
-            end = self._prompts.end_of(queued.request.prompt, queued.prompt)
-            self._answer(queued.answer_to, [ACCEPTED, len(queued.prompt), end, queued.cached])
-            queued.answer_to = 0
+        if queued.message_number:
+            end = self._prompts.rendered_end(queued.request.prompt, queued.prompt)
+            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            queued.message_number = 0
 
     def cancel(self, number: int) -> None:
         """Cancel a request in any state; ignored if it has ended."""
@@ -268,9 +268,9 @@ class Engine:
         reads_on = self._batch.cancel(queued)
         self._scores.cancel(queued)
         self._forget(queued, keeps_room=reads_on)
-        if queued.answer_to:
-            self._answer(queued.answer_to, [REJECTED, encode_failure(CANCELLED)])
-            queued.answer_to = 0
+        if queued.message_number:
+            self._answer(queued.message_number, [REJECTED, encode_failure(CANCELLED)])
+            queued.message_number = 0
         self._admit()
         self._compile_next()
 
@@ -286,9 +286,9 @@ class Engine:
             self._last_end = now
 
     def _fail(self, queued: QueuedRequest, error: ServerError) -> None:
-        if queued.answer_to:
-            self._answer(queued.answer_to, [REJECTED, encode_failure(error)])
-            queued.answer_to = 0
+        if queued.message_number:
+            self._answer(queued.message_number, [REJECTED, encode_failure(error)])
+            queued.message_number = 0
         else:
             self._failures.append([queued.id, encode_failure(error)])
 
@@ -323,7 +323,7 @@ class Engine:
             self._fail(queued, error)
         for queued in outcome.left:
             self._admission.leave(queued.id)
-        for queued in outcome.proven:
+        for queued in outcome.newly_proven:
             self._accept(queued)
         self._emit([new for new in outcome.news if new.asked.id in self._requests])
 

@@ -206,7 +206,7 @@ class GrammarQueue:
                 self._known.popitem(last=False)
         if queued is None:
             return None
-        queued.is_proven = error is None
+        queued.is_grammar_proven = error is None
         return queued, None
 
 

@@ -145,7 +145,7 @@ class PrefillScheduler:
 
     def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningSequence]) -> int:
         return max(
-            (_common(tokens, each.read_first, self._block) for each in texts if each.handle is not None), default=0
+            (_common(tokens, each.pending_tokens, self._block) for each in texts if each.handle is not None), default=0
         )
 
     def begin(self, tokens: Sequence[int]) -> int:
@@ -162,7 +162,7 @@ class PrefillScheduler:
             self._prefixes.keep(tokens)
             self._ends.note(tokens)
 
-    def end_of_beams(self, prompt: Sequence[int]) -> None:
+    def record_beam_end(self, prompt: Sequence[int]) -> None:
         """Record the end of a beam search, whose beams share the prompt (or all but its last token)."""
         if self.caches:
             self._ends.note(prompt if len(prompt) % self._block else prompt[:-1])

@@ -72,7 +72,7 @@ class PromptTokenizer:
         self.longest_token = max(map(len, vocabulary), default=1)
         self._max_characters = max_characters(most, self.longest_token)
 
-    def tokens_of(self, prompt: Prompt) -> list[int]:
+    def tokenize_prompt(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a prompt, at least one.
 
         Raises:
@@ -80,7 +80,7 @@ class PromptTokenizer:
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
         if isinstance(prompt, Conversation):
-            return self.tokens_of_rendered(self._render(prompt))
+            return self.tokenize_rendered(self._render(prompt))
         if not isinstance(prompt, tuple):
             return self._nonempty(self._encode(prompt, add_special_tokens=True))
         wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
@@ -89,7 +89,7 @@ class PromptTokenizer:
             raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})")
         return self._nonempty(list(prompt))
 
-    def tokens_of_rendered(self, text: str) -> list[int]:
+    def tokenize_rendered(self, text: str) -> list[int]:
         """Return the tokens of a rendered conversation; see :meth:`tokens_of`."""
         return self._nonempty(self._encode(text, add_special_tokens=False))
 
@@ -153,7 +153,7 @@ class PromptTokenizer:
             raise InvalidRequest("the tokenizer has no padding token; leave out the padding")
         return np.pad(tokens, (missing, 0) if padding == "left" else (0, missing), constant_values=filling)
 
-    def end_of(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+    def rendered_end(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         """Return the end of a rendered conversation; empty for other prompts."""
         if not isinstance(prompt, Conversation):
             return ""

@@ -50,13 +50,13 @@ class QueuedRequest:
     """
 
     id: int  # the server's request number
-    answer_to: int  # number of the message to answer when the request runs; 0 once answered
+    message_number: int  # number of the message to answer when the request runs; 0 once answered
     request: GenerationRequest
     prompt: list[int]
     most: int  # maximum tokens per sequence
     seed: int
     is_open: bool = False  # whether the user set no limit of tokens
-    is_proven: bool = True  # whether its grammar, if any, is known to work
+    is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     prompt_logprobs: list[float | None] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
@@ -90,9 +90,9 @@ class RunningSequence:
         self.is_settled = False
         self.is_leaving = False  # cancelled, but finishing its prefill
         self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
-        self.was_restarted = False  # restarted after a failed step
+        self.is_restarted = False  # restarted after a failed step
         self.is_first = False  # received its first token in the last step
-        self.was_suspended = False  # left out of the last step, but not of the one before
+        self.is_newly_suspended = False  # left out of the last step, but not of the one before
         self._is_suspended = False
         self._prompt_tokens_left = 0
         self._tokens: list[int] = []
@@ -109,7 +109,7 @@ class RunningSequence:
         return len(self.asked.prompt) + len(self._tokens)
 
     @property
-    def read_first(self) -> list[int]:
+    def pending_tokens(self) -> list[int]:
         """Tokens to process before the next one is generated."""
         return self.asked.prompt + self._tokens
 
@@ -145,8 +145,8 @@ class RunningSequence:
         config.logprobs = int(request.logprobs)
         self.is_new = self.is_reading = True
         self.is_settled = False
-        self._prompt_tokens_left = len(self.read_first)
-        self.handle = pipeline.add(number, self.read_first, config)
+        self._prompt_tokens_left = len(self.pending_tokens)
+        self.handle = pipeline.add(number, self.pending_tokens, config)
 
     def _must_repeat(self) -> bool:
         """Return whether earlier tokens affect the next one in ways that a prompt cannot carry."""
@@ -193,10 +193,10 @@ class RunningSequence:
         self.is_first = has_come and not self._tokens
         self.is_settled = self.is_settled or (has_come and not self.is_reading)
         self.is_reading = self.is_reading and not has_come
-        self.was_suspended = has_begun and not has_come and not self._is_suspended
+        self.is_newly_suspended = has_begun and not has_come and not self._is_suspended
         self._is_suspended = has_begun and not has_come
 
-    def read_on(self, most: int) -> int:
+    def record_prefill(self, most: int) -> int:
         """Record at least how many prompt tokens of a beam search a step has processed, at most ``most``."""
         taken = min(most, self._prompt_tokens_left)
         self._prompt_tokens_left -= taken

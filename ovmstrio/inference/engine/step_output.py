@@ -67,7 +67,7 @@ class _Output:
 
     def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
-        self.stops = StopStrings(queued.request.stop, keeps=queued.request.keeps_stop)
+        self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
         self.echoes = queued.request.echo
 
 
@@ -148,6 +148,6 @@ class OutputRows:
 
 def _output_tokens(new: SequenceOutput) -> list[int]:
     """Return the tokens without the one that ended the text, unless stop strings are kept."""
-    if new.finish is Finish.STOP and not new.asked.request.keeps_stop and new.asked.request.sampling.best_of == 1:
+    if new.finish is Finish.STOP and not new.asked.request.includes_stop and new.asked.request.sampling.best_of == 1:
         return new.tokens[:-1]
     return new.tokens

@@ -75,11 +75,11 @@ class SequenceManager:
         self.name = name
         self.version = version
         self.variables = variables
-        self.relatives: Callable[[], Iterable[SequenceManager]] = tuple
+        self.related_managers: Callable[[], Iterable[SequenceManager]] = tuple
         self.directory: SequenceDirectory | None = None
         self.capacity = 500
         self.removes_idle = True
-        self.migrates = True
+        self.can_migrate = True
         self.next_id = 1
         self.servables = 0
         self.changes: SequenceChanges | None = None
@@ -142,7 +142,7 @@ class SequenceManager:
         return sequence
 
     def _free_id(self) -> int:
-        family = (self, *self.relatives())
+        family = (self, *self.related_managers())
         number = self._next_candidate(self.next_id)
         while not number or any(number in manager for manager in family):
             number = self._next_candidate((number + 1) % _IDS)
@@ -158,7 +158,7 @@ class SequenceManager:
         found = self._find(number, by_default=by_default)
         if found is None:
             # Sequences that follow the default version will move here, so their ids are taken.
-            older = (other for other in self.relatives() if other.version < self.version)
+            older = (other for other in self.related_managers() if other.version < self.version)
             candidates = (other._sequences.get(number) for other in older)  # noqa: SLF001 - others of this class
             found = next((each for each in candidates if each is not None and each.by_default), None)
         return found
@@ -166,7 +166,7 @@ class SequenceManager:
     def _find(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._sequences.get(number)
         if found is None and by_default:
-            for other in self.relatives():
+            for other in self.related_managers():
                 candidate = other._sequences.get(number)  # noqa: SLF001 - another one of this class
                 if candidate is not None and candidate.by_default:
                     self.take(candidate)
@@ -343,7 +343,7 @@ class SequenceChanges:
     def __bool__(self) -> bool:
         return bool(self.changed or self.dropped)
 
-    def hand_out(self) -> SequenceChanges:
+    def take(self) -> SequenceChanges:
         """Return the recorded changes and reset."""
         out = SequenceChanges()
         out.changed, self.changed = self.changed, out.changed
@@ -385,7 +385,7 @@ class SequenceManagers:
             manager = self.add(spec.name, version, variables)
         manager.capacity = spec.max_sequence_number
         manager.removes_idle = spec.idle_sequence_cleanup
-        manager.migrates = spec.sequence_migration
+        manager.can_migrate = spec.sequence_migration
         # Related versions share one id counter, restored or new.
         manager.next_id = max(each.next_id for each in (manager, *self._relatives(manager)))
         manager.servables += 1
@@ -394,7 +394,7 @@ class SequenceManagers:
     def add(self, name: str, version: int, variables: tuple[TensorSpec, ...]) -> SequenceManager:
         """Create or replace the manager of a version whose instance may be loaded later."""
         manager = SequenceManager(name, version, variables)
-        manager.relatives = partial(self._relatives, manager)
+        manager.related_managers = partial(self._relatives, manager)
         manager.changes = self.changes
         manager.directory = self.directory
         replaced = self._managers.get((name, version))
@@ -446,7 +446,7 @@ class SequenceManagers:
         """Return the managers of other versions that can exchange sequences with a manager."""
         for other in self:
             same = other.name == manager.name and other.variables == manager.variables
-            if same and other is not manager and other.migrates and manager.migrates:
+            if same and other is not manager and other.can_migrate and manager.can_migrate:
                 yield other
 
 

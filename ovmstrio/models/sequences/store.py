@@ -154,13 +154,13 @@ class Segment:
 
     def add(self, manager: SequenceManager, number: int | str, sequence: Sequence | None) -> None:
         """Add the current value of an id; None, or a sequence without state, removes the id."""
-        entry, values = self.mention(manager)
+        entry, values = self.manager_entry(manager)
         if sequence is None or sequence.state is None:
             entry["gone"].append(number)
         else:
             entry["sequences"].append(_sequence_entry(sequence, sequence.state, manager.variables, values))
 
-    def mention(self, manager: SequenceManager) -> tuple[Index, list[Buffer]]:
+    def manager_entry(self, manager: SequenceManager) -> tuple[Index, list[Buffer]]:
         """Return the entry of a manager and the values of its sequences; create it if necessary."""
         found = self._managers.get(manager)
         if found is None:
@@ -451,7 +451,7 @@ class SequenceStore:
         return saved
 
     async def _save(self, *, is_end: bool = False) -> bool:
-        changes = self._changes.hand_out()
+        changes = self._changes.take()
         is_rewrite = is_end or not self._is_complete or self._appended_bytes > max(self._file_bytes, _SMALL_BYTES)
         # Until the write succeeds: the returned changes are in no file.
         self._is_complete = False
@@ -473,7 +473,7 @@ class SequenceStore:
         segments = [first]
         if is_rewrite:
             for manager in self._managers:
-                first.mention(manager)
+                first.manager_entry(manager)
         items: Iterator[_Item] = (
             _all_items(self._managers)
             if is_rewrite

@@ -113,7 +113,7 @@ class Worker(Protocol):
     index: int
 
     @property
-    def is_spoiled(self) -> bool:
+    def needs_recovery(self) -> bool:
         """Whether :meth:`recover` must run before the next batch."""
         ...
 
@@ -145,11 +145,11 @@ class Ticket:
         self.changed: trio.Event | None = None
 
     @property
-    def is_seated(self) -> bool:
+    def has_slot(self) -> bool:
         """Whether the sample has a slot."""
         return self.state is _State.RUNNING
 
-    async def seated(self) -> None:
+    async def wait_for_slot(self) -> None:
         """Wait for a slot; the ticket must be left even after cancellation."""
         while self.state is not _State.RUNNING:
             await self.wait_for_change()

@@ -128,8 +128,8 @@ class PackageHooks:
         self._packing: set[trio.CancelScope] = set()
         self._is_closing = False
 
-    def unpack_here(self, request: PipelineRequest) -> tuple[dict[str, Any], int] | None:
-        """Return the result of :meth:`unpack_request` if the default hook can read the request at once, otherwise None."""
+    def try_unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int] | None:
+        """Return the result of :meth:`unpack_request` if the default hook reads the request at once, else None."""
         if not self._unpacks_inline:
             return None
         try:
@@ -150,7 +150,7 @@ class PackageHooks:
             raise failures.product_failure(code, info)
         return data, log_id
 
-    def pack_here(self, data: ChannelData) -> PipelineResponse | None:
+    def try_pack(self, data: ChannelData) -> PipelineResponse | None:
         """Return the response if the default hook can build it at once, otherwise None."""
         if not self._packs_inline:
             return None
@@ -459,8 +459,8 @@ class RequestRun:
     async def _run_op(self, name: str, ticket: Ticket) -> list[tuple[str, Ticket]]:
         runner = self._runners[name]
         try:
-            if not ticket.is_seated:
-                await ticket.seated()
+            if not ticket.has_slot:
+                await ticket.wait_for_slot()
             (result,) = await runner.run(Sample(self._data_id, self._log_id, self._parts.pop(name)))
             if result.failure is not None:
                 return self._op_failed(name, result.failure)
@@ -744,7 +744,7 @@ class Executor:
 
     async def _refused(self, request: PipelineRequest, failure: OpFailure, limit: float) -> PipelineResponse:
         data = failure_data(0, request.logid, failure)
-        response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
+        response = self._package_hooks.try_pack(data) or await self._package_hooks.pack(data, limit)
         response.is_overload = failure.is_overload
         return response
 
@@ -761,7 +761,7 @@ class Executor:
             data = await self._evaluate(request, data_id, limit)
             data.keeps_arrays = request.keeps_arrays
             packing = time.perf_counter()
-            response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
+            response = self._package_hooks.try_pack(data) or await self._package_hooks.pack(data, limit)
             self._hooks.stage(EXECUTOR_NAME, 0, "postpack", [data_id], (packing, time.perf_counter()))
             if wants_profile:
                 response.keys.append(PROFILE_KEY)
@@ -779,7 +779,7 @@ class Executor:
         log_id, begin = request.logid, time.perf_counter()
         try:
             with scope:
-                first, log_id = self._package_hooks.unpack_here(request) or await self._package_hooks.unpack(request)
+                first, log_id = self._package_hooks.try_unpack(request) or await self._package_hooks.unpack(request)
                 self._hooks.stage(EXECUTOR_NAME, 0, "prepack", [data_id], (begin, time.perf_counter()))
                 if self._dag.retry > 1:
                     return make_channel_data(data_id, log_id, await self._attempts(first, data_id, log_id))

@@ -132,7 +132,7 @@ class OpInstance:
         return any(executor.is_busy for executor in self._executors)
 
     @property
-    def is_spoiled(self) -> bool:
+    def needs_recovery(self) -> bool:
         """Whether the next batch cannot start yet.
 
         Abandoned attempts of ``process`` have spare threads, so that only many of them block the instance.

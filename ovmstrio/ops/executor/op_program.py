@@ -73,7 +73,7 @@ def _worker(request: dict[str, Any], answer: BatchReply, opened: ExitStack, nurs
 
 async def _answer(worker: InstanceWorker, answer: BatchReply, request: WorkRequest) -> None:
     if request.value == RECOVER:
-        if worker.is_spoiled:
+        if worker.needs_recovery:
             await worker.recover()
         await request.answer(RECOVER)
         return
@@ -83,7 +83,7 @@ async def _answer(worker: InstanceWorker, answer: BatchReply, request: WorkReque
         failures = [result.failure.info for result in answer.results if result.failure is not None]
         if fail is not None and failures:
             fail(failures[0])
-    answer.is_spoiled = worker.is_spoiled
+    answer.needs_recovery = worker.needs_recovery
     try:
         await request.answer(encode_reply(answer))
     except TypeError:

@@ -52,12 +52,12 @@ class BatchReply:
 
     results: list[Result] = field(default_factory=list)
     stages: list[tuple[Stage, Sequence[int], Span]] = field(default_factory=list)
-    is_spoiled: bool = False
+    needs_recovery: bool = False
 
 
 def encode_reply(answer: BatchReply) -> Any:
     """Return the message of an answer; it can be sent if every output can be encoded."""
-    return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.is_spoiled]
+    return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.needs_recovery]
 
 
 def ensure_sendable(result: Result) -> Result:

@@ -68,7 +68,7 @@ class ProcessWorker:
         return None if self._process is None else self._process.pid
 
     @property
-    def is_spoiled(self) -> bool:
+    def needs_recovery(self) -> bool:
         """Whether the process has exited, still runs a cancelled batch, or has to recover."""
         process = self._process
         return process is None or process.is_retired or process.is_busy or self._is_spoiled
@@ -117,10 +117,10 @@ class ProcessWorker:
         try:
             answer = decode_reply(message)
         except MALFORMED_MESSAGE_ERRORS as error:
-            process.condemn(error)
+            process.kill_for_violation(error)
             await process.ended.wait()
             return self._lost(process.why, samples)
-        self._is_spoiled = answer.is_spoiled
+        self._is_spoiled = answer.needs_recovery
         report_stages(answer.stages, self._report_stage, span)
         return answer.results
 

@@ -74,9 +74,9 @@ class InstanceWorker:
         self._instance = await start_instance(self._op, self._settings, self.index, make, self._nursery)
 
     @property
-    def is_spoiled(self) -> bool:
+    def needs_recovery(self) -> bool:
         """Whether hooks of cancelled requests still run and block the next batch."""
-        return self._instance is None or self._instance.is_spoiled
+        return self._instance is None or self._instance.needs_recovery
 
     def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
         """Return the coroutine that processes samples; after cancellation the worker may need to recover."""
@@ -155,7 +155,7 @@ class WorkerPool:
             return results
         finally:
             self._hooks.batch_ended(self._name, worker.index, started_at, failed=failed)
-            if worker.is_spoiled:
+            if worker.needs_recovery:
                 self._nursery.start_soon(self._recover, worker)
             else:
                 self._release(worker)

@@ -154,7 +154,7 @@ class PipelineCounters(OpHooks):
         return self._clock()
 
     @property
-    def with_ends(self) -> dict[str, OpCounters]:
+    def totals_with_package_hooks(self) -> dict[str, OpCounters]:
         """Totals of the Ops, and of RequestOp and ResponseOp under their common name."""
         return {**self._package_hooks, **self.totals}
 

@@ -129,7 +129,7 @@ def _attach(handlers: Sequence[logging.Handler], settings: LoggingSettings) -> I
         if settings.rate_limit is not None:
             handler.addFilter(_RateLimit(settings.rate_limit))
     root = logging.getLogger()
-    LOG_LEVEL.open_to(settings.level)
+    LOG_LEVEL.add_file_level(settings.level)
     try:
         for handler in handlers:
             root.addHandler(handler)
@@ -137,7 +137,7 @@ def _attach(handlers: Sequence[logging.Handler], settings: LoggingSettings) -> I
     finally:
         for handler in handlers:
             root.removeHandler(handler)
-        LOG_LEVEL.close_to(settings.level)
+        LOG_LEVEL.remove_file_level(settings.level)
 
 
 class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):

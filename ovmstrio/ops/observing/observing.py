@@ -248,7 +248,7 @@ class OpMetrics:
         yield self._counter("pd_inference_duration_us", spent, _microseconds(inferring))
         stages: dict[tuple[str, ...], float] = {
             (op, stage): _microseconds(seconds)
-            for op, each in figures.with_ends.items()
+            for op, each in figures.totals_with_package_hooks.items()
             for stage, seconds in each.seconds.items()
         }
         yield self._counters("ovmstrio_op_stage_us", "Microseconds in each stage of an Op.", ("op", "stage"), stages)
@@ -369,8 +369,9 @@ class OpLog(OpHooks):
 
     def request_started(
         self, data_id: int, log_id: int, *, profile: bool = False, caller: Caller = UNKNOWN_CALLER
-    ) -> None:  # noqa: ARG002 - the hook has it
+    ) -> None:
         """Record the ids and the caller."""
+        del profile
         self._log_ids[data_id] = log_id
         if self._files is not None:
             client, method = caller

@@ -178,7 +178,7 @@ _PRECISIONS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 def select_device(settings: LocalServiceConf, worker: int) -> str:
-    """Return a worker's device, round-robin over ``available_devices``, the CPU if the GPU is missing; raises ConfigError."""
+    """Return a worker's device, round-robin over ``available_devices``; the CPU if the GPU is missing."""
     kind = settings.device_type
     if kind not in {_BY_DEVICES, *_ON_CPU, *_ON_GPU}:
         message = "unsupported device type"

@@ -80,7 +80,7 @@ class IsolatedNode:
             if isinstance(outputs, str):
                 raise CustomNodeFailure(outputs)
             if not _are_arrays(outputs):
-                worker.condemn(TypeError("outputs are not arrays"))
+                worker.kill_for_violation(TypeError("outputs are not arrays"))
                 await worker.ended.wait()
                 raise CustomNodeFailure(self._crashed(worker.why))
             return outputs

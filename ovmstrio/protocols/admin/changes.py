@@ -121,7 +121,7 @@ class AdminChanges:
         """Run the block as a change requested over HTTP, which pages of other origins may not request."""
         return self._audited(change, request.client, partial(self._check_request, request), facts)
 
-    def lets_page(self, request: HttpRequest) -> bool:
+    def page_may_change(self, request: HttpRequest) -> bool:
         """Return whether the server's own page, which sent this request, may make changes."""
         caller = current_caller.get()
         if caller is not None:
@@ -148,7 +148,7 @@ class AdminChanges:
     def _check(self, client: ClientAddress) -> None:
         caller = current_caller.get()
         if caller is not None:
-            caller.demand(Permission.ADMIN)
+            caller.check(Permission.ADMIN)
         elif not self._allows_remote:
             check_is_local(client, _LOCAL_ONLY, "--allow_remote_admin lets other machines do it")
 

@@ -294,7 +294,7 @@ async def _read(
             known = ", ".join(spec.name for spec in described.inputs)
             raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")
     except ServerError as error:
-        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
+        plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise
     return parsed
 

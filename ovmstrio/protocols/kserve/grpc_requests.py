@@ -235,11 +235,11 @@ def _parse(data: bytes | memoryview) -> InferRequest:
 
 def _by_position(inputs: Sequence[InferInput], raws: list[Buffer | None]) -> list[Buffer | None]:
     """Insert None for inputs in shared memory if exactly these lack raw contents."""
-    in_memory = [_REGION in given.parameters for given in inputs]
-    if in_memory.count(False) != len(raws):
+    loaded_keys = [_REGION in given.parameters for given in inputs]
+    if loaded_keys.count(False) != len(raws):
         return raws
     rest = iter(raws)
-    return [None if is_in_memory else next(rest) for is_in_memory in in_memory]
+    return [None if is_in_memory else next(rest) for is_in_memory in loaded_keys]
 
 
 def _decode_input(message: Any) -> InferInput:

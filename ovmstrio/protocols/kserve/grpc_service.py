@@ -282,7 +282,7 @@ async def _exchange(call: Call, stream: OpenStream) -> None:
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
-        stream.note_end(_code_of(failure))
+        stream.set_code(_code_of(failure))
         raise failure
 
 
@@ -309,7 +309,7 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
         else:
             data = encode_stream_response(StreamInferResponse("", reply))
         await call.send_message(data)
-        stream.note_sent(len(data))
+        stream.count_sent(len(data))
 
 
 _SERVICE: Final = "/inference.GRPCInferenceService"

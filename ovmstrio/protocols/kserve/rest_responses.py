@@ -187,7 +187,7 @@ def answer_infer(
     try:
         request = read_infer_request(model, version, body, json_length, known)
     except ServerError as error:
-        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
+        plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise
     return _infer(plane, request, len(body))
 
@@ -197,7 +197,7 @@ async def _answer_large(plane: DataPlane, head: InferTarget, body: memoryview) -
     try:
         request = await run_in_slices(read_large_infer_request(model, version, *split_body(body, json_length)))
     except ServerError as error:
-        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
+        plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise
     return await _infer(plane, request, len(body))
 

@@ -90,7 +90,7 @@ def _set_logger_levels(text: object) -> None:
     except ValueError as error:
         raise InvalidRequest(f"{_LOGGER_LEVELS}: {error}") from None
     if parts != LOG_LEVEL.parts:
-        LOG_LEVEL.set_parts(parts)
+        LOG_LEVEL.set_logger_levels(parts)
         log.info("logger levels changed", levels=format_log_levels(parts))
 
 

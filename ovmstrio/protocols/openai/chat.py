@@ -119,7 +119,7 @@ class Chat:
             deadline=deadline,
         )
         errors.tell()
-        return ParsedRequest((request,), options.tells_usage, options.counts_on)
+        return ParsedRequest((request,), options.includes_usage, options.has_continuous_usage)
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
         """Create a response builder."""
@@ -141,7 +141,7 @@ def _read_conversation(fields: Fields) -> Conversation:
     if modalities != ["text"]:
         fields.refuse("modalities", "this model generates text only", code="unsupported_parameter")
     once = fields.flag("parallel_tool_calls") is False
-    return Conversation(messages, tools.tools, tools.choice, tools.name, options, calls_once=once)
+    return Conversation(messages, tools.tools, tools.choice, tools.name, options, returns_first_call_only=once)
 
 
 def _read_logprobs(fields: Fields) -> bool:

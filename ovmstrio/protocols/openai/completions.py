@@ -108,7 +108,7 @@ class Completions:
         )
         errors.tell()
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
-        return ParsedRequest(requests, options.tells_usage, options.counts_on)
+        return ParsedRequest(requests, options.includes_usage, options.has_continuous_usage)
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
         """Create a response builder."""

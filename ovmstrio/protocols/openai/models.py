@@ -67,7 +67,7 @@ def _rank(tasks: frozenset[Task]) -> int:
 def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
     """Return the OpenAI tasks of a service; empty for most services."""
     try:
-        takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
+        takes, service = plane.registry.call_types(name), plane.registry.peek(name)
     except ServerError:
         return frozenset()
     return cast("GenerativeService", service).tasks if Takes.GENERATION in takes else frozenset()

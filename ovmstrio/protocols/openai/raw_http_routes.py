@@ -100,12 +100,12 @@ def _find_service(plane: DataPlane, names: Sequence[Any]) -> str:
         if not isinstance(name, str) or not name:
             continue
         try:
-            takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
+            takes, service = plane.registry.call_types(name), plane.registry.peek(name)
         except VersionLoading:
             return name
         except ServerError:
             continue
-        if Takes.PAYLOADS in takes and cast("RawHttpService", service).takes_payloads:
+        if Takes.PAYLOADS in takes and cast("RawHttpService", service).accepts_payloads:
             return name
     return ""
 
@@ -113,10 +113,10 @@ def _find_service(plane: DataPlane, names: Sequence[Any]) -> str:
 def accepts_raw_requests(plane: DataPlane, name: str) -> bool:
     """Return whether a loaded service accepts raw HTTP requests."""
     try:
-        service = plane.registry.peek(name) if Takes.PAYLOADS in plane.registry.takes_of(name) else None
+        service = plane.registry.peek(name) if Takes.PAYLOADS in plane.registry.call_types(name) else None
     except ServerError:
         return False
-    return service is not None and cast("RawHttpService", service).takes_payloads
+    return service is not None and cast("RawHttpService", service).accepts_payloads
 
 
 class _RawCall:
@@ -133,7 +133,7 @@ class _RawCall:
             self._name, OPENAI_REST, method, request_id=sent_id, received=size, is_stream=is_stream
         )
         service = cast("RawHttpService", call.service)
-        if Takes.PAYLOADS in call.takes and service.takes_payloads:
+        if Takes.PAYLOADS in call.takes and service.accepts_payloads:
             return call, service
         with call:
             raise ServiceMissing(f'"{self._name}" does not accept HTTP requests')

@@ -473,10 +473,10 @@ def content_text(fields: Fields, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _StreamOptions:
-    """Usage reporting of a stream: at the end (``tells_usage``) or in every chunk (``counts_on``)."""
+    """Usage reporting of a stream: at the end (``includes_usage``) or in every chunk (``has_continuous_usage``)."""
 
-    tells_usage: bool = False
-    counts_on: bool = False
+    includes_usage: bool = False
+    has_continuous_usage: bool = False
 
 
 def read_stream_options(fields: Fields, *, is_stream: bool) -> _StreamOptions:
@@ -494,8 +494,8 @@ def read_stream_options(fields: Fields, *, is_stream: bool) -> _StreamOptions:
     if unknown:
         message = "Found unexpected stream options. Properties accepted in stream_options: include_usage"
         fields.refuse("stream_options", message, got=", ".join(name[:40] for name in unknown[:4]))
-    tells_usage = options.flag("include_usage", "stream_options.include_usage is not a boolean")
-    return _StreamOptions(bool(tells_usage), bool(tells_usage and options.flag("continuous_usage_stats")))
+    includes_usage = options.flag("include_usage", "stream_options.include_usage is not a boolean")
+    return _StreamOptions(bool(includes_usage), bool(includes_usage and options.flag("continuous_usage_stats")))
 
 
 def make_request(
@@ -516,14 +516,14 @@ def make_request(
         prompt,
         sampling,
         stop=_read_stop(fields),
-        keeps_stop=bool(fields.flag("include_stop_str_in_output")),
+        includes_stop=bool(fields.flag("include_stop_str_in_output")),
         n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,
         echo=echo,
         grammar=read_response_format(fields),
         skips_special_tokens=not keeps_special,
         # Text with special tokens is returned raw, without parsing tool calls and reasoning.
-        parses=not keeps_special,
+        parses_output=not keeps_special,
         deadline=deadline,
     )
     _refuse_unsupported(fields)

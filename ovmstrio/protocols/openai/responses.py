@@ -409,7 +409,7 @@ class Responses:
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
-        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, options, calls_once=once)
+        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, options, returns_first_call_only=once)
         request = make_request(
             fields,
             limits,

@@ -56,11 +56,11 @@ _MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of o
 
 
 class ParsedRequest(NamedTuple):
-    """Parsed body: a request per prompt; usage at the end (``tells_usage``) or in every chunk (``counts_on``)."""
+    """Parsed body: a request per prompt; usage at the end or in every chunk (``has_continuous_usage``)."""
 
     requests: tuple[GenerationRequest, ...]
-    tells_usage: bool = False
-    counts_on: bool = False
+    includes_usage: bool = False
+    has_continuous_usage: bool = False
 
 
 @dataclass(slots=True)
@@ -295,7 +295,7 @@ class ChunkStream:
 
     def end(self, usage: Usage) -> bytes:
         """Encode the usage, if requested, and the end marker."""
-        if not self._parsed.tells_usage:
+        if not self._parsed.includes_usage:
             return DONE
         return encode_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
 
@@ -305,6 +305,6 @@ class ChunkStream:
 
     def _event(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> bytes:
         document: dict[str, Any] = {**self._head, "choices": choices}
-        if self._parsed.tells_usage:
-            document["usage"] = usage.document() if self._parsed.counts_on else None
+        if self._parsed.includes_usage:
+            document["usage"] = usage.document() if self._parsed.has_continuous_usage else None
         return encode_event(document)

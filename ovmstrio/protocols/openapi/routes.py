@@ -119,7 +119,7 @@ def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) ->
     """Yield the OpenAI paths of services that only generate; whether a graph supports chat, only a call shows."""
     named: dict[Task, list[str]] = {}
     for name, service in loaded:
-        takes = plane.registry.takes_of(name)
+        takes = plane.registry.call_types(name)
         if Takes.GENERATION in takes and Takes.TENSORS not in takes:
             for task in cast("GenerativeService", service).tasks:
                 named.setdefault(task, []).append(name)

@@ -165,7 +165,7 @@ async def _answer_predict(plane: DataPlane, model: str, version: str, body: byte
         else:
             read = await run_in_slices(read_large_predict_body(body, described.inputs))
     except ServerError as error:
-        plane.count_unparsed(model, version, error, TENSORFLOW_REST, len(body))
+        plane.count_unreadable_call(model, version, error, TENSORFLOW_REST, len(body))
         raise
 
     def render(response: InferResponse) -> tuple[HttpAnswer, int]:

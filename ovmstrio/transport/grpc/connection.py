@@ -78,17 +78,17 @@ class StallWatch:
         self.is_writing = False
         self.written = 0
 
-    def look(self, now: float, patience_seconds: float) -> list[StreamState] | None:
+    def look(self, now: float, stall_timeout_seconds: float) -> list[StreamState] | None:
         """Return the streams whose windows the peer has kept closed for too long; None if it reads nothing at all."""
         # Only the socket's unsent bytes distinguish a blocked write from a write that started since the last call.
         sent = (self.written, unsent_bytes(self._stream)) if self.is_writing else now
-        if self._socket.seconds(sent, now) >= patience_seconds:
+        if self._socket.seconds(sent, now) >= stall_timeout_seconds:
             return None
-        windows, stalled = self._core.windows, self._senders.stalled(now, patience_seconds)
+        windows, stalled_streams = self._core.windows, self._senders.stalled_streams(now, stall_timeout_seconds)
         window_seconds = self._window.seconds(windows.connection if self._senders else now, now)
-        if stalled and len(stalled) == len(self._senders) and window_seconds >= patience_seconds:
+        if stalled_streams and len(stalled_streams) == len(self._senders) and window_seconds >= stall_timeout_seconds:
             return None
-        return [stream for stream in stalled if windows.of(stream) <= 0]
+        return [stream for stream in stalled_streams if windows.of(stream) <= 0]
 
 
 # -- Cancellation of calls when connections end ------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class CancelPacer:
         async with self._turn:
             while left:
                 for call in left[-_CALLS_PER_BATCH:]:
-                    call.forsake()
+                    call.abandon()
                 del left[-_CALLS_PER_BATCH:]
                 for _ in range(_CHECKPOINTS_PER_BATCH):
                     await trio.lowlevel.checkpoint()
@@ -209,7 +209,7 @@ class Connection:
         self._write_wakeup = Wakeup()
         self.share = share
         self.inflater = Inflater(limits.max_receive_message_bytes)
-        self.senders = BlockedSenders(self.core, share, limits.write_high_water_bytes, self.mark_dirty)
+        self.senders = BlockedSenders(self.core, share, limits.write_high_water_bytes, self.wake_writer)
         self._stall = StallWatch(self.core, self.senders, stream)
         self._is_closing = False
         self._is_broken = False
@@ -282,7 +282,7 @@ class Connection:
             )
             core.fail(fault)
             self._is_faulty = True
-            self.mark_dirty()
+            self.wake_writer()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._is_broken = True
         if reusable_scope is self._reusable_scope:
@@ -292,15 +292,15 @@ class Connection:
         for event in events:
             self._dispatch[type(event)](self, event)
         for call in self._new_calls:
-            if call.state.remote_closed:
+            if call.state.is_remote_closed:
                 self._complete_calls.append(call)
             else:
                 self._nursery.start_soon(self._serve, call, name=call.path)
         self._new_calls.clear()
         self._end_if_drained()
-        if self.core.waiting_bytes:
+        if self.core.unsent_bytes:
             self._check_backlog()
-            self.mark_dirty()
+            self.wake_writer()
 
     async def _answer_complete(self) -> None:
         """Answer complete requests until one blocks, and send the responses together."""
@@ -323,7 +323,7 @@ class Connection:
         if reusable_scope is not self._reusable_scope:
             return
         self._is_answering = False
-        if self.core.waiting_bytes:
+        if self.core.unsent_bytes:
             self._write_wakeup.wake()
 
     async def _send_answered(self) -> None:
@@ -340,7 +340,7 @@ class Connection:
         self._reusable_scope = ReusableScope()
         self._start_complete()
         self._nursery.start_soon(self._read)
-        if self.core.waiting_bytes:
+        if self.core.unsent_bytes:
             self._write_wakeup.wake()
 
     def _start_complete(self) -> None:
@@ -354,7 +354,7 @@ class Connection:
         if not self._is_answering:
             self._reusable_scope.scope.cancel()
 
-    def mark_dirty(self) -> None:
+    def wake_writer(self) -> None:
         """Wake the writer, unless the reader is about to send."""
         if not self._is_answering:
             self._write_wakeup.wake()
@@ -362,7 +362,7 @@ class Connection:
     @property
     def _has_nothing_left(self) -> bool:
         """Whether the peer has ended the connection and nothing waits to be sent, so that it can be closed at once."""
-        return self._has_peer_closed and not self.calls and not self.core.waiting_bytes and not self._is_flushing
+        return self._has_peer_closed and not self.calls and not self.core.unsent_bytes and not self._is_flushing
 
     async def _write(self) -> None:
         try:
@@ -386,12 +386,12 @@ class Connection:
             return
         self._is_flushing = True
         try:
-            while size := self.core.waiting_bytes:
+            while size := self.core.unsent_bytes:
                 data, share = self.core.take_outbound(), self.share
                 share.add(size - self.senders.counted)
                 self.senders.counted = 0
                 if self.senders:
-                    self.senders.let_next()
+                    self.senders.wake_next()
                 self._stall.is_writing = True
                 await self._send(data)
                 self._stall.is_writing = False
@@ -416,7 +416,7 @@ class Connection:
         finally:
             del self.calls[call.state.stream_id]
             self.core.release(call.state)
-            if not self._is_answering and self.core.waiting_bytes:
+            if not self._is_answering and self.core.unsent_bytes:
                 self._write_wakeup.wake()
             if self.core.draining:
                 self._end_if_drained()
@@ -444,7 +444,7 @@ class Connection:
     def _on_data(self, event: DataReceived) -> None:
         call = self.calls.get(event.stream.stream_id)
         if call is not None:
-            call.data_arrived()
+            call.on_data()
 
     def _on_reset(self, event: StreamReset) -> None:
         call = self.calls.get(event.stream.stream_id)
@@ -455,7 +455,7 @@ class Connection:
 
     def _on_window(self, event: WindowOpened) -> None:
         if event.stream is None:
-            self.senders.let_next()
+            self.senders.wake_next()
         else:
             self.senders.wake(event.stream.stream_id)
 
@@ -489,7 +489,7 @@ class Connection:
             self._is_drain_announced = True
             self.core.announce_drain()
             self.core.send_ping(_DRAIN_PING)
-            self.mark_dirty()
+            self.wake_writer()
         with trio.move_on_at(min(deadline, trio.current_time() + _DRAIN_ACK_SECONDS)):
             await self._goaway_sent.wait()
         await self._endings.pace.turn()
@@ -513,7 +513,7 @@ class Connection:
             return
         self.core.drain()
         self._goaway_sent.set()
-        self.mark_dirty()
+        self.wake_writer()
         self._end_if_drained()
 
     def _end_if_drained(self) -> None:
@@ -526,7 +526,7 @@ class Connection:
         self._is_broken = True
         self._stop_reading()
 
-    def look_after(self, now: float) -> None:
+    def check_timers(self, now: float) -> None:
         """Check handshake timeout, keepalive, stalls and connection age."""
         limits = self.limits
         if not self.core.ready:
@@ -541,15 +541,15 @@ class Connection:
 
     def _close_stalled(self, now: float) -> None:
         """Close the streams, or the connection, of a peer that does not read its responses."""
-        stalled = self._stall.look(now, self.share.answers.patience_seconds)
-        if stalled is None:
+        stalled_streams = self._stall.look(now, self.share.answers.stall_timeout_seconds)
+        if stalled_streams is None:
             self.faults.tell("stalled connection closed", peer=self.peer.address.endpoint)
             self.abandon()
             return
-        for stream in stalled:
+        for stream in stalled_streams:
             self.faults.tell("stalled stream reset", peer=self.peer.address.endpoint, path=stream.head.path)
             self.core.reset(stream, ErrorCode.CANCEL)
-            self.mark_dirty()
+            self.wake_writer()
             call = self.calls.get(stream.stream_id)
             if call is not None:
                 call.cancel()
@@ -564,10 +564,10 @@ class Connection:
         elif self._pinged_at == math.inf and now - self._last_read_at >= self.limits.keepalive_idle_seconds:
             self._pinged_at = now
             self.core.send_ping(_KEEPALIVE_PING)
-            self.mark_dirty()
+            self.wake_writer()
 
     def _check_backlog(self) -> None:
-        if self.core.waiting_bytes > self.limits.max_write_backlog_bytes:
+        if self.core.unsent_bytes > self.limits.max_write_backlog_bytes:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "peer does not read")
 
 

@@ -176,7 +176,7 @@ class SendWindows:
             return False
         if (
             self._widest_stream is None
-            or self._widest_stream.local_closed
+            or self._widest_stream.is_local_closed
             or stream.credit >= self._widest_stream.credit
         ):
             self._widest_stream = stream
@@ -191,7 +191,7 @@ class SendWindows:
         if value > MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}")
         widest = self._widest_stream
-        if widest is not None and not widest.local_closed and widest.credit + value > MAX_WINDOW:
+        if widest is not None and not widest.is_local_closed and widest.credit + value > MAX_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} overflows a window")
         if value > self.initial:
             self.opened = True
@@ -237,10 +237,10 @@ class StreamState:
         "content_left",
         "credit",
         "head",
+        "is_local_closed",
+        "is_remote_closed",
         "is_starved",
-        "local_closed",
         "receive_window",
-        "remote_closed",
         "reset",
         "stream_id",
         "uncredited",
@@ -255,8 +255,8 @@ class StreamState:
         self.credit = 0
         self.is_starved = False
         self.uncredited = 0
-        self.remote_closed = False
-        self.local_closed = False
+        self.is_remote_closed = False
+        self.is_local_closed = False
         self.reset = False
 
 
@@ -512,7 +512,7 @@ class Http2Core:
         if self._receive_window < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window")
         stream = self.streams.get(stream_id)
-        if stream is None or stream.remote_closed:
+        if stream is None or stream.is_remote_closed:
             self._on_stray_data(stream_id, size, stream)
             return
         if flags & Flag.PADDED:
@@ -555,7 +555,7 @@ class Http2Core:
 
     def _end_request(self, stream: StreamState) -> None:
         self._turn_left -= _REQUEST_COST
-        stream.remote_closed = True
+        stream.is_remote_closed = True
         if stream.content_left:
             self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
             return
@@ -593,7 +593,7 @@ class Http2Core:
         stream = self.streams.get(stream_id)
         if stream_id in self._reset_ids:
             return
-        if stream is None or stream.remote_closed:
+        if stream is None or stream.is_remote_closed:
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
         try:
             check_trailers(trailers)
@@ -702,7 +702,7 @@ class Http2Core:
     # -- Sending -------------------------------------------------------------------------------------------------------
 
     @property
-    def waiting_bytes(self) -> int:
+    def unsent_bytes(self) -> int:
         """Number of bytes to send."""
         return self._queued_bytes + len(self.outbound)
 
@@ -733,7 +733,7 @@ class Http2Core:
         else:
             self.outbound += frames.header_frames(stream.stream_id, block, peer.max_frame_bytes, end_stream=end_stream)
         if end_stream:
-            stream.local_closed = True
+            stream.is_local_closed = True
 
     def send_answer(
         self, stream: StreamState, headers: bytes, prefix: bytes, payload: bytes | memoryview, most_waiting: int
@@ -742,7 +742,7 @@ class Http2Core:
 
         Nothing is sent if ``most_waiting`` bytes are already queued, or if a window is too small.
         """
-        if len(prefix) + len(payload) > self.sendable(stream) or self.waiting_bytes >= most_waiting:
+        if len(prefix) + len(payload) > self.sendable(stream) or self.unsent_bytes >= most_waiting:
             return False
         if headers:
             self.send_headers(stream, headers)
@@ -775,15 +775,15 @@ class Http2Core:
         self._credit_connection(size)
         window = self._limits.stream_window_bytes
         owed = window - stream.receive_window - stream.uncredited
-        if owed * 2 >= window and not stream.remote_closed:
+        if owed * 2 >= window and not stream.is_remote_closed:
             stream.receive_window += owed
             self.outbound += frames.window_update(stream.stream_id, owed)
 
     def release(self, stream: StreamState) -> None:
         """Remove a stream; reset it if it is still open."""
-        if not stream.reset and not (stream.local_closed and stream.remote_closed):
+        if not stream.reset and not (stream.is_local_closed and stream.is_remote_closed):
             # NO_ERROR after a complete response asks the client to stop sending its request (RFC 9113, 8.1).
-            self.reset(stream, ErrorCode.NO_ERROR if stream.local_closed else ErrorCode.CANCEL)
+            self.reset(stream, ErrorCode.NO_ERROR if stream.is_local_closed else ErrorCode.CANCEL)
         if stream.uncredited:
             self._credit_connection(stream.uncredited)
             stream.uncredited = 0
@@ -827,7 +827,7 @@ class Http2Core:
             self._events.append(StreamReset(stream))
 
     def _close_reset(self, stream: StreamState) -> None:
-        stream.reset = stream.remote_closed = stream.local_closed = True
+        stream.reset = stream.is_remote_closed = stream.is_local_closed = True
         stream.buffer.clear()
         self._remember_reset(stream.stream_id)
 
@@ -849,8 +849,8 @@ class Http2Core:
         """Reset the PING and WINDOW_UPDATE rate limits after sent data, because peers answer data with both."""
         if self._has_sent:
             self._has_sent = False
-            self._pings.forgive()
-            self._updates.forgive()
+            self._pings.reset()
+            self._updates.reset()
 
     def _count_reset(self) -> None:
         if self._resets.exceeded():

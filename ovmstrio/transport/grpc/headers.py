@@ -103,7 +103,7 @@ class FailureTranslator:
         log.error("rpc handler failed", path=path, error=f"{type(error).__name__}: {text_of(error)}", exc_info=error)
         return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
 
-    def undecodable(self, error: Exception, message_type: type) -> GRPCError:
+    def decode_failure(self, error: Exception, message_type: type) -> GRPCError:
         """Return the gRPC error for a message that the codec could not decode."""
         known = self._known_error(error)
         if known is not None:
@@ -113,7 +113,7 @@ class FailureTranslator:
             f"request is not a valid {message_type.__name__}: {type(error).__name__}: {text_of(error)}",
         )
 
-    def no_reply(self, path: str) -> GRPCError:
+    def missing_reply(self, path: str) -> GRPCError:
         """Return the gRPC error for a unary handler that returned without a reply."""
         log.error("rpc handler sent no reply", path=path)
         return GRPCError(Status.INTERNAL, f"{path}: the server sent no reply")

@@ -29,7 +29,7 @@ class RateLimit:
         self._count += events
         return self._count > self._limit
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """Reset the count."""
         self._count = 0
 

@@ -55,7 +55,7 @@ class MessageBuffer:
         whole_at: completion order of the first message among all buffers of the process; 0 while incomplete.
     """
 
-    __slots__ = ("_chunks", "_first", "_position", "size", "wanted", "whole_at")
+    __slots__ = ("_chunks", "_first", "_position", "completion_number", "size", "wanted")
 
     def __init__(self) -> None:
         self._first: bytes | memoryview = b""
@@ -63,7 +63,7 @@ class MessageBuffer:
         self._chunks: list[bytes | memoryview] = []
         self.size = 0
         self.wanted = 0
-        self.whole_at = 0
+        self.completion_number = 0
 
     def append(self, chunk: bytes | memoryview) -> None:
         """Add the payload of a DATA frame."""
@@ -75,8 +75,8 @@ class MessageBuffer:
         else:
             self._first = chunk
             self._position = 0
-        if not self.whole_at and self._has_message():
-            self.whole_at = next(_completion_numbers)
+        if not self.completion_number and self._has_message():
+            self.completion_number = next(_completion_numbers)
 
     def clear(self) -> None:
         """Drop all bytes."""

@@ -41,14 +41,14 @@ class BlockedSenders:
     """
 
     def __init__(
-        self, core: Http2Core, share: ConnectionBudget, high_water_bytes: int, mark_dirty: Callable[[], None]
+        self, core: Http2Core, share: ConnectionBudget, high_water_bytes: int, wake_writer: Callable[[], None]
     ) -> None:
         self.counted = 0
         self._core = core
         self._share = share
         self._messages: dict[int, _Message] = {}
         self._high_water_bytes = high_water_bytes
-        self._mark_dirty = mark_dirty
+        self._mark_dirty = wake_writer
         self._queue = trio.lowlevel.ParkingLot()
         self._starved: dict[int, tuple[StreamState, Wakeup]] = {}
         self._by_credit: list[tuple[int, int]] = []
@@ -63,7 +63,7 @@ class BlockedSenders:
         try:
             while left:
                 await self._turn(stream)
-                if stream.local_closed:
+                if stream.is_local_closed:
                     return False
                 while left and self._is_open() and (room := self._core.sendable(stream)) > 0:
                     if not rest:
@@ -79,22 +79,22 @@ class BlockedSenders:
         finally:
             del self._messages[stream.stream_id]
             self._share.give_back(waiting.left)
-            self.let_next()
+            self.wake_next()
         return True
 
-    def stalled(self, now: float, patience_seconds: float) -> list[StreamState]:
-        """Return the streams on which nothing was sent for ``patience_seconds``."""
+    def stalled_streams(self, now: float, stall_timeout_seconds: float) -> list[StreamState]:
+        """Return the streams on which nothing was sent for ``stall_timeout_seconds``."""
         return [
             each.stream
             for each in self._messages.values()
-            if each.standstill.seconds(each.left, now) >= patience_seconds
+            if each.standstill.seconds(each.left, now) >= stall_timeout_seconds
         ]
 
     def __len__(self) -> int:
         """Return the number of waiting messages."""
         return len(self._messages)
 
-    def let_next(self) -> None:
+    def wake_next(self) -> None:
         """Wake the next sender of the queue, and the next one whose stream window has opened."""
         if not self._is_open():
             return
@@ -117,12 +117,12 @@ class BlockedSenders:
         return True
 
     def _is_open(self) -> bool:
-        return self._core.windows.connection > 0 and self._core.waiting_bytes < self._high_water_bytes
+        return self._core.windows.connection > 0 and self._core.unsent_bytes < self._high_water_bytes
 
     async def _turn(self, stream: StreamState) -> None:
         """Wait until bytes of a stream may be sent, or the stream has ended."""
         windows = self._core.windows
-        while not stream.local_closed:
+        while not stream.is_local_closed:
             if windows.of(stream) <= 0:
                 await self._wait_for_window(stream)
             elif not self._is_open():
@@ -131,7 +131,7 @@ class BlockedSenders:
                 return
 
     async def _wait_for_window(self, stream: StreamState) -> None:
-        self.let_next()
+        self.wake_next()
         wakeup = Wakeup()
         self._starved[stream.stream_id] = stream, wakeup
         stream.is_starved = True

@@ -129,7 +129,7 @@ class GrpcServer:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_housekeeping)
-            nursery.start_soon(self._faults.sum_up)
+            nursery.start_soon(self._faults.log_repetitions)
             async with trio.open_nursery() as connections:
                 self._is_running = True
                 task_status.started([bound_address(listener) for listener in listeners])
@@ -226,7 +226,7 @@ class GrpcServer:
             now = trio.current_time()
             async for connection in in_batches(list(self._connections)):
                 if not connection.closed.is_set():
-                    connection.look_after(now)
+                    connection.check_timers(now)
 
 
 class _Drain:

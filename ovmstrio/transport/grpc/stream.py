@@ -85,7 +85,7 @@ class CallHost(Protocol):
     share: ConnectionBudget
 
     @property
-    def mark_dirty(self) -> Callable[[], None]:
+    def wake_writer(self) -> Callable[[], None]:
         """Wakes the writer for bytes that wait in the core."""
 
 
@@ -213,7 +213,7 @@ class Call:
     @property
     def half_closed(self) -> bool:
         """Whether the client has sent its last message, received here or not."""
-        return self.state.remote_closed
+        return self.state.is_remote_closed
 
     def cancel(self, failure: GRPCError | None = None) -> None:
         """Cancel the handler with a status for the client, CANCELLED by default; the first status wins."""
@@ -221,9 +221,9 @@ class Call:
             self.failure = failure or GRPCError(Status.CANCELLED, "the call was cancelled by the server")
         self.scope.cancel()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Cancel the handler without sending a status, because the client has disconnected."""
-        self.state.local_closed = self.state.remote_closed = True
+        self.state.is_local_closed = self.state.is_remote_closed = True
         self.cancel()
 
     # -- Receiving -----------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Call:
         try:
             taken = take(limit)
             while taken is None:
-                if self.state.remote_closed:
+                if self.state.is_remote_closed:
                     return self._end_of_requests()
                 await self._wait_readable()
                 taken = take(limit)
@@ -289,7 +289,7 @@ class Call:
         if self.state.uncredited:
             # A waiting reader needs window for the complete message; otherwise partial messages fill the window.
             self._host.core.consume(self.state, self.state.uncredited)
-            self._host.mark_dirty()
+            self._host.wake_writer()
         if self._readable is None:
             self._readable = Wakeup()
         await self._readable.wait()
@@ -299,7 +299,7 @@ class Call:
         self._requests += 1
         if state.uncredited > state.buffer.size:
             self._host.core.consume(state, state.uncredited - state.buffer.size)
-            self._host.mark_dirty()
+            self._host.wake_writer()
         if state.buffer.size and not self.handler.cardinality.client_streaming:
             raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got more")
 
@@ -329,7 +329,7 @@ class Call:
         except GRPCError:
             raise
         except Exception as error:  # a codec may raise anything for invalid bytes
-            raise self._host.failures.undecodable(error, self.handler.request_type) from error
+            raise self._host.failures.decode_failure(error, self.handler.request_type) from error
 
     def __aiter__(self) -> Call:
         return self
@@ -357,7 +357,7 @@ class Call:
             block += metadata_block(encode_metadata(metadata))
         self._headers_sent = True
         self._host.core.send_headers(self.state, block)
-        self._host.mark_dirty()
+        self._host.wake_writer()
 
     async def send_message(self, message: Any) -> None:
         """Send one response message, after the response headers.
@@ -388,7 +388,7 @@ class Call:
         self.sent += len(data)
         host, prefix = self._host, message_prefix(len(data))
         headers, self._headers_sent = b"" if self._headers_sent else RESPONSE_HEADERS, True
-        host.mark_dirty()
+        host.wake_writer()
         most = host.limits.write_high_water_bytes
         if isinstance(data, PiecedMessage) or not host.core.send_answer(self.state, headers, prefix, data, most):
             if headers:
@@ -441,7 +441,7 @@ class Call:
             self._trailing_metadata = metadata_block(encode_metadata(metadata))
 
     def _check_open(self) -> None:
-        if self.state.local_closed:
+        if self.state.is_local_closed:
             raise StreamTerminatedError(f"{self.path}: the call has ended")
 
     # -- Called by the connection --------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ class Call:
         record.event = None
 
     def _end(self, failure: GRPCError | None) -> None:
-        if self.state.local_closed:
+        if self.state.is_local_closed:
             return
         scope = self._scope
         if scope is not None and (scope.cancelled_caught or (failure is not None and scope.cancel_called)):
@@ -537,7 +537,7 @@ class Call:
         elif failure is None and not (
             self._replies or self._trailing_status or self.handler.cardinality.server_streaming
         ):
-            failure = self._host.failures.no_reply(self.path)
+            failure = self._host.failures.missing_reply(self.path)
         self._finish(failure)
 
     def _refuse_unknown_encoding(self) -> None:
@@ -564,15 +564,15 @@ class Call:
             if isinstance(failure, ErrorWithTrailers):
                 block += failure.trailers()
         core.send_headers(self.state, block + self._trailing_metadata, end_stream=True)
-        self._host.mark_dirty()
+        self._host.wake_writer()
 
-    def data_arrived(self) -> None:
+    def on_data(self) -> None:
         """Wake a waiting receiver, unless its message is still incomplete."""
-        if self._has_order and self.arrival is None and self.state.buffer.whole_at:
-            self.arrival = self._host.arrivals.note(self.state.buffer.whole_at)
+        if self._has_order and self.arrival is None and self.state.buffer.completion_number:
+            self.arrival = self._host.arrivals.note(self.state.buffer.completion_number)
         if self._readable is None or not self._readable.waiting:
             return
-        if self.state.buffer.size < self.state.buffer.wanted and not self.state.remote_closed:
+        if self.state.buffer.size < self.state.buffer.wanted and not self.state.is_remote_closed:
             self._host.core.consume(self.state, self.state.uncredited)
         else:
             self._readable.wake()

@@ -146,7 +146,9 @@ class _Http11Only(H11Protocol):
         """
         if isinstance(event, Response):
             is_early = self.connection.their_state is h11.SEND_BODY
-            if is_early or (self.ending.is_near and self.ending.is_last(trio.current_time(), has_more=self.has_more)):
+            if is_early or (
+                self.ending.is_draining and self.ending.is_last(trio.current_time(), has_more=self.has_more)
+            ):
                 event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
 

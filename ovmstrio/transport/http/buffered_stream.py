@@ -75,7 +75,7 @@ class _Sending:
     async def _send_piece(self, piece: memoryview) -> int:
         """Send some bytes, or wait until that is possible; return how many were sent."""
         self._standstill = None
-        with trio.move_on_after(self._answers.patience_seconds) as self._scope:
+        with trio.move_on_after(self._answers.stall_timeout_seconds) as self._scope:
             if isinstance(self._stream, DirectStream):
                 await self._stream.wait_send_all_might_not_block()
                 return 0
@@ -84,13 +84,13 @@ class _Sending:
             raise trio.BrokenResourceError("the peer does not read")
         return len(piece)
 
-    def look(self, now: float, patience_seconds: float) -> None:
+    def look(self, now: float, stall_timeout_seconds: float) -> None:
         """Extend the deadline from the client's last progress, as seen in the socket's send buffer."""
         if self._standstill is None:
             self._standstill = ProgressTimer(now)
         if self._scope is not None:
             stalled_seconds = self._standstill.seconds(unsent_bytes(self._stream), now)
-            self._scope.deadline = now - stalled_seconds + patience_seconds
+            self._scope.deadline = now - stalled_seconds + stall_timeout_seconds
 
 
 # -- Responses ---------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class FastPathConnection:
     def hurry(self) -> None:
         """Apply the shutdown deadline, if the connection has no request."""
         if self._phase is _IDLE and self._scope is not None:
-            self._set_deadline(min(self._deadline, max(self._ending.next_end(), self._grace_until)))
+            self._set_deadline(min(self._deadline, max(self._ending.next_close_time(), self._grace_until)))
 
     async def _refuse_slow_request(self) -> None:
         error = request_timeout_error(self._receive_seconds)
@@ -242,10 +242,10 @@ class FastPathConnection:
             routed = self._current_request = self._cached_head() or await self._head()
             if routed is None:
                 return True
-            if not self._router.lets_in(routed.route):
+            if not self._router.needs_admission(routed.route):
                 answering = self._answer_eagerly(routed)
                 stays_open = answering if isinstance(answering, bool) else await answering
-            elif self._router.admit_now(routed.route, routed.head.headers):
+            elif self._router.try_admit(routed.route, routed.head.headers):
                 try:
                     answering = self._answer_eagerly(routed)
                     stays_open = answering if isinstance(answering, bool) else await answering
@@ -354,7 +354,7 @@ class FastPathConnection:
 
     async def _refuse(self, head: RequestHead, refusal: HttpAnswer) -> bool:
         """Refuse a request; a small body is skipped, a large one ends the connection."""
-        keep_alive = head.keep_alive and head.body_length <= MAX_PIPELINED_BYTES and not self._ending.is_near
+        keep_alive = head.keep_alive and head.body_length <= MAX_PIPELINED_BYTES and not self._ending.is_draining
         await send_response(self._stream, refusal, keep_alive=keep_alive)
         return keep_alive and await self._body(head.body_length) is not None
 
@@ -465,7 +465,7 @@ class FastPathConnection:
                     answer = self._router.failed(route, headers, error)
             # A complete response is sent even if the client half-closed; a stream ends with its client.
             self._has_running_call = type(answer.body) is not bytes and answer.stream is not None
-            if keep_alive and self._ending.is_near:
+            if keep_alive and self._ending.is_draining:
                 keep_alive = not self._ending.is_last(self._now(), has_more=bool(self._buffer))
             plain = encode_plain_json(answer) if keep_alive and self._direct is not None else None
             if plain is None:

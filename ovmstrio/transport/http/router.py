@@ -307,15 +307,15 @@ class Router:
             return refusal
         return None
 
-    def lets_in(self, route: Route) -> bool:
+    def needs_admission(self, route: Route) -> bool:
         """Return whether requests of a route need :meth:`admit`."""
         return self._gate is not None or (route.admit is not None and self._has_limits())
 
-    def admit_now(self, route: Route, headers: tuple[tuple[str, str], ...]) -> bool:
+    def try_admit(self, route: Route, headers: tuple[tuple[str, str], ...]) -> bool:
         """Admit a request without blocking and set ``current_caller``; False if :meth:`admit` is needed instead."""
         if self._gate is None or (route.admit is not None and self._has_limits()):
             return False
-        return self._gate.let_in_now(route.need, route.service, headers)
+        return self._gate.try_authenticate(route.need, route.service, headers)
 
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""

@@ -104,7 +104,7 @@ class HttpFrontEnd(AddressFrontEnd):
     ) -> None:
         """Serve on open listeners; like :meth:`serve`."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._faults.sum_up)
+            nursery.start_soon(self._faults.log_repetitions)
             async with trio.open_nursery() as connections:
                 self._connections_scope = connections.cancel_scope
                 task_status.started([bound_address(listener) for listener in listeners])
@@ -113,7 +113,7 @@ class HttpFrontEnd(AddressFrontEnd):
 
     def begin_drain(self) -> None:
         """Announce the end of connections in responses; new connections are still accepted."""
-        self._ending.is_near = True
+        self._ending.is_draining = True
 
     async def drain(self, grace_seconds: float) -> int:
         """Drain the front end; return how many requests were cut.
@@ -214,7 +214,7 @@ class HttpFrontEnd(AddressFrontEnd):
     async def _complete_handshake(self, stream: trio.SSLStream[trio.SocketStream], address: ClientAddress) -> bool:
         handshake = self._open[stream] = Handshake(self._ending, HANDSHAKE_SECONDS)
         try:
-            if await handshake.shake(stream):
+            if await handshake.perform(stream):
                 return True
             reason = f"took longer than {HANDSHAKE_SECONDS:g} s"
         except (trio.BrokenResourceError, ssl.SSLError) as error:

@@ -24,11 +24,11 @@ class ShutdownState:
     """
 
     def __init__(self) -> None:
-        self.is_near = False
+        self.is_draining = False
         self.idle_until = math.inf
         self._spread = DeadlineSpread()
 
-    def next_end(self) -> float:
+    def next_close_time(self) -> float:
         """Return when the next idle connection is closed; spread over time."""
         return self.idle_until + self._spread.next()
 
@@ -37,7 +37,7 @@ class ShutdownState:
 
         Pipelined requests are answered until ``idle_until``.
         """
-        return self.is_near and (not has_more or now >= self.idle_until)
+        return self.is_draining and (not has_more or now >= self.idle_until)
 
 
 class ClosableConnection(Protocol):
@@ -65,7 +65,7 @@ class Handshake:
         self._scope = trio.CancelScope(deadline=now + seconds)
         self.hurry()
 
-    async def shake(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
+    async def perform(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
         """Perform the handshake; return False after a timeout. Raises ``BrokenResourceError`` if it failed."""
         with self._scope:
             await stream.do_handshake()

@@ -315,7 +315,7 @@ async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(
 
     def set_scopes(*scopes: str) -> None:
         directory.replace([], {"admin": Caller("admin", "key", Scopes.parse(scopes))})
-        authentication.forget_seen()
+        authentication.clear_cache()
 
     set_scopes("admin", "read")
     async with (
@@ -358,7 +358,7 @@ async def test_the_stream_of_a_revoked_caller_ends_with_the_reason(tmp_path: Pat
         directory.replace(
             [], {"limited": Caller("limited", "key", Scopes.parse(["metrics"])), "stays": callers["stays"]}
         )
-        authentication.forget_seen()
+        authentication.clear_cache()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, streams["revoked"], "revoked")
             nursery.start_soon(read, streams["limited"], "limited")
@@ -422,7 +422,7 @@ async def test_may_change_is_accurate(
 def log(tmp_path: Path) -> Iterator[None]:
     configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
     yield
-    LOG_LEVEL.set_parts({})
+    LOG_LEVEL.set_logger_levels({})
 
 
 async def _change(server: Serving, **levels: Any) -> Any:

@@ -11,7 +11,7 @@ import trio
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, Tensor, TensorSpec
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ProjectBatching
-from ovmstrio.handlers.models import saved_model as running
+from ovmstrio.handlers.models import saved_model_run as running
 from ovmstrio.handlers.models.client import to_flat_list, to_input_arrays
 from tests.support.model_projects import models_in
 from tests.support.pipelines import gather
@@ -133,7 +133,7 @@ async def test_cached_models_are_loaded_at_their_first_use(tmp_path: Path) -> No
         for name in "abab":
             assert (await predict(opened, {"features": [[1, 0, 0]]}, name))["scores"] == [0.0, 1.0]
             assert opened.library is not None
-            assert opened.library.shelf.counts() == (1, 1)
+            assert opened.library.cache.counts() == (1, 1)
         assert opened.info()["model_metadata"]["a"]["versions"] == ["3"]
 
 

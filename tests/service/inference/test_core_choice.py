@@ -396,20 +396,20 @@ async def test_streams_are_not_returned_when_that_fails_or_a_request_fails_meanw
     hooks = RecordingHooks()
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, plugin_config={"NUM_STREAMS": "2"})
     running._stream_recovery = StreamRecoveryTimer(lambda: now)
-    compile_again = running._recompile
+    compile_replacement = running._recompile
 
     def fail_meanwhile(at_once: int) -> Compiled:
-        made = compile_again(at_once)
+        made = compile_replacement(at_once)
         trio.from_thread.run(_fails, _away(running))
         return made
 
     await _fails(running)
-    for build in (fail_meanwhile, _refuse, compile_again):
+    for build in (fail_meanwhile, _refuse, compile_replacement):
         now += 1000
         assert running.wants_others()
         running._recompile = build
         await running.choose_cores()
-        assert (hooks.streams, running.wants_others()) == (2 if build is compile_again else 1, False)
+        assert (hooks.streams, running.wants_others()) == (2 if build is compile_replacement else 1, False)
 
 
 async def test_cancelled_call_does_not_delay_the_return_of_streams(

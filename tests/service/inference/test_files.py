@@ -274,7 +274,7 @@ def test_model_whose_folder_was_removed_is_compiled_again_without_a_folder(tmp_p
         compiled = compile_model(ModelFile(repository / "1" / "model.xml", spec, kept=lent.place))
         assert len(list(lent.place.glob("*.blob"))) == 1
         lent.give_back()
-        compiled.compile_again()
+        compiled.compile_replacement()
         assert not lent.place.exists()
 
 

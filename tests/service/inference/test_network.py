@@ -224,7 +224,7 @@ async def test_model_that_fails_on_ones_keeps_configured_streams_until_a_request
 
 async def test_failed_model_refuses_requests_until_it_can_be_loaded_again(tmp_path: Path) -> None:
     running = network(ir.reshape_by_data(), tmp_path)
-    compile_again = running._compile_replacement
+    compile_replacement = running._compile_replacement
 
     def refuse() -> ov.CompiledModel:
         raise ConfigError([Problem("the disk is missing")])
@@ -233,7 +233,7 @@ async def test_failed_model_refuses_requests_until_it_can_be_loaded_again(tmp_pa
     for _ in range(2):
         with pytest.raises(ModelFailure):
             await running.infer(UNSHAPED)
-    running._compile_replacement = compile_again
+    running._compile_replacement = compile_replacement
     with pytest.raises(ModelFailure, match="cannot be reloaded: the disk is missing"):
         await running.infer(RESHAPED)
     np.testing.assert_array_equal((await running.infer(RESHAPED))[0], NUMBERS.reshape(2, 2))
@@ -341,8 +341,8 @@ async def test_loops_own_model_is_compiled_again_while_streams_serve(
 ) -> None:
     hooks = RecordingHooks()
     running = network(ir.matmul(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, hooks=hooks)
-    mends = Slot.mends
-    monkeypatch.setattr(Slot, "mends", lambda slot: slot is not running._inline_slot and mends(slot))
+    verify = Slot.verify
+    monkeypatch.setattr(Slot, "verify", lambda slot: slot is not running._inline_slot and verify(slot))
     before, again = running._inline_slot.model, threading.Event()
 
     def replace_late(*args: Any) -> None:

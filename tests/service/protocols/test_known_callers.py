@@ -220,13 +220,15 @@ def test_every_grpc_method_has_a_needed_scope(tmp_path: Path) -> None:
 async def test_only_routes_that_change_the_server_need_the_admin_scope(tmp_path: Path) -> None:
     async with serving_rest(tmp_path) as serving:
         rules = make_rest_router(serving.plane).rules
-    assert {each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.need is Permission.ADMIN} == {
+    assert {
+        each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.route.need is Permission.ADMIN
+    } == {
         "/v1/config/reload",
         "/v2/repository/models",
         *("/v2/systemsharedmemory/region", "/v2/systemsharedmemory/unregister", "/v2/logging", "/v2/profile"),
         *("/v2/cudasharedmemory/region", "/v2/cudasharedmemory/unregister"),
     }
-    assert {each.pattern.pattern for each in rules if each.need is Permission.NOTHING} == {
+    assert {each.pattern.pattern for each in rules if each.route.need is Permission.NOTHING} == {
         *("/health/?", "/v2/health/live/?", "/v2/health/ready/?"),
     }
 
@@ -276,13 +278,13 @@ async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_tra
     allowance = CallerQuota("shop", concurrency=1)
     gate = gate_of({"shop": "infer:echo"}, allowance)
     shown = [("authorization", "Bearer shop")]
-    assert not gate.let_in_now(Permission.INFER, "echo", shown)
+    assert not gate.try_authenticate(Permission.INFER, "echo", shown)
     await gate.let_in(Permission.INFER, "echo", shown, None)
     release_caller()
-    assert gate.let_in_now(Permission.INFER, "echo", shown)
+    assert gate.try_authenticate(Permission.INFER, "echo", shown)
     assert current_caller.get() is not None
     assert allowance.under_way == 1
-    assert not gate.let_in_now(Permission.INFER, "echo", shown)
+    assert not gate.try_authenticate(Permission.INFER, "echo", shown)
     assert allowance.under_way == 1
     release_caller()
     assert allowance.under_way == 0
@@ -292,7 +294,7 @@ async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_tra
         (Permission.INFER, "echo", [("authorization", "Bearer wrong")]),
         (Permission.INFER, "echo", []),
     ):
-        assert not gate.let_in_now(need, service, headers)
+        assert not gate.try_authenticate(need, service, headers)
         assert (current_caller.get(), allowance.under_way) == (None, 0)
 
 
@@ -307,18 +309,20 @@ async def test_notes_of_headers_are_valid_until_callers_change_or_expire() -> No
     notes: dict[str, dict[object, Any]] = {name: {} for name in headers}
 
     def let_in() -> list[str]:
-        return [name for name, shown in headers.items() if gate.let_in_now(Permission.INFER, "", shown, notes[name])]
+        return [
+            name for name, shown in headers.items() if gate.try_authenticate(Permission.INFER, "", shown, notes[name])
+        ]
 
     assert let_in() == []
     for name in ("shop", "day"):
         await gate.let_in(Permission.INFER, "", headers[name], None)
     assert let_in() == ["shop", "day"]
     assert [bool(noted) for noted in notes.values()] == [True, True, False]
-    assert gate.let_in_now(Permission.INFER, "", (), notes["shop"]), "they were read again"
+    assert gate.try_authenticate(Permission.INFER, "", (), notes["shop"]), "they were read again"
     now[0] = 200_000.0
     assert let_in() == ["shop"]
     directory.replace([day])
-    authentication.forget_seen()
+    authentication.clear_cache()
     assert let_in() == []
     release_caller()
 

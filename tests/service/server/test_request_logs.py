@@ -193,7 +193,7 @@ async def test_refusals_of_many_hosts_are_counted_together(log: Path) -> None:
             log_denied("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
         with trio.CancelScope() as scope:
             scope.cancel()
-            await refusals.sum_up()
+            await refusals.log_repetitions()
     lines, repeated = _lines(log, "change refused"), _lines(log, "fault repeated")
     assert len(lines) <= 201
     assert len(lines) + sum(each["times"] for each in repeated) == 5000

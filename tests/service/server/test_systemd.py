@@ -159,7 +159,7 @@ def test_stop_is_sent_once_and_is_the_last_notification(manager: _Manager) -> No
 
 async def test_watchdog_is_notified_twice_per_interval(manager: _Manager, autojump_clock: MockClock) -> None:
     environ = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "10000000", "WATCHDOG_PID": str(os.getpid())}
-    notifier = Notifier.of_environment(environ)
+    notifier = Notifier.from_environ(environ)
     assert environ == {}
     with trio.move_on_after(16):
         await notifier.show_life()
@@ -168,7 +168,7 @@ async def test_watchdog_is_notified_twice_per_interval(manager: _Manager, autoju
 
 @pytest.mark.parametrize("further", [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}])
 async def test_watchdog_is_not_notified_unless_requested(manager: _Manager, further: dict[str, str]) -> None:
-    await Notifier.of_environment({"NOTIFY_SOCKET": manager.address, **further}).show_life()
+    await Notifier.from_environ({"NOTIFY_SOCKET": manager.address, **further}).show_life()
     assert manager.received() == []
 
 

@@ -480,7 +480,7 @@ def test_levels_of_the_log_are_changed_and_kept(server: ServedInThread, open_pag
             expect(parts).to_have_value("ovmstrio.graphs=debug")
             expect(level).to_have_value("WARNING")
     finally:
-        LOG_LEVEL.set_parts({})
+        LOG_LEVEL.set_logger_levels({})
 
 
 def test_a_paused_log_keeps_its_lines(server: ServedInThread, open_page: OpenPage) -> None:

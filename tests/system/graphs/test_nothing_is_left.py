@@ -166,13 +166,13 @@ async def test_deadline_closes_the_generator(tmp_path: Path, isolation: Isolatio
 async def test_calls_are_answered_while_a_stream_stalls(tmp_path: Path, isolation: Isolation | None) -> None:
     async with (
         loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph,
-        graph.open_stream(ask({"in": b"10000"})) as stalled,
+        graph.open_stream(ask({"in": b"10000"})) as stalled_streams,
     ):
-        await stalled.replies.receive()
+        await stalled_streams.replies.receive()
         answers: list[InferResponse] = [await graph.infer(ask({"in": b"-1"})) for _ in range(5)]
-        stalled.end()
+        stalled_streams.end()
         seen = 1
-        async for _ in stalled.replies:
+        async for _ in stalled_streams.replies:
             seen += 1
     assert [texts(answer) for answer in answers] == [{"out": "1"}] * 5
     assert seen == 10_000

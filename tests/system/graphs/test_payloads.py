@@ -57,7 +57,7 @@ async def _documents(graph: GraphServable, request: HttpRequest = REQUEST) -> li
 @PLACES
 async def test_node_gets_the_request(tmp_path: Path, isolation: Isolation | None) -> None:
     async with loaded(tmp_path / "g", ONCE, isolation=isolation, handler=REPORT) as graph:
-        assert graph.takes_payloads
+        assert graph.accepts_payloads
         (document,) = await _documents(graph)
         (empty,) = await _documents(graph, HttpRequest("GET", "/v3/x", target="/v3/x"))
     assert document.media_type == "application/json"
@@ -143,7 +143,7 @@ async def test_graphs_take_either_payloads_or_tensors(tmp_path: Path) -> None:
     plain = graph_text(python_node("handler.py"))
     source = 'class OvmsPythonModel:\n    def execute(self, inputs):\n        return {"a": 1}\n'
     async with loaded(tmp_path / "h", plain, handler=source) as graph:
-        assert not graph.takes_payloads
+        assert not graph.accepts_payloads
         with pytest.raises(GraphFailure, match="Received: dict"):
             await graph.infer(ask({"in": b"x"}))
         with pytest.raises(NotSupported, match='expected input_stream: "HTTP_REQUEST_PAYLOAD:name"'):

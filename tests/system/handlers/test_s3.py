@@ -133,7 +133,7 @@ async def test_models_serve_while_their_server_is_away(monkeypatch: pytest.Monke
 
     async def wait_for(*, is_stale: bool) -> None:
         while library.is_stale is not is_stale:
-            await library.watcher.wait_look()
+            await library.watcher.wait_check()
 
     async with AsyncExitStack() as stack:
         with serving("before"):
@@ -291,14 +291,14 @@ async def test_no_call_fails_while_a_bucket_changes(bucket: Bucket, tmp_path: Pa
                 resident.append(psutil.Process().memory_info().rss)
                 round_ += 1
             nursery.cancel_scope.cancel()
-        await library.watcher.wait_look()
+        await library.watcher.wait_check()
         assert clients.failed == []
         assert clients.calls.total() > 500
         assert max(resident[-5:]) - max(resident[: len(resident) // 2]) < 20e6
-        memory, disk = library.shelf.counts()
+        memory, disk = library.cache.counts()
         assert memory <= (sizes[0] if sizes else disk)
         # Models that no call has used since they changed keep the files that they were loaded from.
-        wanted = set(library.shelf.copies().values()) | {each.copy for each in library.shelf._loaded.values()}  # noqa: SLF001 - files of loaded models show nowhere else
+        wanted = set(library.cache.copies().values()) | {each.copy for each in library.cache._loaded.values()}  # noqa: SLF001 - files of loaded models show nowhere else
         kept = {copy.folder for copy in wanted}
         while await trio.to_thread.run_sync(paths_below, tmp_path, "*/*/*/*") != kept:
             await trio.lowlevel.checkpoint()

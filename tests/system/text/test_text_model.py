@@ -171,7 +171,7 @@ async def test_stop_string_ends_a_text_before_or_after_it(model: TextModel) -> N
     stop = whole[20:25]
     place = whole.index(stop)
     for keeps, expected in ((False, whole[:place]), (True, whole[:place] + stop)):
-        request = replace(greedy("hello", 200), stop=("never", stop), keeps_stop=keeps)
+        request = replace(greedy("hello", 200), stop=("never", stop), includes_stop=keeps)
         pieces = await made(model, request)
         assert text_of(pieces) == expected
         assert pieces[-1].finish is Finish.STOP
@@ -385,7 +385,7 @@ async def test_calls_and_reasoning_are_parsed(model: TextModel) -> None:
     assert sum(piece.tokens for piece in pieces) > 100
     reasoning_tokens = sum(piece.reasoning_tokens for piece in pieces)
     assert len("<think>\nhm, so\n</think>") - 10 < reasoning_tokens < len("<think>\nhm, so\n</think>\n\n") + 1
-    once = await made(model, _request(_saying(written), tools=_TOOLS, calls_once=True))
+    once = await made(model, _request(_saying(written), tools=_TOOLS, returns_first_call_only=True))
     assert (_calls(once), once[-1].finish) == ([("measure", '{"size": 1}')], Finish.TOOL_CALLS)
     without = await made(model, _request(_saying("<tool_call>{} is a tag")))
     assert text_of(without) == "<tool_call>{} is a tag"

@@ -79,8 +79,8 @@ def test_each_worker_shows_the_calls_of_both(servers: SystemServers) -> None:
             assert {each["worker"] for each in failed} == {0, 1}
             stream.close()
         shown = {path: _agreed(others, path) for path in ("services", "services/shown", "failures", "log", "traces")}
-        traced = shown["traces"]["traces"][0]["trace_id"]
-        assert _agreed(others, f"traces/{traced}")["spans"] >= 1
+        trace_id = shown["traces"]["traces"][0]["trace_id"]
+        assert _agreed(others, f"traces/{trace_id}")["spans"] >= 1
     lines = shown["log"]["lines"]
     assert {line["worker"] for line in lines} == {0, 1}
     # The printed lines name the worker, too.

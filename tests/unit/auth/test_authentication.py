@@ -87,7 +87,7 @@ async def test_a_valid_token_is_cached_until_it_expires_or_callers_change() -> N
             await name_of("bad.ann.x")
     assert verifier.verified == 4
     directory.replace([entry_of("the ann of the file", "admin", subject="ann")])
-    authentication.forget_seen()
+    authentication.clear_cache()
     assert await name_of("good.ann.x") == "the ann of the file"
     with pytest.raises(Unauthenticated):
         await name_of("no token")
@@ -116,7 +116,7 @@ async def test_a_verification_during_a_change_of_callers_is_not_cached() -> None
 
     class Changing(_Verifier):
         async def verify(self, token: str) -> VerifiedClaims:
-            authentication.forget_seen()
+            authentication.clear_cache()
             return await super().verify(token)
 
     verifier = Changing()
@@ -134,7 +134,7 @@ HEADERS = (("authorization", "Bearer shop"),)
 
 async def _admit(authentication: Authentication) -> Gate:
     gate = Gate(authentication)
-    current_revocable_streams.set(gate.long_requests)
+    current_revocable_streams.set(gate.revocable_streams)
     await gate.let_in(Permission.INFER, "", HEADERS, None)
     return gate
 
@@ -156,21 +156,21 @@ async def test_callers_are_identified_again_only_after_a_change() -> None:
 
     async def go_on() -> None:
         with cancel_on_revocation(HEADERS, None):
-            await gate.end_unknown()
+            await gate.end_revoked()
             count = authentication.count
             for _ in range(100):
-                await gate.end_unknown()
+                await gate.end_revoked()
             assert authentication.count == count
-            authentication.forget_seen()
-            await gate.end_unknown()
+            authentication.clear_cache()
+            await gate.end_revoked()
             await trio.lowlevel.checkpoint()
             clock.now = 24 * 3600
-            await gate.end_unknown()
+            await gate.end_revoked()
             await trio.sleep_forever()
 
     with pytest.raises(Unauthenticated, match="unknown or expired"):
         await go_on()
-    assert not gate.long_requests
+    assert not gate.revocable_streams
     release_caller()
 
 
@@ -193,8 +193,8 @@ async def test_a_caller_that_loses_a_scope_is_stopped_with_its_name(before: str,
     try:
         with cancel_on_revocation(HEADERS, None):
             directory.replace([entry_of("shop", *after.split())])
-            authentication.forget_seen()
-            await gate.end_unknown()
+            authentication.clear_cache()
+            await gate.end_revoked()
             await trio.lowlevel.checkpoint()
     except MissingScope as error:
         ended = error.scope

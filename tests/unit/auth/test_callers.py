@@ -68,7 +68,7 @@ def test_written_scopes_are_parsed_again(patterns: list[str], flags: set[str]) -
 def test_invalid_scopes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected read, metrics, admin or infer:PATTERN"):
         Scopes.parse(["read", text])
-    assert Scopes.known_of(["read", text]) == Scopes(read=True)
+    assert Scopes.parse_known(["read", text]) == Scopes(read=True)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_each_scope_meets_only_its_needs(scope: str, met: set[Permission]) -> No
     caller = _caller(scope)
     for need in Permission:
         if need in met:
-            caller.demand(need, "add")
+            caller.check(need, "add")
             continue
         with pytest.raises(MissingScope, match="'shop' lacks the scope") as caught:
-            caller.demand(need, "add")
+            caller.check(need, "add")
         expected = {Permission.INFER: "infer:add", Permission.GENERATE: "infer:add", Permission.ABOUT: "read"}
         assert caught.value.scope == expected.get(need, need.name.lower())
 

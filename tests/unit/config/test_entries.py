@@ -367,7 +367,7 @@ def test_models_of_a_subconfig_are_served_and_its_content_is_watched(tmp_path: P
     assert model.origin == f"{tmp_path}/g/subconfig.json:4"
     assert model.place is not None
     assert (model.place.file, model.place.settings.line) == (f"{tmp_path}/g/subconfig.json", 4)
-    assert spec.further_files == {
+    assert spec.dependencies == {
         tmp_path / "g/subconfig.json": (tmp_path / "g/subconfig.json").read_bytes(),
         tmp_path / "h/subconfig.json": None,
     }

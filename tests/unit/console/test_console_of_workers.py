@@ -76,7 +76,7 @@ class _Worker:
         self.past.log.handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": text, "created": at}))
 
     async def lines(self, since: int = 0) -> list[dict[str, Any]]:
-        await self.gathering.look_back(LINES)
+        await self.gathering.fetch_history(LINES)
         return [*self.gathering.past.lines.since(since)]
 
 
@@ -170,7 +170,7 @@ async def test_other_readers_keep_changes_for_frames(tmp_path: Path, autojump_cl
             worker.count(3)
             await worker.plane.registry.apply(())
         assert (await one.gathering.rows())["echo"]["state"] == "unloaded"
-        await one.gathering.look_back(LINES)
+        await one.gathering.fetch_history(LINES)
         await trio.sleep(1)
         frame = await one.frames.frame()
         assert (frame.services["echo"]["requests"], frame.services["echo"]["rate"]) == (6, 6)
@@ -220,7 +220,7 @@ async def test_failures_of_all_workers_are_in_the_order_they_were_received(tmp_p
     async with _workers(tmp_path) as (one, other):
         for worker in (other, one):
             worker.past.failures.call_failed(event)
-        await one.gathering.look_back(FAILURES)
+        await one.gathering.fetch_history(FAILURES)
         failures = one.gathering.past.failures.since(0)
         assert [(each["worker"], each["message"]) for each in failures] == [(1, "it is broken"), (0, "it is broken")]
 
@@ -236,7 +236,7 @@ async def test_spans_of_a_trace_of_several_workers_are_one_tree(tmp_path: Path) 
         kept[1].keep(7, _span(2_000_000, 8_000_000, parent=f"{1_000_000:016x}"))
         kept[1].keep(8, _span(3_000_000, 4_000_000))
         assert [each.is_watched for each in kept] == [False, False]
-        await one.gathering.look_back(TRACES)
+        await one.gathering.fetch_history(TRACES)
         assert [each.is_watched for each in kept] == [False, True]
         first, second = one.gathering.past.traces
         assert (first["trace_id"][-1], second["trace_id"][-1]) == ("8", "7")

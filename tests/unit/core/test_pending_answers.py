@@ -131,10 +131,10 @@ async def test_patience_is_shorter_while_a_client_waits(
     autojump_clock: MockClock, seconds: float, patience: float
 ) -> None:
     pending = SendBudget(100, 100, seconds)
-    assert pending.patience_seconds == patience
+    assert pending.stall_timeout_seconds == patience
     pending.share().add(100)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pending.share().wait, 1)
         await trio.testing.wait_all_tasks_blocked()
-        assert pending.patience_seconds == min(seconds or 5, 5)
+        assert pending.stall_timeout_seconds == min(seconds or 5, 5)
         nursery.cancel_scope.cancel()

@@ -221,7 +221,7 @@ async def test_stop_string_is_found_across_packets(tmp_path: Path, *, keeps: boo
         "for part in (b'one t', b'w', b'o', b' three'):\n    yield [Tensor('text', part)]\nraise ValueError"
     )
     async with _serving(tmp_path, source) as graph:
-        pieces = await _pieces(graph, _request("x", stop=("wo", "never"), keeps_stop=keeps))
+        pieces = await _pieces(graph, _request("x", stop=("wo", "never"), includes_stop=keeps))
         held = await _pieces(graph, _request("x", stop=("t ",), sampling=Sampling(max_tokens=1)))
     assert [piece.text for piece in pieces] == ["one t", "", "wo" if keeps else ""]
     assert _joined(pieces) == (expected, 3, Finish.STOP)

@@ -248,7 +248,7 @@ def test_unreadable_model_folder_has_a_version(tmp_path: Path, name: str) -> Non
 
 def test_graph_file_is_part_of_the_configuration(tmp_path: Path) -> None:
     examined = _examine_graph(tmp_path, llm_graph())
-    assert examined.spec.further_files[tmp_path / "chat" / "graph.pbtxt"] == llm_graph().encode()
+    assert examined.spec.dependencies[tmp_path / "chat" / "graph.pbtxt"] == llm_graph().encode()
 
 
 def test_comment_does_not_make_a_graph_a_text_model(tmp_path: Path) -> None:

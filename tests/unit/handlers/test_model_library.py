@@ -250,7 +250,7 @@ async def test_only_the_latest_versions_are_served(tmp_path: Path, mock_clock: M
         async def look() -> tuple[str, list[str]]:
             await next_look(library, mock_clock)
             model = await trio.to_thread.run_sync(library.client.get_model)
-            return model.text, library.shelf.metadata()[DEFAULT_MODEL]["versions"]
+            return model.text, library.cache.metadata()[DEFAULT_MODEL]["versions"]
 
         assert await look() == ("v3", ["3"])
         assert [Path(location).parent.name for location in storage.fetched] == ["3"]
@@ -290,7 +290,7 @@ async def test_limits_hold_after_every_call(tmp_path: Path) -> None:
         assert storage.fetched == []
         for name in "aabacda":
             assert await trio.to_thread.run_sync(_call, library, name) == name
-            memory, disk = library.shelf.counts()
+            memory, disk = library.cache.counts()
             assert memory == 1
             assert disk <= 2
             assert len(paths_below(tmp_path / "down", "*/*/*/1")) >= disk
@@ -307,10 +307,10 @@ async def test_models_in_use_are_not_evicted(tmp_path: Path) -> None:
             with lease_models():
                 second = library.client.get_model("b")
                 assert library.client.get_model("b") is second
-                assert library.shelf.counts() == (2, 2)
+                assert library.cache.counts() == (2, 2)
                 assert first.folder.is_dir()
             assert library.client.get_model("a") is first
-            assert library.shelf.counts() == (1, 1)
+            assert library.cache.counts() == (1, 1)
         assert library.client.get_model("a") is first
         assert library.client.get_model("b") is not second
 
@@ -324,7 +324,7 @@ async def test_an_old_copy_in_use_does_not_delay_the_new_one(tmp_path: Path, moc
             await next_look(library, mock_clock)
             assert _call(library, "a") == "new"
             assert _call(library, "b") == "b"
-            assert library.shelf.counts() == (1, 1)
+            assert library.cache.counts() == (1, 1)
             assert (old.folder / "model.txt").read_text() == "a"
         await wait_gone(old.folder.parent, "1")
 
@@ -356,7 +356,7 @@ async def test_a_cached_model_outlives_its_storage(tmp_path: Path, mock_clock: M
         assert library.client.get_model("a") is old
         with pytest.raises(UserRuntimeException, match=r"failed .* model b of version 1: the storage is away"):
             library.client.get_model("b")
-        assert library.shelf.counts() == (1, 1)
+        assert library.cache.counts() == (1, 1)
         storage.failure = None
         await next_look(library, mock_clock)
         assert library.client.get_model("a").text == "aa"
@@ -372,7 +372,7 @@ async def test_a_failed_load_does_not_count_for_the_limits(tmp_path: Path) -> No
                 library.client.get_model("c")
         kept = [library.client.get_model(name) for name in "ab"]
         assert [library.client.get_model(name) for name in "ab"] == kept
-        assert library.shelf.counts() == (2, 3)
+        assert library.cache.counts() == (2, 3)
 
 
 async def test_a_model_removed_during_its_load_is_returned_but_not_kept(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -392,9 +392,9 @@ async def test_a_model_removed_during_its_load_is_returned_but_not_kept(tmp_path
             nursery.start_soon(ask)
             await begun.wait()
             shutil.rmtree(up / "a")
-            await library.watcher.look_now()
+            await library.watcher.check_now()
             go_on.set()
-        assert library.shelf.counts() == (0, 0)
+        assert library.cache.counts() == (0, 0)
         await wait_gone(tmp_path, "down/*/*/a")
 
 
@@ -417,7 +417,7 @@ def test_threads_that_share_a_cache_have_complete_models(
 
             limiter = trio.CapacityLimiter(4)
             assert await gather(lambda names: trio.to_thread.run_sync(call, names, limiter=limiter), calls) == calls
-            memory, disk = library.shelf.counts()
+            memory, disk = library.cache.counts()
             assert memory == 1
             assert disk <= 2
 
@@ -502,11 +502,11 @@ async def test_a_model_in_use_keeps_its_place_until_the_call_ends(tmp_path: Path
             nursery.cancel_scope.cancel()
         assert await handler.call("handle_post", payload={"model": "b"}) == ("b", True, False)
         await trio.to_thread.run_sync(shutil.rmtree, tmp_path / "up" / "a")
-        await library.watcher.look_now()
+        await library.watcher.check_now()
         assert await trio.to_thread.run_sync(paths_below, tmp_path, "down/*/*/a")
         go_on.set()
         await wait_gone(tmp_path, "down/*/*/a")
-        assert library.shelf.counts() == (0, 0)
+        assert library.cache.counts() == (0, 0)
 
 
 async def test_a_project_sets_the_folder_interval_and_number_of_versions(
@@ -523,7 +523,7 @@ async def test_a_project_sets_the_folder_interval_and_number_of_versions(
         assert model.folder.is_relative_to(tmp_path / "copies")
         write_model(tmp_path, "two", "up", "2")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(opened.library.watcher.wait_look)
+            nursery.start_soon(opened.library.watcher.wait_check)
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(1.9)
             await trio.testing.wait_all_tasks_blocked()

@@ -253,7 +253,7 @@ class _Usage(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_memory, self.on_disk = LruKeys[str](2), LruKeys[str](3)
+        self.loaded_keys, self.on_disk = LruKeys[str](2), LruKeys[str](3)
         self.memory: list[str] = []
         self.disk: list[str] = []
         self.leases: list[str] = []
@@ -266,7 +266,7 @@ class _Usage(RuleBasedStateMachine):
     @rule(key=st.sampled_from("abcdef"))
     def load(self, key: str) -> None:
         self.leases.append(key)
-        for place, kept in ((self.disk, self.on_disk), (self.memory, self.in_memory)):
+        for place, kept in ((self.disk, self.on_disk), (self.memory, self.loaded_keys)):
             self._use(place, key)
             kept.add(key)
         self.evict()
@@ -274,7 +274,7 @@ class _Usage(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("abcdef"))
     def use(self, key: str) -> None:
-        for place, kept in ((self.disk, self.on_disk), (self.memory, self.in_memory)):
+        for place, kept in ((self.disk, self.on_disk), (self.memory, self.loaded_keys)):
             kept.touch(key)
             if key in place:
                 self._use(place, key)
@@ -291,7 +291,7 @@ class _Usage(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("abcdef"))
     def remove_from_storage(self, key: str) -> None:
-        self.in_memory.drop(key)
+        self.loaded_keys.drop(key)
         self.on_disk.drop(key)
         self.memory = [each for each in self.memory if each != key]
         self.disk = [each for each in self.disk if each != key]
@@ -300,11 +300,11 @@ class _Usage(RuleBasedStateMachine):
     def evict(self) -> None:
         free = [key for key in self.memory if key not in self.leases]
         expected = free[: max(0, len(self.memory) - 2)]
-        assert self.in_memory.evict(self.leases.__contains__) == expected
+        assert self.loaded_keys.evict(self.leases.__contains__) == expected
         self.memory = [key for key in self.memory if key not in expected]
         free = [key for key in self.disk if key not in self.leases and key not in self.memory]
         expected = free[: max(0, len(self.disk) - 3)]
-        assert self.on_disk.evict(lambda key: key in self.leases or key in self.in_memory) == expected
+        assert self.on_disk.evict(lambda key: key in self.leases or key in self.loaded_keys) == expected
         self.disk = [key for key in self.disk if key not in expected]
         if not self.leases:
             assert len(self.memory) <= 2
@@ -312,7 +312,7 @@ class _Usage(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        assert list(self.in_memory) == self.memory
+        assert list(self.loaded_keys) == self.memory
         assert list(self.on_disk) == self.disk
 
 
@@ -343,13 +343,13 @@ def stored() -> Iterator[None]:
 
 
 def _traced(sink: _Sink, sampler: str = "always_on") -> CallTracing:
-    return CallTracing(TraceSampler(sampler), [sink], is_failure=lambda _: True, of_server=[sink])
+    return CallTracing(TraceSampler(sampler), [sink], is_failure=lambda _: True, trace_server_request=[sink])
 
 
 @pytest.mark.usefixtures("stored")
 async def test_requests_of_the_server_to_a_storage_have_their_own_traces(tmp_path: Path) -> None:
     sink = _Sink()
-    start_root_span.set(_traced(sink).of_server)
+    start_root_span.set(_traced(sink).trace_server_request)
     async with library_over(models_in(_PLACE), tmp_path, Loads()):
         pass
     assert sorted(span.name for span in sink.spans) == ["fetch model", "fetch model", "list models"]
@@ -373,11 +373,11 @@ async def test_a_model_that_a_call_waits_for_is_fetched_in_its_trace(tmp_path: P
 async def test_failures_are_recorded_though_they_are_not_sampled() -> None:
     sink = _Sink()
     tracing = _traced(sink, "always_off")
-    with tracing.of_server("fine", {}):
+    with tracing.trace_server_request("fine", {}):
         pass
-    with pytest.raises(ServerError, match="no"), tracing.of_server("fails", {"url.full": "s3://a"}):
+    with pytest.raises(ServerError, match="no"), tracing.trace_server_request("fails", {"url.full": "s3://a"}):
         raise ServerError("no")
-    with trio.CancelScope() as scope, tracing.of_server("cancelled", {}):
+    with trio.CancelScope() as scope, tracing.trace_server_request("cancelled", {}):
         scope.cancel()
         await trio.lowlevel.checkpoint()
     (span,) = sink.spans

@@ -55,7 +55,7 @@ async def test_inference_begins_when_its_stream_is_free() -> None:
     ends = [completion.at for completion, _ in runs]
     assert ends == sorted(ends)
     assert [completion.free_at for completion, _ in runs] == [0.0, 0.0, *ends[:3]]
-    queue.be_of(1, 1)
+    queue.configure(1, 1)
     again = _started(queue, 2)
     _end(again)
     assert [completion.free_at for completion, _ in again] == [0.0, again[0][0].at]
@@ -135,11 +135,11 @@ class _Streams:
     def lose_and_regain(self) -> float:
         pause = self.lost.lose()
         self.now += pause - 1
-        assert (self.lost.are_lost, self.lost.are_due) == (True, False)
+        assert (self.lost.are_lost, self.lost.is_due) == (True, False)
         self.now += 1
-        assert self.lost.are_due
-        self.lost.regain()
-        assert (self.lost.are_lost, self.lost.are_due) == (False, False)
+        assert self.lost.is_due
+        self.lost.clear()
+        assert (self.lost.are_lost, self.lost.is_due) == (False, False)
         return pause
 
 
@@ -154,4 +154,4 @@ def test_pause_of_lost_streams_doubles_up_to_an_hour_and_is_reset_after_ten_minu
     for pause in pauses:
         assert streams.lost.lose() == pause
         streams.now += pause
-        assert streams.lost.are_due
+        assert streams.lost.is_due

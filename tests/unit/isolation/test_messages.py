@@ -426,7 +426,7 @@ def test_region_is_at_most_four_times_as_large_as_requested(sizes: list[int]) ->
         region = pool.take(size)
         assert size <= region.size <= max(4 * size, 4 * 128 * 1024)
         pool.give_back(region)
-        assert pool.kept_bytes <= 2**22
+        assert pool.free_bytes <= 2**22
     pool.close()
 
 

@@ -181,7 +181,7 @@ async def test_deferred_message_precedes_the_next_one(
         if scope.cancelled_caught:
             break
         count += 1
-    one.send_later("late")
+    one.send_or_queue("late")
     with trio.move_on_after(1) as scope:
         await one.send("never")
     assert scope.cancelled_caught

@@ -144,12 +144,12 @@ PATIENCE_SECONDS = 60
 
 
 async def test_generator_is_closed_if_its_consumer_leaves_as_a_turn_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go, is_over, is_closed = threading.Event(), threading.Event(), threading.Event()
+    can_send, is_over, is_closed = threading.Event(), threading.Event(), threading.Event()
 
     def numbers() -> Iterator[int]:
         try:
             yield 0
-            may_go.wait(PATIENCE_SECONDS)
+            can_send.wait(PATIENCE_SECONDS)
             number = 0
             while True:
                 yield (number := number + 1)
@@ -169,7 +169,7 @@ async def test_generator_is_closed_if_its_consumer_leaves_as_a_turn_ends(monkeyp
         monkeypatch.setattr(pump, "_run_turn", watched)
         try:
             assert await pump.pull() == "0"
-            may_go.set()
+            can_send.set()
             # On the event loop, so that nothing else is done by it meanwhile.
             assert is_over.wait(PATIENCE_SECONDS)
             pump.leave()

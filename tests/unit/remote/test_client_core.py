@@ -110,7 +110,7 @@ def test_goaway_ends_only_calls_that_were_not_begun() -> None:
     first, second = pair.begin(), pair.begin()
     pair.to_server()
     pair.client.feed(_frame(7, 0, 0, first.id.to_bytes(4, "big") + bytes(4)))
-    assert not pair.client.takes_calls
+    assert not pair.client.accepts_calls
     assert second.ended.is_set()
     assert second.is_untouched
     assert not first.ended.is_set()
@@ -162,7 +162,7 @@ def test_invalid_frames_end_the_connection(data: bytes) -> None:
         pair.client.feed(data)
     pair.client.fail("broke")
     assert exchange.failure == "broke"
-    assert not pair.client.takes_calls
+    assert not pair.client.accepts_calls
 
 
 @given(st.binary(max_size=400))

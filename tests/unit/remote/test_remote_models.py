@@ -47,7 +47,7 @@ class _FakeEndpoint:
     async def describe(self) -> RemoteDescription:
         return RemoteDescription("fake", (), ())
 
-    async def ask_ready(self) -> str:
+    async def unready_reason(self) -> str:
         return ""
 
     def doubt(self) -> None: ...
@@ -202,7 +202,7 @@ def test_healthy_addresses_take_turns() -> None:
     targets = _targets(3)
     a, b, c = targets.all
     assert {targets.choose(0) for _ in range(3)} == {a, b, c}
-    b.ailment = "gone"
+    b.failure_reason = "gone"
     assert all(targets.choose(0) is not b for _ in range(6))
     assert targets.choose(0, {a, c}) is b
     c.breaker.fail(0)
@@ -212,7 +212,7 @@ def test_healthy_addresses_take_turns() -> None:
 
 def test_an_obstacle_needs_all_addresses_to_fail() -> None:
     targets = _targets(2)
-    targets.all[0].ailment = "refused"
+    targets.all[0].failure_reason = "refused"
     assert targets.obstacle(0) == ""
     targets.all[1].breaker.fail(0)
     expected = "grpc://h0:1: refused; grpc://h1:1: circuit open for 7.0 s after 1 consecutive failures"
@@ -225,21 +225,21 @@ def test_a_sequence_stays_at_its_first_address(ids: list[int | str], data: st.Da
     began = {}
     for each in ids:
         for target in targets.all:
-            target.ailment = data.draw(st.sampled_from(["", "", "gone"]))
-        began[each] = targets.of_sequence(SequenceStep(each, starts=True, ends=False), 0)
-        if any(not target.ailment for target in targets.all):
-            assert not began[each].ailment
+            target.failure_reason = data.draw(st.sampled_from(["", "", "gone"]))
+        began[each] = targets.target_of_sequence(SequenceStep(each, starts=True, ends=False), 0)
+        if any(not target.failure_reason for target in targets.all):
+            assert not began[each].failure_reason
     for target in targets.all:
-        target.ailment = data.draw(st.sampled_from(["", "gone"]))
+        target.failure_reason = data.draw(st.sampled_from(["", "gone"]))
     for each, target in began.items():
-        assert targets.of_sequence(SequenceStep(each, starts=False, ends=False), 0) is target
+        assert targets.target_of_sequence(SequenceStep(each, starts=False, ends=False), 0) is target
 
 
 def test_addresses_of_sequences_follow_from_their_ids() -> None:
     first, second = _targets(5), _targets(5)
     for number in range(1, 200):
-        begun = first.of_sequence(SequenceStep(number, starts=True, ends=False), 0)
-        found = second.of_sequence(SequenceStep(number, starts=False, ends=False), 0)
+        begun = first.target_of_sequence(SequenceStep(number, starts=True, ends=False), 0)
+        found = second.target_of_sequence(SequenceStep(number, starts=False, ends=False), 0)
         assert begun.endpoint.address == found.endpoint.address
 
 
@@ -307,7 +307,7 @@ class _Restarted(_FakeEndpoint):
             raise NotReady("gone")
         return await super().describe()
 
-    async def ask_ready(self) -> str:
+    async def unready_reason(self) -> str:
         return (await self.describe()).platform if not self.is_well else ""
 
 
@@ -387,7 +387,7 @@ class _BreakerModel(RuleBasedStateMachine):
     def is_open_for_as_long_as_configured(self) -> None:
         is_over = not self.ongoing and self.now >= self.opened + 10
         assert self.breaker.allows(self.now) == (self.closed_until_failure or is_over)
-        assert self.breaker.failures_in_row == self.in_row
+        assert self.breaker.consecutive_failures == self.in_row
 
 
 TestBreaker = _BreakerModel.TestCase

@@ -26,7 +26,7 @@ def test_memory_is_trimmed_once_after_growth_has_ended() -> None:
     growth = TrimPolicy(100 * MIB, 0)
     sizes = ((104, 2), (200, 4), (300, 6), (290, 8))
     assert [growth.is_over(size * MIB, now, is_busy=False) for size, now in sizes] == [False, False, False, True]
-    growth.given_back(105 * MIB, 8, is_busy=False)
+    growth.record_trim(105 * MIB, 8, is_busy=False)
     assert not growth.is_over(106 * MIB, 20, is_busy=False)
 
 
@@ -34,10 +34,10 @@ def test_memory_freed_after_a_trim_is_trimmed() -> None:
     growth = TrimPolicy(100 * MIB, 0, 40 * MIB)
     growth.is_over(3_000 * MIB, 2, 50 * MIB, is_busy=True)
     assert growth.is_over(3_000 * MIB, 4, 50 * MIB, is_busy=True)
-    growth.given_back(2_990 * MIB, 4, 41 * MIB, is_busy=True)
+    growth.record_trim(2_990 * MIB, 4, 41 * MIB, is_busy=True)
     assert not growth.is_over(2_990 * MIB, 6, 41 * MIB, is_busy=False)
     assert growth.is_over(1_800 * MIB, 8, 1_700 * MIB, is_busy=False)
-    growth.given_back(110 * MIB, 8, 42 * MIB, is_busy=False)
+    growth.record_trim(110 * MIB, 8, 42 * MIB, is_busy=False)
     assert not growth.is_over(110 * MIB, 10, 42 * MIB, is_busy=False)
 
 
@@ -46,12 +46,12 @@ def test_memory_that_grows_again_at_once_is_trimmed_at_growing_intervals() -> No
     times: list[int] = []
     for now in range(2, 2_000, 2):
         if growth.is_over(300 * MIB, now, is_busy=True):
-            growth.given_back(100 * MIB, now, is_busy=True)
+            growth.record_trim(100 * MIB, now, is_busy=True)
             times.append(now)
     assert times[:5] == [4, 8, 12, 20, 36]
     assert times[-1] - times[-2] >= 500
     assert growth.is_over(300 * MIB, 9_000, is_busy=True)
-    growth.given_back(100 * MIB, 9_000, is_busy=True)
+    growth.record_trim(100 * MIB, 9_000, is_busy=True)
     growth.is_over(300 * MIB, 9_004, is_busy=True)
     assert growth.is_over(300 * MIB, 9_006, is_busy=True)
     growth.is_over(300 * MIB, 9_008, is_busy=False)
@@ -157,7 +157,7 @@ def test_pending_answers_share_a_quarter_of_the_memory_or_the_quota(monkeypatch:
     share = pending.share()
     share.add(MIB + 1)
     assert share.is_full
-    assert pending.patience_seconds == 7
+    assert pending.stall_timeout_seconds == 7
 
 
 # Garbage collection

@@ -103,7 +103,7 @@ async def test_worker_process_has_the_options_and_log_levels_of_its_server(tmp_p
         made = await _plan_of(WorkerTask.of(plan, 2, 1, "secret"))
         assert dict(LOG_LEVEL.parts) == {"registry": logging.ERROR}
     finally:
-        LOG_LEVEL.set_parts(before)
+        LOG_LEVEL.set_logger_levels(before)
     assert (made.processes, made.settings.config_path, made.settings.drain_seconds) == (2, file, 7)
 
 

@@ -131,9 +131,9 @@ async def test_unknown_names_are_not_observed(plane: DataPlane, recorder: _Recor
     for call in (plane.infer(InferRequest("unknown"), KSERVE_GRPC), plane.describe("unknown", "", KSERVE_GRPC)):
         with pytest.raises(NotFound, match="Mediapipe graph definition with requested name is not found"):
             await call
-    plane.count_unparsed("unknown", "", InvalidRequest("bad"), KSERVE_GRPC)
+    plane.count_unreadable_call("unknown", "", InvalidRequest("bad"), KSERVE_GRPC)
     assert recorder.finished == []
-    plane.count_unparsed("m", "0", InvalidRequest("bad"), TENSORFLOW_GRPC)
+    plane.count_unreadable_call("m", "0", InvalidRequest("bad"), TENSORFLOW_GRPC)
     assert [(event.method, event.version, event.code) for event in recorder.finished] == [
         ("Predict", "3", "InvalidRequest")
     ]
@@ -205,7 +205,7 @@ async def test_calls_of_a_graph_are_counted_by_outcome(streams: DataPlane) -> No
         await streams.infer(_request(fail="node"), KSERVE_GRPC)
     with pytest.raises(FailedPrecondition):
         await streams.infer(_request(refuse="no"), KSERVE_GRPC)
-    streams.count_unparsed(GRAPH, "", InvalidRequest("bad"), KSERVE_GRPC)
+    streams.count_unreadable_call(GRAPH, "", InvalidRequest("bad"), KSERVE_GRPC)
     counted = {"requests_accepted": 2, "requests_rejected": 2, "responses": 1, "graph_error": 2}
     assert _counts(streams, "ModelInfer") == counted
     await streams.infer(_request(), TENSORFLOW_GRPC)

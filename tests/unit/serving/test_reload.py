@@ -82,12 +82,12 @@ async def test_settings_with_errors_are_reported_and_not_loaded(
     tmp_path: Path, loader: StubLoader, registry: Registry
 ) -> None:
     base = add_versions(tmp_path, 1)
-    warned = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
-    assert (await registry.apply([warned])).failures == ()
+    wait_drain_warning = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
+    assert (await registry.apply([wait_drain_warning])).failures == ()
     faulty = _spec(base, nireq=1).model_copy(update={"problems": (Problem("bad shape"), Problem("bad layout"))})
     (failure,) = (await registry.apply([faulty])).failures
     assert failure.reason == "bad shape\nbad layout"
-    assert _served(registry).spec is warned
+    assert _served(registry).spec is wait_drain_warning
     assert await registry.apply([_spec(base)]) == ApplyResult()
     assert loader.attempts == {("m", 1): 1}
 

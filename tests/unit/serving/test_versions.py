@@ -231,15 +231,15 @@ async def test_pauses_grow_while_looks_fail(autojump_clock: MockClock) -> None:
     watcher = FileWatcher(looks, 10, Backoff(1, 3))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watcher.run)
-        await watcher.wait_look()
+        await watcher.wait_check()
         looks.is_complete = False
         while watcher.looks < 5:
-            await watcher.wait_look()
+            await watcher.wait_check()
         looks.is_complete = True
-        await watcher.wait_look()
+        await watcher.wait_check()
         looks.is_complete = False
-        await watcher.wait_look()
-        await watcher.wait_look()
+        await watcher.wait_check()
+        await watcher.wait_check()
         nursery.cancel_scope.cancel()
     assert [time - begin for time in looks.begun] == [0, 11, 13, 16, 20, 24, 35, 37]
 
@@ -261,7 +261,7 @@ async def test_a_requested_look_begins_at_once_and_is_shared(autojump_clock: Moc
 
     async def request(seconds: float) -> None:
         await trio.sleep(seconds)
-        await watcher.look_now()
+        await watcher.check_now()
         ended.append(trio.current_time() - begin)
 
     async with trio.open_nursery() as nursery:

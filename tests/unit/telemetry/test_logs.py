@@ -443,11 +443,11 @@ def handler() -> logging.Handler:
 def test_a_log_file_lowers_the_level_only_for_itself(handler: logging.Handler) -> None:
     level, root = LogLevel(), logging.getLogger()
     level.begin(logging.INFO, {})
-    level.open_to(logging.DEBUG)
+    level.add_file_level(logging.DEBUG)
     assert (root.level, handler.level) == (logging.DEBUG, logging.INFO)
     level.set(logging.ERROR)
     assert (root.level, handler.level, level.value) == (logging.DEBUG, logging.ERROR, logging.ERROR)
-    level.close_to(logging.DEBUG)
+    level.remove_file_level(logging.DEBUG)
     assert (root.level, handler.level) == (logging.ERROR, logging.NOTSET)
 
 
@@ -472,7 +472,7 @@ def level() -> Iterator[LogLevel]:
     try:
         yield level
     finally:
-        level.set_parts({})
+        level.set_logger_levels({})
         logging.getLogger().setLevel(root)
 
 
@@ -524,13 +524,13 @@ def test_short_names_stand_for_packages() -> None:
 
 
 def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
-    level.set_parts({"ovmstrio.graphs": logging.DEBUG})
+    level.set_logger_levels({"ovmstrio.graphs": logging.DEBUG})
     assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
     assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.DEBUG)
     level.set(logging.ERROR)
     assert logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.DEBUG)
     assert not logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.WARNING)
-    level.set_parts({"ovmstrio.remote": logging.INFO})
+    level.set_logger_levels({"ovmstrio.remote": logging.INFO})
     assert not logging.getLogger(GRAPH_LOGGER).isEnabledFor(logging.WARNING)
     assert logging.getLogger(REMOTE_LOGGER).isEnabledFor(logging.INFO)
 
@@ -543,7 +543,7 @@ async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[LogRateLimiter
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             faults = LogRateLimiter(structlog.get_logger("wire"), window_seconds=60, most=most)
-            nursery.start_soon(faults.sum_up)
+            nursery.start_soon(faults.log_repetitions)
             await trio.testing.wait_all_tasks_blocked()
             yield faults, lines
             nursery.cancel_scope.cancel()

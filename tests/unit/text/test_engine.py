@@ -79,14 +79,14 @@ def test_at_most_a_prefix_of_a_too_long_prompt_is_tokenized(characters: int, ste
     tokenizer = _CountingTokenizer(step)
     prompts = PromptTokenizer(tokenizer, str, CONTEXT)
     with pytest.raises(ContextLengthExceeded, match=f"length is {CONTEXT} tokens.*the prompt has at least"):
-        prompts.tokens_of("a" * characters)
+        prompts.tokenize_prompt("a" * characters)
     assert tokenizer.characters == read
 
 
 @pytest.mark.parametrize(("characters", "step"), [(100, 1), (CONTEXT, 1), (100_000, 100), (200_000, 128)])
 def test_prompt_that_fits_has_all_its_tokens(characters: int, step: int) -> None:
     tokenizer = _CountingTokenizer(step)
-    tokens = PromptTokenizer(tokenizer, str, CONTEXT).tokens_of("a" * characters)
+    tokens = PromptTokenizer(tokenizer, str, CONTEXT).tokenize_prompt("a" * characters)
     assert tokens == list(range(-(-characters // step)))
     assert tokenizer.characters < characters * 7 / 3 + 1
 
@@ -205,7 +205,7 @@ class _Compiler:
 
 def _form_request(number: int, form: str) -> QueuedRequest:
     request = GenerationRequest("", grammar=Grammar(GrammarKind.REGEX, form))
-    return QueuedRequest(number, 0, request, [1], 10, 1, is_proven=False)
+    return QueuedRequest(number, 0, request, [1], 10, 1, is_grammar_proven=False)
 
 
 def _waiting(compiler: _Compiler, forms: str) -> tuple[GrammarQueue, list[QueuedRequest]]:
@@ -239,7 +239,7 @@ def test_form_is_compiled_once_for_all_its_requests() -> None:
     trials.wait(_form_request(4, "a"))
     assert _run(trials) == [(4, "")]
     assert compiler.compiled == ["a", "b"]
-    assert all(each.is_proven for each in requests)
+    assert all(each.is_grammar_proven for each in requests)
 
 
 def test_form_that_openvino_refuses_fails_each_of_its_requests() -> None:
@@ -254,7 +254,7 @@ def test_form_that_openvino_refuses_fails_each_of_its_requests() -> None:
 def test_form_that_cannot_be_tried_is_left_to_the_batch() -> None:
     trials, (request,) = _waiting(_Compiler(a=FileNotFoundError("openvino_model.xml")), "a")
     assert _run(trials) == [(0, "")]
-    assert not request.is_proven
+    assert not request.is_grammar_proven
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -360,7 +360,7 @@ def _batch(*, caches_prefixes: bool = False) -> Batch:
 
 
 def _begin(batch: Batch, number: int, request: GenerationRequest, prompt: list[int]) -> QueuedRequest:
-    asked = QueuedRequest(number, 0, request, prompt, 1_000, 1, is_proven=request.grammar is None)
+    asked = QueuedRequest(number, 0, request, prompt, 1_000, 1, is_grammar_proven=request.grammar is None)
     batch.begin(asked)
     return asked
 

@@ -202,12 +202,12 @@ async def test_load_is_watched_once_per_event_loop(monkeypatch: pytest.MonkeyPat
 
 
 def _look(
-    demand: ConcurrencyEstimator, clock: _Clock, *, at_once: float, busy: float = 0.9, seconds: float = 5.0
+    check: ConcurrencyEstimator, clock: _Clock, *, at_once: float, busy: float = 0.9, seconds: float = 5.0
 ) -> int:
     for _ in range(round(busy * seconds / 0.01)):
-        demand.note(at_once, 0.01)
+        check.note(at_once, 0.01)
     clock.now += seconds
-    return demand.look()
+    return check.look()
 
 
 @pytest.mark.parametrize(
@@ -221,41 +221,41 @@ def test_concurrency_follows_concurrent_calls_of_a_busy_device(at_once: float, b
 
 def test_concurrency_falls_to_one_after_a_minute_of_lone_calls() -> None:
     clock = _Clock()
-    demand = ConcurrencyEstimator(4, clock)
-    demand.chosen = _look(demand, clock, at_once=8)
-    assert [_look(demand, clock, at_once=1) for _ in range(11)] == [4] * 11
-    assert _look(demand, clock, at_once=2, busy=0.1) == 4
-    assert [_look(demand, clock, at_once=1) for _ in range(12)] == [4] * 11 + [1]
+    check = ConcurrencyEstimator(4, clock)
+    check.chosen = _look(check, clock, at_once=8)
+    assert [_look(check, clock, at_once=1) for _ in range(11)] == [4] * 11
+    assert _look(check, clock, at_once=2, busy=0.1) == 4
+    assert [_look(check, clock, at_once=1) for _ in range(12)] == [4] * 11 + [1]
 
 
 def test_concurrency_falls_to_one_after_an_idle_minute() -> None:
     clock = _Clock()
-    demand = ConcurrencyEstimator(2, clock)
-    demand.chosen = _look(demand, clock, at_once=2)
-    assert _look(demand, clock, at_once=0, busy=0, seconds=59) == 2
-    assert _look(demand, clock, at_once=0, busy=0, seconds=2) == 1
+    check = ConcurrencyEstimator(2, clock)
+    check.chosen = _look(check, clock, at_once=2)
+    assert _look(check, clock, at_once=0, busy=0, seconds=59) == 2
+    assert _look(check, clock, at_once=0, busy=0, seconds=2) == 1
 
 
 def test_concurrency_rises_once_concurrent_calls_have_doubled() -> None:
     clock = _Clock()
-    demand = ConcurrencyEstimator(16, clock)
-    demand.chosen = _look(demand, clock, at_once=4)
-    assert demand.chosen == 4
-    assert [_look(demand, clock, at_once=at_once) for at_once in (6, 7, 8)] == [4, 4, 8]
+    check = ConcurrencyEstimator(16, clock)
+    check.chosen = _look(check, clock, at_once=4)
+    assert check.chosen == 4
+    assert [_look(check, clock, at_once=at_once) for at_once in (6, 7, 8)] == [4, 4, 8]
 
 
 def test_short_calls_have_one_thread_until_long_calls_take_most_of_the_time() -> None:
     clock = _Clock()
-    demand = ConcurrencyEstimator(4, clock, is_for_loop=True)
+    check = ConcurrencyEstimator(4, clock, is_for_loop=True)
 
     def look(short: int, long: int, at_once: float = 1) -> int:
         for _ in range(short):
-            demand.note(1, 0.0002)
+            check.note(1, 0.0002)
         for _ in range(long):
-            demand.note(at_once, 0.01)
+            check.note(at_once, 0.01)
         clock.now += 5.0
-        demand.chosen = demand.look()
-        return demand.chosen
+        check.chosen = check.look()
+        return check.chosen
 
     assert [look(1000, 0), look(0, 7), look(1000, 19), look(1000, 21)] == [0, 0, 0, 1]
     assert [look(1000, 0) for _ in range(12)] == [1] * 11 + [0]
@@ -265,13 +265,13 @@ def test_short_calls_have_one_thread_until_long_calls_take_most_of_the_time() ->
 
 def test_calls_that_are_long_on_one_thread_keep_all_cores() -> None:
     clock = _Clock()
-    demand = ConcurrencyEstimator(1, clock, cores=4, is_for_loop=True)
+    check = ConcurrencyEstimator(1, clock, cores=4, is_for_loop=True)
     for _ in range(40):
         for _ in range(100):
-            demand.note(1, 0.003 if demand.chosen == 0 else 0.0006)
+            check.note(1, 0.003 if check.chosen == 0 else 0.0006)
         clock.now += 5.0
-        demand.chosen = demand.look()
-        assert demand.chosen == 1
+        check.chosen = check.look()
+        assert check.chosen == 1
 
 
 # Crowds

@@ -114,7 +114,7 @@ class _Peers:
     async def ask_soon(self, *_: Any) -> dict[int, bytes]:
         answers = dict(self._answers)
         if self.ends is not None:
-            self._figures.add_to_past(self.ends)
+            self._figures.retain(self.ends)
             self._answers.pop(self.ends, None)
             self.ends = None
         await trio.lowlevel.checkpoint()
@@ -149,7 +149,7 @@ async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(fi
     figures.leave(2, _text(100), is_open=False)
     peers = _Peers(figures, {2: _text(101)})
     assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
-    figures.add_to_past(1)
+    figures.retain(1)
     assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
 
 
@@ -182,7 +182,7 @@ def test_figures_of_ended_workers_are_unavailable_while_they_change(
 
     monkeypatch.setattr(figures, "leave", note)
     before = figures.changes(is_open=True)
-    figures.add_to_past(1)
+    figures.retain(1)
     assert seen == [None, None]
     assert None is not figures.changes(is_open=True) != before
 

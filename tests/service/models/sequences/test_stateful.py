@@ -101,14 +101,14 @@ class _SequenceHistory(RuleBasedStateMachine):
         self.next_id = 1
         self.servable = self.loop.run(self._load, True)
 
-    async def _load(self, migrates: bool) -> StatefulServable:
+    async def _load(self, can_migrate: bool) -> StatefulServable:
         return stateful_over(
             ir.accumulator(),
             self.base,
             partial(_GatedNetwork, sent=self.sent),
             managers=self.managers,
             max_sequence_number=CAPACITY,
-            sequence_migration=migrates,
+            sequence_migration=can_migrate,
         )
 
     def teardown(self) -> None:
@@ -241,13 +241,13 @@ class _SequenceHistory(RuleBasedStateMachine):
             expected.idle = expected.idle or not expected.waiting
         assert self.loop.call(remove_idle_sequences, self.managers) == len(removed)
 
-    @rule(migrates=st.sampled_from([True, True, False]))
-    def load_again(self, migrates: bool) -> None:
+    @rule(can_migrate=st.sampled_from([True, True, False]))
+    def load_again(self, can_migrate: bool) -> None:
         (before,) = self.managers
-        self.servable = self.loop.run(self._load, migrates)
+        self.servable = self.loop.run(self._load, can_migrate)
         (after,) = self.managers
-        assert (before is after) == migrates
-        if not migrates:
+        assert (before is after) == can_migrate
+        if not can_migrate:
             self.dropped += self.alive.values()
             self.alive = {}
             self.next_id = 1

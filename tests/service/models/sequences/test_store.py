@@ -71,7 +71,7 @@ def _names(folder: Path) -> list[str]:
 def _encoded(managers: SequenceManagers, *, written_at: float) -> bytes:
     segment = Segment(written_at)
     for manager in managers:
-        segment.mention(manager)
+        segment.manager_entry(manager)
         for sequence in manager:
             segment.add(manager, sequence.id, sequence)
     return b"".join(segment.encode())

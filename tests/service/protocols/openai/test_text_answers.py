@@ -326,7 +326,7 @@ async def test_sampling_fields_reach_the_service(serving: Serving) -> None:
     assert request.sampling == Sampling(max_tokens=7, stop_token_ids=(3,), **sampling)
     confidence = (await _request(serving, assistant_confidence_threshold=0.4)).sampling
     assert confidence == Sampling(assistant_confidence_threshold=0.4)
-    assert (request.stop, request.keeps_stop, request.n, request.logprobs, request.parses) == (
+    assert (request.stop, request.includes_stop, request.n, request.logprobs, request.parses_output) == (
         ("x", "y"),
         False,
         2,

@@ -359,7 +359,7 @@ async def test_a_copy_is_replaced_when_many_of_its_threads_are_stuck(
 async def test_requests_wait_a_minute_for_a_worker_that_recovers(autojump_clock: MockClock) -> None:
     class SlowWorker:
         index = 0
-        is_spoiled = True
+        needs_recovery = True
 
         async def run(self, samples: Sequence[Sample]) -> list[Result]:
             return [Result({}) for _ in samples]

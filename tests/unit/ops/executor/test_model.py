@@ -450,9 +450,9 @@ async def test_a_full_channel_blocks_all_but_forced_samples(autojump_clock: Mock
     forced = await channel.enter(0, is_forced=True)
     assert channel.size == 2
     first.leave()
-    await forced.seated()
+    await forced.wait_for_slot()
     forced.leave()
-    await second.seated()
+    await second.wait_for_slot()
     (third,) = await enter_all(channel, 3)
     third.leave()
     third.leave()
@@ -469,22 +469,22 @@ def test_every_sample_gets_a_seat_or_leaves(
     capacity: int, seats: int, samples: list[tuple[int, int, int | None]]
 ) -> None:
     async def live() -> None:
-        channel, seated, most = Channel(capacity, seats), 0, 0
+        channel, wait_for_slot, most = Channel(capacity, seats), 0, 0
 
         async def use(arrives: int, stays: int, gives_up_at: int | None, data_id: int) -> None:
-            nonlocal seated, most
+            nonlocal wait_for_slot, most
             await trio.sleep(arrives)
             with trio.move_on_after(math.inf if gives_up_at is None else gives_up_at - 0.5):
                 ticket = await channel.enter(data_id)
                 try:
-                    await ticket.seated()
-                    seated += 1
-                    most = max(most, seated)
+                    await ticket.wait_for_slot()
+                    wait_for_slot += 1
+                    most = max(most, wait_for_slot)
                     assert not capacity or channel.size <= capacity
                     try:
                         await trio.sleep(stays)
                     finally:
-                        seated -= 1
+                        wait_for_slot -= 1
                 finally:
                     ticket.leave()
 
@@ -496,7 +496,7 @@ def test_every_sample_gets_a_seat_or_leaves(
         assert most <= seats
         assert channel.size == 0
         for ticket in await enter_all(channel, *range(seats)):
-            await ticket.seated()
+            await ticket.wait_for_slot()
 
     trio.run(live, clock=MockClock(autojump_threshold=0))
 

@@ -515,7 +515,7 @@ async def test_a_producer_stops_at_the_high_water_mark_of_an_unread_connection(a
         await raw.send_all(data(1, message(b"1000 10000"), end=True))
         await trio.testing.wait_all_tasks_blocked()
         (connection,) = server.connections
-        assert LIMITS.write_high_water_bytes <= connection.core.waiting_bytes < LIMITS.write_high_water_bytes + 20_000
+        assert LIMITS.write_high_water_bytes <= connection.core.unsent_bytes < LIMITS.write_high_water_bytes + 20_000
         assert service.produced < 20
         await raw.aclose()
 

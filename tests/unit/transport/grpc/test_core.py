@@ -382,7 +382,7 @@ def test_large_frames_are_passed_on_as_they_arrive_however_they_are_split(cuts: 
         credited = sum(each.uncredited for each in core.streams.values())
         assert end - credited < 50_020 + 1_000
     stream = core.streams[1]
-    assert stream.remote_closed
+    assert stream.is_remote_closed
     assert stream.uncredited == 5 + len(expected)
     assert stream.buffer.take(2**24) == (0, expected)
     assert set(core.streams) == {1, 3, 5}
@@ -400,13 +400,13 @@ def test_large_payloads_are_sent_without_a_copy() -> None:
     assert core.sendable(stream) == 2**18
     core.send_data(stream, b"head", memoryview(message)[:200_000])
     core.send_data(stream, b"", b"small")
-    assert core.waiting_bytes == 9 + 4 + 200_000 + 9 + 5
+    assert core.unsent_bytes == 9 + 4 + 200_000 + 9 + 5
     sent = core.take_outbound()
     assert b"".join(sent) == frame(FrameType.DATA, 0, 1, b"head" + message[:200_000]) + frame(
         FrameType.DATA, 0, 1, b"small"
     )
     assert any(isinstance(each, memoryview) and each.obj is message for each in sent)
-    assert core.waiting_bytes == 0
+    assert core.unsent_bytes == 0
 
 
 @pytest.mark.parametrize(
