@@ -27,7 +27,7 @@ from tests.support.stub_registry import load_pass_through, registry_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = ["run"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from benchmarks.rates import pages_a_second
-from ovmstrio.inference.reading import read_paddle
+from ovmstrio.inference.model_readers import read_paddle
 from ovmstrio.ops.config_file import read_pipeline_config
 from ovmstrio.ops.predictor.local_model import plugin_config
 

@@ -36,7 +36,7 @@ from ovmstrio.core.limits import LocalLimit
 from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.encoding.messages import decode_request
-from ovmstrio.handlers.building import open_handler
+from ovmstrio.handlers.handler_loading import open_handler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.models.loading import load_model

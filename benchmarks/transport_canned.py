@@ -25,8 +25,8 @@ import trio
 from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 
+from ovmstrio.transport.grpc.call import Call
 from ovmstrio.transport.grpc.server import GrpcServer
-from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.listeners import open_listeners
 
 METHOD = "/bench.Canned/Call"

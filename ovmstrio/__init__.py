@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
-    from ovmstrio.client.connect import open_client
+    from ovmstrio.client.factory import open_client
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
     from ovmstrio.core.service import Servable, Service
@@ -50,7 +50,7 @@ _HOMES: Final = {
     "KINDS": "server.kinds",
     "Array": "core.tensor",
     "Client": "client.api",
-    "ClientTls": "client.connect",
+    "ClientTls": "client.factory",
     "InferRequest": "core.request",
     "InferResponse": "core.request",
     "Kind": "serving.kind",
@@ -65,7 +65,7 @@ _HOMES: Final = {
     "Tensor": "core.tensor",
     "TensorSpec": "core.tensor",
     "configure_logs": "telemetry.logs",
-    "open_client": "client.connect",
+    "open_client": "client.factory",
     "serve": "server.server",
     "table_of": "server.kinds",
 }

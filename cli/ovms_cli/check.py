@@ -13,7 +13,7 @@ from ovms_cli.script import let_scripts_import
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
 
 if TYPE_CHECKING:
-    from ovmstrio.server.checking import CheckReport
+    from ovmstrio.server.check import CheckReport
 
 __all__ = ["register"]
 
@@ -53,7 +53,7 @@ def check(
 
     import trio
 
-    from ovmstrio.server.checking import check_config
+    from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
 
     if not config.exists():

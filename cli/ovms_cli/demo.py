@@ -147,7 +147,7 @@ def _questions() -> list[Question]:
 
 
 def _ask_all(protocol: str, url: str) -> list[Answer]:
-    from ovmstrio.client.connect import open_client
+    from ovmstrio.client.factory import open_client
 
     with open_client(url, rest=protocol == "REST") as client:
         return [_ask(number, question, protocol, client.infer) for number, question in enumerate(_questions())]

@@ -61,7 +61,7 @@ def check(
     """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
     import trio
 
-    from ovmstrio.server.checking import check_pipelines
+    from ovmstrio.server.check import check_pipelines
     from ovmstrio.telemetry.logs import configure_logs
 
     configure_logs(level="ERROR")
@@ -132,7 +132,7 @@ def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     from ovmstrio.config.documents import did_you_mean
     from ovmstrio.config.specs import PipelineSpec
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.server.checking import examine_pipelines
+    from ovmstrio.server.check import examine_pipelines
     from ovmstrio.server.kinds import KINDS
 
     try:

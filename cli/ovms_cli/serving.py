@@ -89,7 +89,7 @@ def run_to_the_end(
     import trio
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.isolation.printing import log_prints
+    from ovmstrio.isolation.print_capture import log_prints
 
     gently = failed = False
     is_json = settings.log_format == "json"

@@ -11,7 +11,7 @@ from ovmstrio.auth.authentication import request_credential
 from ovmstrio.core.callers import current_caller
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import Headers
+    from ovmstrio.core.http_messages import Headers
 
 __all__ = ["strip_credentials"]
 

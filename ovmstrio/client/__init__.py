@@ -16,7 +16,7 @@ from ovmstrio.client.api import (
     StreamRequest,
     TensorInfo,
 )
-from ovmstrio.client.connect import open_client
+from ovmstrio.client.factory import open_client
 from ovmstrio.client.tls import ClientTls
 from ovmstrio.core.tensor import Array
 from ovmstrio.encoding.status_errors import Unreachable

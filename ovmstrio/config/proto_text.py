@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 
 from ovmstrio.config.documents import Findings, did_you_mean
 from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.sections import InvalidValue
+from ovmstrio.config.yaml_rules import InvalidValue
 
 __all__ = ["fit_message", "parse_proto"]
 

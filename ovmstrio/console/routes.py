@@ -21,7 +21,7 @@ from ovmstrio.console.stream import (
 )
 from ovmstrio.core.callers import Permission, current_caller, current_certificate
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.admin.changes import check_is_local, cross_origin, cross_site, is_local_host_name
 from ovmstrio.protocols.kserve.documents import server_version
 from ovmstrio.protocols.kserve.repository_requests import model_control
@@ -31,19 +31,19 @@ from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
 from ovmstrio.telemetry.denied_admin_log import log_denied
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
 from ovmstrio.telemetry.logs import LEVELS
-from ovmstrio.transport.http.event_streams import stream_events
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
+from ovmstrio.transport.http.sse import stream_events
 from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from ovmstrio.auth.gate import Gate
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
     from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.telemetry.recent_history import RecentHistory
-    from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule, View
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = [
     "CHANGE_HEADER",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ovmstrio.console.aggregator import AggregatedSnapshot, ConsoleAggregator, MergedHistory
     from ovmstrio.console.snapshot import Snapshot
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = [
     "MAX_VIEWERS",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ovmstrio.core.generation import TextGenerator
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.core.service import Service
 
 __all__ = ["DocumentStream", "RawDocument", "RawHttpService", "TextApiAdapter"]

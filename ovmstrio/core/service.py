@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import trio
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
     from ovmstrio.util.drawing import Drawing

@@ -11,7 +11,7 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import NEED_DATA, Data, Epilogue, Event, Field, File, MultipartDecoder, State
 
 from ovmstrio.core.errors import MalformedPayload
-from ovmstrio.core.http import Headers
+from ovmstrio.core.http_messages import Headers
 
 __all__ = ["FormPart", "decoded", "form_parts"]
 

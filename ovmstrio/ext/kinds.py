@@ -5,7 +5,7 @@ from ovmstrio.config.documents import Findings, Schema, check_members, is_whole
 from ovmstrio.config.located import Located, Place
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.core.http import ByteStream, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import ByteStream, HttpAnswer, HttpRequest
 from ovmstrio.core.request import (
     Contents,
     InferInput,

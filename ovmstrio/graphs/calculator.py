@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import TextGenerator
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.core.service import ServableLookup

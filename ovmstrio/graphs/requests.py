@@ -29,7 +29,7 @@ from ovmstrio.graphs.tensors import (
     read_python_tensor,
     read_tf_tensor,
 )
-from ovmstrio.models.rejections import invalid_request
+from ovmstrio.models.request_errors import invalid_request
 from ovmstrio.models.validation import check_content_style
 from ovmstrio.util.truncation import text_of
 from pyovms import Tensor

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Generation, GenerationRequest
     from ovmstrio.core.hooks import GraphHooks
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.payloads import DocumentStream
     from ovmstrio.core.service import InferStream
     from ovmstrio.graphs.graph_config import StreamRef

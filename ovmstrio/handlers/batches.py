@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from structlog.contextvars import bound_contextvars, get_contextvars
 
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
+from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.serving.batching import BatchOptions
 

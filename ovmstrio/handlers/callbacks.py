@@ -10,8 +10,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from ovmstrio.core.http import AfterResponse
-from ovmstrio.handlers.handler_code import ErrorReporter
+from ovmstrio.core.http_messages import AfterResponse
+from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.models.model_cache import lease_models
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from ovmstrio.core.http import AfterResponse, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import AfterResponse, HttpAnswer, HttpRequest
 from ovmstrio.handlers.handler_class import HandlerMethod
 from ovmstrio.handlers.http_results import to_response
 from ovmstrio.handlers.http_values import http_arguments
 
 if TYPE_CHECKING:
+    from ovmstrio.handlers.grpc.proto_compiler import Rpc
     from ovmstrio.handlers.grpc.rpc_call import RpcCall
-    from ovmstrio.handlers.grpc.services import Rpc
 
 from ovmstrio.handlers.handler_calls import HandlerCalls
 
@@ -29,7 +29,7 @@ class LoadedHandler(HandlerCalls):
 
     async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
         """Answer a call over gRPC; see :class:`RpcHandler`."""
-        from ovmstrio.handlers.grpc.call_run import CallExecution  # noqa: PLC0415 - not imported for HTTP handlers
+        from ovmstrio.handlers.grpc.call import CallExecution  # noqa: PLC0415 - not imported for HTTP handlers
 
         await CallExecution(rpc, call, self).run()
 

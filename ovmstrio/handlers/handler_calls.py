@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
-from ovmstrio.core.http import AfterResponse
+from ovmstrio.core.http_messages import AfterResponse
 from ovmstrio.handlers.batches import Arguments, BatchItem, QueueTimeouts, current_request_id
 from ovmstrio.handlers.callbacks import Callbacks, call_handler_code
+from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.handler_code import ErrorReporter
 from ovmstrio.handlers.models.model_cache import lease_models
 from ovmstrio.isolation.generators import End, Failed, LoopGenerator, ThreadGenerator
 from ovmstrio.isolation.thread_pool import WorkerThreads

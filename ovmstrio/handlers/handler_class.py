@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 

@@ -16,10 +16,10 @@ from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.service import GrpcDeclaration
-from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.grpc.project import GrpcProject, open_project_proto, open_rpc_handler
+from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
 from ovmstrio.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.isolation.isolated_code import Isolation
@@ -27,7 +27,7 @@ from ovmstrio.serving.hosted_service import HostedService, host_service
 
 if TYPE_CHECKING:
     from ovmstrio.core.limits import ConcurrencyLimit
-    from ovmstrio.handlers.grpc.services import UserProto
+    from ovmstrio.handlers.grpc.proto_compiler import UserProto
     from ovmstrio.handlers.handler import HttpHandler
     from ovmstrio.handlers.models.library import ModelInfoSource
     from ovmstrio.serving.kind import LoadContext

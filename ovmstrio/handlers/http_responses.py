@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from ovmstrio.core.http import Headers
+from ovmstrio.core.http_messages import Headers
 
 __all__ = ["HTMLResponse", "HTTPError", "JSONResponse", "PlainTextResponse", "Response", "StreamingResponse"]
 

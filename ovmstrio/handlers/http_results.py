@@ -16,7 +16,7 @@ import json
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ovmstrio.core.http import ByteStream, HttpAnswer
+from ovmstrio.core.http_messages import ByteStream, HttpAnswer
 from ovmstrio.handlers.http_responses import Response, StreamingResponse
 from ovmstrio.handlers.starlette_responses import convert_starlette_response
 

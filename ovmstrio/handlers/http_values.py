@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 import trio
 
 from ovmstrio.core.errors import MalformedPayload, ServerError, UserCodeError
-from ovmstrio.core.http import Headers, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
 from ovmstrio.encoding.json_reader import (
     MAX_MEMBERS,
     USER_DOCUMENT,

@@ -17,9 +17,9 @@ import trio
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.events import set_failure
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.handlers.batches import current_request_id, log_request_ids, request_id_for
-from ovmstrio.handlers.handler_code import INTERNAL_ERROR
+from ovmstrio.handlers.error_reporter import INTERNAL_ERROR
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.handlers.http_values import error_response, server_error_response, text_response, wants_json
 from ovmstrio.serving.interfaces import HANDLERS_HTTP
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ovmstrio.auth.revocable_streams import RevocableStream
-    from ovmstrio.core.http import ByteStream, Headers, HttpRequest
+    from ovmstrio.core.http_messages import ByteStream, Headers, HttpRequest
     from ovmstrio.core.service import HttpRoutes
     from ovmstrio.handlers.handler import HttpHandler
     from ovmstrio.handlers.handler_class import HandlerMethod

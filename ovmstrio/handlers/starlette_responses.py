@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.core.http import AfterResponse, ByteStream, Headers, HttpAnswer
+from ovmstrio.core.http_messages import AfterResponse, ByteStream, Headers, HttpAnswer
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.util.regular_files import open_regular
 

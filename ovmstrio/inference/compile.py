@@ -14,15 +14,15 @@ import openvino as ov
 import structlog
 from openvino.passes import LowLatency2, Manager
 
-from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
+from ovmstrio.config.tensor_mapping import NO_MAPPING, TensorMapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BYTES, Dim, TensorSpec
 from ovmstrio.inference.compiled import Compiled, Timing, warm_up
 from ovmstrio.inference.infer_requests import InferMode, failure_marks
 from ovmstrio.inference.layer_times import PROFILING_CONFIG
+from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.preprocess import preprocess
-from ovmstrio.inference.reading import read_model
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, available_devices, core, openvino_error_message
 from ovmstrio.inference.shape_buckets import plan_buckets
 from ovmstrio.inference.signature import ModelSignature, port_names, read_signature, settings_by_port, to_partial_shape

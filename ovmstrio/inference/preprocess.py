@@ -7,8 +7,8 @@ from typing import Any, Final
 import openvino as ov
 from openvino.preprocess import ColorFormat, PrePostProcessor
 
-from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message

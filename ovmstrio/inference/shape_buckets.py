@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import openvino as ov
 
-from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.shapes import SHAPE_BUCKETS
 from ovmstrio.config.specs import DimensionBuckets, ModelSpec
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, InvalidRequest, ModelFailure, Problem
 from ovmstrio.core.tensor import BYTES, Array, Dim, TensorSpec, to_bf16
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import openvino as ov
 
 from ovmstrio.config.documents import did_you_mean
-from ovmstrio.config.mapping import TensorMapping
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, BY_OPENVINO_NAME, BYTES, Dim, TensorSpec
 

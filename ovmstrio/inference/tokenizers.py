@@ -16,7 +16,7 @@ import openvino as ov
 import openvino.opset13 as op
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.inference.reading import read_model
+from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_message
 from ovmstrio.util.extras import Extra, way_to_install
 

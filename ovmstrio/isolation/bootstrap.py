@@ -41,7 +41,7 @@ def main() -> None:
     finder: Any = _ServerPackages(json.loads(sys.argv[3]) if sys.argv[3:] else {})
     sys.meta_path.insert(0, finder)
     sys.argv[1:] = []
-    from ovmstrio.isolation.process_exit import NUMPY_MISSING, PYTHON_TOO_OLD  # noqa: PLC0415 - needs the finder
+    from ovmstrio.isolation.exit_status import NUMPY_MISSING, PYTHON_TOO_OLD  # noqa: PLC0415 - needs the finder
 
     if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter is the user's
         os._exit(PYTHON_TOO_OLD)

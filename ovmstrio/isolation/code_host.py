@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelClosedByUserCode
 from ovmstrio.isolation.codec import encode_error
+from ovmstrio.isolation.exit_status import CHANNEL_CLOSED, RECEIVE_FAILED, exit_with_parent, ignore_stop_signals
 from ovmstrio.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, HostedGenerator, LoopThread
-from ovmstrio.isolation.hosted import HostedObject, Invocation
-from ovmstrio.isolation.process_exit import CHANNEL_CLOSED, RECEIVE_FAILED, exit_with_parent, ignore_stop_signals
+from ovmstrio.isolation.hosted_object import HostedObject, Invocation
 from ovmstrio.isolation.trace_propagation import flush_spans, start_invocation_span
 from ovmstrio.util.stdio import finish_lines, print_whole_lines
 

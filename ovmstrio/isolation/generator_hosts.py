@@ -13,7 +13,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.isolation.codec import encode_error
-from ovmstrio.isolation.process_exit import LOOP_FAILED
+from ovmstrio.isolation.exit_status import LOOP_FAILED
 from ovmstrio.util.stdio import finish_lines
 
 if TYPE_CHECKING:

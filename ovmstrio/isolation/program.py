@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from ovmstrio.isolation.process_exit import EXIT_DESCRIPTIONS
+from ovmstrio.isolation.exit_status import EXIT_DESCRIPTIONS
 
 __all__ = ["Program", "describe_exit_status", "describe_probe_exit", "signal_name", "start_program"]
 

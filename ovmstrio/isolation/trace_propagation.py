@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from ovmstrio.isolation.hosted import Invocation
+from ovmstrio.isolation.hosted_object import Invocation
 from ovmstrio.telemetry.trace_context import exporter_names, is_export_configured, otlp_protocol
 
 __all__ = ["flush_spans", "propagated_span", "start_invocation_span"]

@@ -19,7 +19,7 @@ from ovmstrio.core.resource_registry import current_owner, current_resource_regi
 from ovmstrio.core.service import SampledThreads, notify_readiness_changed
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
 from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, Message
-from ovmstrio.isolation.printing import log_printed_line
+from ovmstrio.isolation.print_capture import log_printed_line
 from ovmstrio.isolation.program import Program, describe_exit_status, start_program
 from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, decode_samples
 from ovmstrio.util.backoff import Backoff

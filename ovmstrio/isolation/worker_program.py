@@ -13,8 +13,8 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.isolation.channel import MessageChannel
+from ovmstrio.isolation.exit_status import ignore_stop_signals
 from ovmstrio.isolation.packets import Message
-from ovmstrio.isolation.process_exit import ignore_stop_signals
 from ovmstrio.isolation.stack_requests import (
     SAMPLING_REQUEST,
     create_process_sampler,

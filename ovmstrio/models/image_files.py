@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.models.rejections import invalid_request
+from ovmstrio.models.request_errors import invalid_request
 
 __all__ = ["MAX_PIXELS", "decoded", "resized"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.core.tensor import Array, Dim, TensorSpec
-from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
+from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import bytes_elements
 
 __all__ = ["IMAGE_RANK", "decode_batch"]

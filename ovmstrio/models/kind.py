@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import structlog
 
-from ovmstrio.config.mapping import MAPPING_FILE
 from ovmstrio.config.model_entries import ModelEntries
 from ovmstrio.config.specs import ModelSpec, SpecificVersions
+from ovmstrio.config.tensor_mapping import MAPPING_FILE
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.serving.fingerprints import tree_mark

@@ -12,8 +12,8 @@ from weakref import finalize
 import structlog
 import trio
 
-from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.tensor_mapping import read_mapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.service import Servable

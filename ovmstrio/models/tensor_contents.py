@@ -12,7 +12,7 @@ import numpy as np
 
 from ovmstrio.core.request import Buffer, Contents, InferInput
 from ovmstrio.core.tensor import BY_NAME, BYTES, Array, Tensor, TensorSpec, to_bf16
-from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
+from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
 from ovmstrio.util.truncation import utf8
 
 __all__ = [

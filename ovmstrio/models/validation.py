@@ -18,7 +18,7 @@ from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import BYTES, Array, TensorSpec
 from ovmstrio.encoding.raw_contents import wrapped
 from ovmstrio.models.images import IMAGE_RANK, decode_batch
-from ovmstrio.models.rejections import BOTH_STYLES, format_shape, input_mismatch, invalid_request
+from ovmstrio.models.request_errors import BOTH_STYLES, format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import is_string_matrix, list_converter, native_strings, string_matrix, to_array
 
 __all__ = ["InputValidator", "Validator", "check_content_style"]

@@ -14,7 +14,7 @@ import structlog
 
 from ovmstrio.config.documents import Findings, load_yaml, parse_yaml, to_short_json
 from ovmstrio.config.located import InvalidSyntax, Located, with_paths
-from ovmstrio.config.sections import InvalidValue, Section, integer, rules_of
+from ovmstrio.config.yaml_rules import InvalidValue, Section, integer, rules_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.settings import (
     DagSettings,

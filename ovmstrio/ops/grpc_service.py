@@ -17,7 +17,7 @@ from ovmstrio.ops.op_service import unknown_service_response
 from ovmstrio.ops.values import PipelineResponse, request_from_message, response_to_message
 from ovmstrio.serving.early_admission import call_with_place, release_unless_named
 from ovmstrio.serving.interfaces import PADDLE_GRPC
-from ovmstrio.transport.grpc.stream import OrderedHandler
+from ovmstrio.transport.grpc.call import OrderedHandler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.registry import Registry
-    from ovmstrio.transport.grpc.stream import Call
+    from ovmstrio.transport.grpc.call import Call
 
 __all__ = ["PipelineService"]
 

@@ -18,7 +18,7 @@ import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 
 from ovmstrio.core.errors import ErrorList, InvalidRequest
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.encoding.json_output import json_values
 from ovmstrio.encoding.json_reader import (

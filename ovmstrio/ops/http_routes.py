@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import PayloadTooLarge, ServerError
 from ovmstrio.core.events import set_failure
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.ops.http_json import encode_response, error_answer, http_status, parse_request_async, text_answer
 from ovmstrio.ops.values import CustomExceptionCode, response_to_message
 from ovmstrio.serving.interfaces import PADDLE_HTTP
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.auth.gate import Gate
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.service import HttpRoutes
     from ovmstrio.ops.op_service import OpService
     from ovmstrio.ops.values import PipelineResponse

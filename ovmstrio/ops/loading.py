@@ -13,8 +13,8 @@ from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.executor.executor import open_executor
 from ovmstrio.ops.graph import draw
-from ovmstrio.ops.observing.figures import PIPELINE
-from ovmstrio.ops.observing.observing import open_observers
+from ovmstrio.ops.observing.counters import PIPELINE
+from ovmstrio.ops.observing.observers import open_observers
 from ovmstrio.ops.op_service import DEFAULT_NAME, OpService
 from ovmstrio.ops.prepared_service import PreparedService, run_on_shared_server
 from ovmstrio.util.stdio import running_code_of

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
-    from ovmstrio.ops.observing.observing import PipelineObservers
+    from ovmstrio.ops.observing.observers import PipelineObservers
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.located import Located
-from ovmstrio.config.sections import InvalidValue, boolean, choice, integer, number, string_list, string_value
+from ovmstrio.config.yaml_rules import InvalidValue, boolean, choice, integer, number, string_list, string_value
 
 __all__ = [
     "ANY_PORT",

@@ -18,7 +18,7 @@ from ovmstrio.ops.executor.executor import reject_ambiguous_loops
 from ovmstrio.ops.executor.op_instance import get_hooks
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.op import Op
-from ovmstrio.ops.predictor.make import PredictorFactory
+from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 
 __all__ = ["locate_model_problem", "validate_pipeline"]

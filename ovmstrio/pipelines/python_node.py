@@ -26,7 +26,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem, ServerError
 from ovmstrio.core.tensor import BY_NAME, BY_OPENVINO_NAME, BYTES, Array, Datatype
-from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.user_code import (
     SourceLine,
     UserCodeRaisedError,

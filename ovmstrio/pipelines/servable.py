@@ -10,7 +10,7 @@ from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.core.tensor import BY_NAME, Array, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.models.rejections import input_mismatch
+from ovmstrio.models.request_errors import input_mismatch
 from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator
 from ovmstrio.pipelines.run import PipelineRun

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from ovmstrio.auth.gate import Gate
+    from ovmstrio.transport.grpc.call import Call
     from ovmstrio.transport.grpc.connection import Routes
     from ovmstrio.transport.grpc.server import GrpclibService
-    from ovmstrio.transport.grpc.stream import Call
 
 __all__ = ["REQUIRED_SCOPES", "GuardedRoutes", "GuardedService"]
 

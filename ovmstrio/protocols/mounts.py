@@ -24,7 +24,7 @@ from ovmstrio.transport.http.router import Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.core.limits import AdmissionTicket
     from ovmstrio.core.service import HttpRoutes
     from ovmstrio.serving.calls import ObservedCall

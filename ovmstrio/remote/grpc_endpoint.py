@@ -24,7 +24,7 @@ from ovmstrio.encoding.raw_contents import buffer_of, framed, wrapped
 from ovmstrio.encoding.status_errors import error_of_grpc
 from ovmstrio.encoding.tensor_slices import delimited, split_raw_contents
 from ovmstrio.models.tensor_contents import to_array
-from ovmstrio.remote.connecting import connect
+from ovmstrio.remote.connect import connect
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, make_tensor_spec
 from ovmstrio.remote.grpc_client import RemoteConnection, encode_literal_header
 from ovmstrio.telemetry.spans import current_or_event_span

@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.core.errors import NotReady, ServerError
-from ovmstrio.remote.connecting import client_tls
+from ovmstrio.remote.connect import client_tls
 from ovmstrio.remote.grpc_endpoint import GrpcEndpoint
 from ovmstrio.remote.servable import RemoteServable
 from ovmstrio.remote.targets import CircuitBreaker, Target, Targets, watch_health

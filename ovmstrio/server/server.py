@@ -43,18 +43,18 @@ from ovmstrio.core.resource_registry import current_resource_registry
 from ovmstrio.core.tracing import start_root_span
 from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
 from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
-from ovmstrio.isolation.printing import log_prints
+from ovmstrio.isolation.print_capture import log_prints
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.manager import clean_sequences
 from ovmstrio.models.sequences.store import SequenceStore, check_worker_count, lock_folder
-from ovmstrio.server.access import CredentialStore, open_credentials
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
+from ovmstrio.server.credentials import CredentialStore, open_credentials
 from ovmstrio.server.kinds import KINDS, Kinds
-from ovmstrio.server.listening import HTTP, HTTP2, Certificates, open_server_listeners
+from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
 from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.reloading import Reloader
+from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_stop_signals
 from ovmstrio.server.worker_context import WorkerProcessContext
@@ -724,6 +724,6 @@ def _metrics_of(plan: Plan) -> Metrics | None:
 
 def _text_api() -> TextApiAdapter:
     """Create the adapter for text nodes of graphs; imported only if needed."""
-    from ovmstrio.protocols.openai.text_documents import OpenAITextApi  # noqa: PLC0415 - imports take long while servers start
+    from ovmstrio.protocols.openai.graph_text_api import OpenAITextApi  # noqa: PLC0415 - imports take long while servers start
 
     return OpenAITextApi()

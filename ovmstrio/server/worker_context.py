@@ -13,7 +13,7 @@ from ovmstrio.serving.kind import LoadContext
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallObserver
     from ovmstrio.core.worker_peers import Counters, WorkerPeers
-    from ovmstrio.server.reloading import Reloader
+    from ovmstrio.server.reload import Reloader
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
 

@@ -14,8 +14,8 @@ from ovmstrio.core.errors import NotFound, NotReady, NotSupported
 from ovmstrio.core.events import ApiInterface
 from ovmstrio.core.service import SequenceInfo
 from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.telemetry.aggregate_metrics import select_families, sum_metrics, without_gauges
 from ovmstrio.telemetry.call_statistics import VersionStatistics
-from ovmstrio.telemetry.summed_metrics import select_families, sum_metrics, without_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

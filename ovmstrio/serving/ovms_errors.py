@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ovmstrio.core.events import ApiInterface
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.core.limits import AdmissionTicket
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.records import VersionStatus

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import Task
     from ovmstrio.core.worker_peers import EngineDirectory
-    from ovmstrio.text.engine_link import AskedEngine
+    from ovmstrio.text.engine_client import AskedEngine
 
 __all__ = ["ChunkScheduler", "ChunkedModel", "ChunkedRequest", "check_model_files", "open_chunked_model"]
 

@@ -21,7 +21,7 @@ from ovmstrio.inference.engine.gguf import GgufError, read_header
 from ovmstrio.inference.engine.messages import CONTEXT_FILE, LOADED
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.serving.hosted_service import host_service
-from ovmstrio.text.engine_link import EngineClient
+from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_process import EngineProcess, sleep_when_idle
 from ovmstrio.text.engine_sharing import create_engine, request_ids
 from ovmstrio.text.model_swap import ModelSwap, ServingModels, weight_bytes

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, GenerationLimits, Task, prompt_too_long
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.serving.hosted_service import HostedService
-from ovmstrio.text.engine_link import AcceptedRequest, EngineClient
+from ovmstrio.text.engine_client import AcceptedRequest, EngineClient
 from ovmstrio.text.grammars import check_grammar, to_compact_json, tool_call_grammar
 from ovmstrio.text.parsing import Delta, StreamingParser, make_parser, opens_reasoning, select_parsers
 from ovmstrio.util.truncation import size_of
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, TokenRow
-    from ovmstrio.text.answers import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.model_swap import ModelSwap
+    from ovmstrio.text.output_buffer import OutputChunk
 
 __all__ = ["OutputParsing", "OutputReader", "RunningGeneration", "TextModel", "check_speculative_options"]
 

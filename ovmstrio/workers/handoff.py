@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from ovmstrio.core.connection import UNKNOWN, socket_address
-from ovmstrio.transport.accepting import LOG_INTERVAL_SECONDS
+from ovmstrio.transport.accept_loop import LOG_INTERVAL_SECONDS
 from ovmstrio.transport.direct_stream import DirectStream
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ovmstrio.core.tensor import BYTES
 from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
 from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
 from ovmstrio.inference.tensors import placeholder
-from ovmstrio.isolation.process_exit import exit_with_parent
+from ovmstrio.isolation.exit_status import exit_with_parent
 from ovmstrio.isolation.worker_program import exit_now, run_program
 from ovmstrio.server.command_line import cache_directory
 from ovmstrio.server.plan import read_plan

@@ -31,7 +31,7 @@ from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.codec import decode_error, encode_error
 from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, PackedMessage, encode_packed
-from ovmstrio.transport.accepting import OUT_OF_RESOURCES_ERRNOS, PAUSE_SECONDS
+from ovmstrio.transport.accept_loop import OUT_OF_RESOURCES_ERRNOS, PAUSE_SECONDS
 from ovmstrio.transport.direct_stream import run_eagerly
 from ovmstrio.workers.handoff import close_on_fork
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.server.reloading import RELOAD, RESTORE
+from ovmstrio.server.reload import RELOAD, RESTORE
 from ovmstrio.serving.aggregate import answer_peer
 from ovmstrio.serving.broadcast_changes import PEER_REQUESTS, handle_peer_change
-from ovmstrio.workers.changes import CHANGE_LOCK
-from ovmstrio.workers.engines import CALL_ENGINE, LISTEN_ENGINE
+from ovmstrio.workers.peer_facade import CHANGE_LOCK
 from ovmstrio.workers.rpc import FAREWELL
-from ovmstrio.workers.sequences import PACKED_STEP, STEP, run_packed_step, run_plain_step
+from ovmstrio.workers.sequence_forwarding import PACKED_STEP, STEP, run_packed_step, run_plain_step
+from ovmstrio.workers.shared_engines import CALL_ENGINE, LISTEN_ENGINE
 
 if TYPE_CHECKING:
-    from ovmstrio.server.reloading import Reloader
+    from ovmstrio.server.reload import Reloader
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.workers.changes import PeerFacade
-    from ovmstrio.workers.engines import WorkerEngines
+    from ovmstrio.workers.peer_facade import PeerFacade
     from ovmstrio.workers.rpc import WorkerRpc
+    from ovmstrio.workers.shared_engines import WorkerEngines
 
 __all__ = ["RpcHandlers"]
 

@@ -22,8 +22,8 @@ import trio
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.limits import too_many_requests
 from ovmstrio.core.worker_peers import PeerCounters, TokenBucketLevel
-from ovmstrio.workers.aggregate import RetainedMetrics
 from ovmstrio.workers.handoff import close_on_fork
+from ovmstrio.workers.retained_metrics import RetainedMetrics
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -24,13 +24,13 @@ from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess
 from ovmstrio.models.sequences.store import check_worker_count, lock_folder
 from ovmstrio.server.command_line import probe_addresses
-from ovmstrio.server.listening import HTTP, HTTP2, Certificates, open_server_listeners
+from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import handle_restart_signals, handle_stop_signals
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.transport.accepting import AcceptLoop
+from ovmstrio.transport.accept_loop import AcceptLoop
 from ovmstrio.transport.listeners import bound_address
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.workers.shared_state import SharedState

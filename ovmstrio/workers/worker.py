@@ -15,7 +15,7 @@ from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, run_pro
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.store import worker_folder
 from ovmstrio.server.command_line import probe_addresses
-from ovmstrio.server.listening import HTTP, HTTP2, Certificates
+from ovmstrio.server.listeners import HTTP, HTTP2, Certificates
 from ovmstrio.server.plan import own_port, plan_project, read_plan
 from ovmstrio.server.process_main import serve_in_own_process
 from ovmstrio.server.project_logs import configure_project_logs, enter_project
@@ -28,12 +28,12 @@ from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.logs import configure_logs, set_worker_number
 from ovmstrio.transport.tls import TlsListener
 from ovmstrio.util.cores import CORES
-from ovmstrio.workers.changes import PeerFacade
-from ovmstrio.workers.engines import WorkerEngines
 from ovmstrio.workers.handoff import ConnectionInbox
+from ovmstrio.workers.peer_facade import PeerFacade
 from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.rpc_handlers import RpcHandlers
-from ovmstrio.workers.sequences import SequenceForwarder, SharedSequenceDirectory
+from ovmstrio.workers.sequence_forwarding import SequenceForwarder, SharedSequenceDirectory
+from ovmstrio.workers.shared_engines import WorkerEngines
 from ovmstrio.workers.shared_state import ProjectLimit, ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 from ovmstrio.workers.task import CHANGED, DRAIN, EXIT_CUT, WorkerTask
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.service import ServableLookup
     from ovmstrio.server.plan import Plan
-    from ovmstrio.server.reloading import Reloader
+    from ovmstrio.server.reload import Reloader
     from ovmstrio.server.running import Running
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener

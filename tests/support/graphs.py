@@ -20,7 +20,7 @@ from ovmstrio.core.tensor import RawTensor
 from ovmstrio.graphs.loading import load_graph
 from ovmstrio.graphs.servable import GraphServable
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.protocols.openai.text_documents import OpenAITextApi
+from ovmstrio.protocols.openai.graph_text_api import OpenAITextApi
 
 GRAPH = "graph"
 

@@ -13,11 +13,11 @@ from grpclib.const import Cardinality, Handler
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
+from ovmstrio.transport.grpc.call import Call
 from ovmstrio.transport.grpc.server import GrpcServer
-from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.http.router import Router, rule
 from ovmstrio.transport.http.server import HttpFrontEnd
 from ovmstrio.transport.listeners import open_listeners

@@ -1,5 +1,5 @@
 """Timelines of requests, under the name ``TimeProfiler``."""
 
-from ovmstrio.ops.observing.observing import Timelines as TimeProfiler
+from ovmstrio.ops.observing.observers import Timelines as TimeProfiler
 
 __all__ = ["TimeProfiler"]

@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.core.callers import Permission, release_caller
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.http import STATUSES_WITHOUT_BODY, ByteStream, Headers, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, ByteStream, Headers, HttpAnswer, HttpRequest
 from ovmstrio.core.limits import current_ticket, release_current_ticket
 from ovmstrio.transport.http.responses import body_too_large_error, error_response
 

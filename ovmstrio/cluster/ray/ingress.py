@@ -30,7 +30,7 @@ from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
 from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
-from ovmstrio.core.http import STATUSES_WITHOUT_BODY, HttpRequest
+from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpRequest
 from ovmstrio.serving.early_admission import first_string_field
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import body_too_large_error, error_response
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.cluster.ray.links import GroupLink
     from ovmstrio.cluster.ray.request_streams import StreamReply
-    from ovmstrio.core.http import Headers
+    from ovmstrio.core.http_messages import Headers
 
 __all__ = ["ClusterIngress"]
 

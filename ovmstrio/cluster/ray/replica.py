@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.grpc import GrpcResult
     from ovmstrio.cluster.ray.http import HttpHead
     from ovmstrio.cluster.ray.request_streams import StreamReply
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
 
 __all__ = ["GroupReplica", "HttpParts"]
 

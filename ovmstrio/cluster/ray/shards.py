@@ -12,7 +12,7 @@ from ovmstrio.protocols.kserve.grpc_requests import decode_request
 from ovmstrio.protocols.kserve.rest_requests import read_infer_request
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.request import InferRequest
 
 __all__ = ["grpc_shard", "http_shard", "shard_of"]

@@ -9,7 +9,7 @@ import orjson
 
 from ovmstrio.cluster.ray.grpc_paths import CALLS, NAME
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.serving.early_admission import first_string_field
 
 if TYPE_CHECKING:

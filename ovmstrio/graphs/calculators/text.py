@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.core.generation import TextGenerator
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.graphs.calculator import NodeContext
 

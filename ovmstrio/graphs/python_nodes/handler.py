@@ -37,7 +37,7 @@ from ovmstrio.graphs.python_nodes.node_model import (
     unexpected_result_error,
 )
 from ovmstrio.isolation.generators import End, Failed, LoopGenerator, PulledGenerator, ThreadGenerator
-from ovmstrio.isolation.importing import ROOT
+from ovmstrio.isolation.handler_imports import ROOT
 from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation, RemoteGenerator
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import (

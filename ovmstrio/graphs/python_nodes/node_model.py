@@ -15,7 +15,7 @@ import numpy as np
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.graph_config import Port
-from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.handler_imports import HandlerPackage
 from pyovms import HttpPayload, Tensor
 
 __all__ = [

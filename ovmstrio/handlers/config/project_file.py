@@ -14,7 +14,7 @@ import yaml
 
 from ovmstrio.config.documents import Findings, load_yaml, to_short_json
 from ovmstrio.config.located import Document
-from ovmstrio.config.sections import (
+from ovmstrio.config.yaml_rules import (
     Rules,
     Section,
     boolean,

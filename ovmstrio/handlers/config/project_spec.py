@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ovmstrio.config.located import Located
-from ovmstrio.config.sections import InvalidValue, boolean, lenient, nonempty_str
+from ovmstrio.config.yaml_rules import InvalidValue, boolean, lenient, nonempty_str
 
 __all__ = [
     "DEFAULT_MODEL",

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.handlers.grpc.call_run import NON_FAILURES
+from ovmstrio.handlers.error_reporter import ErrorReporter
+from ovmstrio.handlers.grpc.call import NON_FAILURES
+from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto, open_proto
 from ovmstrio.handlers.grpc.rpc_call import RpcCall
-from ovmstrio.handlers.grpc.services import Rpc, UserProto, open_proto
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_code import ErrorReporter
+from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
 
 __all__ = ["GrpcProject", "RpcHandler", "open_project_proto", "open_rpc_handler"]
 
@@ -60,7 +60,7 @@ async def open_rpc_handler(
 
 
 def open_project_proto(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
-    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.services.open_proto`."""
+    """Compile a project's ``.proto``; see :func:`~ovmstrio.handlers.grpc.proto_compiler.open_proto`."""
     if project.protobuf_path is None:
         raise ConfigError([Problem("key is missing", file=str(project.file), path="protobuf_path")])
     return open_proto(project.protobuf_path, project.directory)

@@ -15,7 +15,7 @@ class _Metadata(Protocol):
 
 
 class RpcCall(Protocol):
-    """gRPC call with the methods of ``ovmstrio.transport.grpc.stream.Call``."""
+    """gRPC call with the methods of ``ovmstrio.transport.grpc.call.Call``."""
 
     @property
     def path(self) -> str:

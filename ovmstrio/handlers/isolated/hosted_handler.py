@@ -22,14 +22,14 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from cortex_internal.lib.log import StdoutHandler
 from ovmstrio.core.errors import MalformedPayload, UserCodeError
-from ovmstrio.core.http import AfterResponse, ByteStream, HttpAnswer
+from ovmstrio.core.http_messages import AfterResponse, ByteStream, HttpAnswer
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, log_request_ids
-from ovmstrio.handlers.building import HandlerDependencies, open_handler
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.handlers.grpc.call_run import CallExecution
+from ovmstrio.handlers.error_reporter import INTERNAL_ERROR, ErrorReporter
+from ovmstrio.handlers.grpc.call import CallExecution
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_code import INTERNAL_ERROR, ErrorReporter
+from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.handlers.http_results import to_response
 from ovmstrio.handlers.http_values import http_arguments
@@ -37,13 +37,13 @@ from ovmstrio.handlers.isolated.messages import ANSWER, MethodRow, decode_reques
 from ovmstrio.handlers.models.library import ProjectModels, open_models
 from ovmstrio.handlers.starlette_responses import convert_starlette_error
 from ovmstrio.isolation.codec import encode_error
+from ovmstrio.isolation.exit_status import CHANNEL_CLOSED
 from ovmstrio.isolation.generator_hosts import RAISED
-from ovmstrio.isolation.hosted import HostedObject, Invocation
-from ovmstrio.isolation.process_exit import CHANNEL_CLOSED
+from ovmstrio.isolation.hosted_object import HostedObject, Invocation
 from ovmstrio.isolation.user_code import UserCodeRaisedError, is_async
 
 if TYPE_CHECKING:
-    from ovmstrio.handlers.grpc.services import Rpc, UserProto
+    from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto
 
 __all__ = [
     "CANCEL",
@@ -220,7 +220,7 @@ class HostedHandler:
     @asynccontextmanager
     async def _open_rpcs(self, project: ProjectSpec) -> AsyncIterator[None]:
         # Not imported for HTTP handlers.
-        from ovmstrio.handlers.grpc.call_run import NON_FAILURES  # noqa: PLC0415 - see above
+        from ovmstrio.handlers.grpc.call import NON_FAILURES  # noqa: PLC0415 - see above
         from ovmstrio.handlers.grpc.project import open_project_proto, open_rpc_handler  # noqa: PLC0415 - see above
 
         code = ServerErrorReporter(project.name, project.directory, NON_FAILURES)

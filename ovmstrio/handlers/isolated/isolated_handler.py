@@ -16,13 +16,13 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, QueueTimeout, ServerError, UserCodeError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
-from ovmstrio.core.http import AfterResponse, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import AfterResponse, HttpAnswer, HttpRequest
 from ovmstrio.handlers.batches import QueueTimeouts, current_request_id
-from ovmstrio.handlers.building import drain_batcher, start_batcher
 from ovmstrio.handlers.callbacks import DRAIN_SECONDS
 from ovmstrio.handlers.config.project_spec import ProjectSpec
+from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.handler_code import ErrorReporter
+from ovmstrio.handlers.handler_loading import drain_batcher, start_batcher
 from ovmstrio.handlers.isolated import hosted_handler as events
 from ovmstrio.handlers.isolated.messages import MethodRow, ResponseHead, decode_refusal, encode_request
 from ovmstrio.isolation.codec import decode_error
@@ -34,8 +34,8 @@ from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.serving.batching import Batcher
 
 if TYPE_CHECKING:
+    from ovmstrio.handlers.grpc.proto_compiler import Rpc
     from ovmstrio.handlers.grpc.rpc_call import RpcCall
-    from ovmstrio.handlers.grpc.services import Rpc
 
 __all__ = ["IsolatedHandler", "IsolatedModels", "RemoteRpc", "encode_call", "open_isolated_handler"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import MalformedPayload
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.handlers.http_responses import HTTPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.core.http import Headers
+    from ovmstrio.core.http_messages import Headers
 
 __all__ = [
     "ANSWER",

@@ -13,16 +13,16 @@ from typing import Final
 import openvino as ov
 from openvino.frontend import FrontEndManager, OpConversionFailure
 
-from ovmstrio.config.mapping import NO_MAPPING
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.tensor_mapping import NO_MAPPING
 from ovmstrio.core.errors import AlreadyExists, ConfigError
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.conversion.inputs import InputSpec, apply_input_specs, make_stateful
 from ovmstrio.inference.conversion.quantization import quantize
 from ovmstrio.inference.conversion.sources import TORCH_EXPORT, TORCHSCRIPT, conversion_error, detect_framework
-from ovmstrio.inference.conversion.torch_programs import read_torch
-from ovmstrio.inference.reading import check_model_files, read_onnx_content, read_paddle
+from ovmstrio.inference.conversion.torch_reader import read_torch
+from ovmstrio.inference.model_readers import check_model_files, read_onnx_content, read_paddle
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import model_specs, read_signature
 

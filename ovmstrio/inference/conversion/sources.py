@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.inference.reading import PADDLE_PROGRAM
+from ovmstrio.inference.model_readers import PADDLE_PROGRAM
 from ovmstrio.util.regular_files import open_regular
 
 __all__ = [

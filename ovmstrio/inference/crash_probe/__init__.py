@@ -11,8 +11,8 @@ Only the worker's program imports OpenVINO, so that a server without models does
 
 from __future__ import annotations
 
-from ovmstrio.inference.crash_probe.results import VerdictStore, verdicts_folder
 from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
+from ovmstrio.inference.crash_probe.verdict_store import VerdictStore, verdicts_folder
 from ovmstrio.inference.crash_probe.workers import CrashProbe, enable_crash_probe, probe_model, probe_model_from_thread
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe.verdict import ProbeModel
@@ -44,7 +44,7 @@ def probe_model_of(source: ModelFile, directory: Path) -> ProbeModel:
             "mapping": names,
             "kept": None if source.kept is None else str(source.kept),
         },
-        read="ovmstrio.inference.reading:read_model",
+        read="ovmstrio.inference.model_readers:read_model",
         source=source.file,
         device=spec.target_device,
         settings=spec.model_dump(mode="json", exclude=_IGNORED_SETTINGS),

@@ -16,8 +16,8 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe.results import VerdictStore
 from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
+from ovmstrio.inference.crash_probe.verdict_store import VerdictStore
 from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.util.placement import run_load

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ovmstrio.core.errors import ModelFailure, ServerError
 from ovmstrio.inference.engine.messages import ACCEPTED, PART, REJECTED, encode_failure
 from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelClosedByUserCode
-from ovmstrio.isolation.process_exit import CHANNEL_CLOSED, MODEL_LOST, exit_with_parent
+from ovmstrio.isolation.exit_status import CHANNEL_CLOSED, MODEL_LOST, exit_with_parent
 from ovmstrio.util.stdio import print_whole_lines
 
 if TYPE_CHECKING:

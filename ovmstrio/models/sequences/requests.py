@@ -17,7 +17,7 @@ import numpy as np
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, InferRequest, ParameterValue
 from ovmstrio.core.tensor import BY_NAME, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.models.rejections import format_shape, input_mismatch, invalid_request
+from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
 from ovmstrio.models.validation import InputValidator, check_content_style
 from ovmstrio.util.truncation import utf8
 

@@ -26,7 +26,7 @@ from ovmstrio.ops.executor.pipeline_source import (
     unsendable_failure,
 )
 from ovmstrio.ops.executor.stages import report_stages
-from ovmstrio.ops.observing.figures import log_fields_of
+from ovmstrio.ops.observing.counters import log_fields_of
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
 

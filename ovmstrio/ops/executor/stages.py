@@ -18,7 +18,7 @@ from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.executor.op_instance import OpInstance
-from ovmstrio.ops.observing.figures import SAMPLES, current_samples
+from ovmstrio.ops.observing.counters import SAMPLES, current_samples
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.predictor.protocol import FeedTypeError
 from ovmstrio.ops.tensors import LOD_SUFFIX, holds_arrays

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops.observing.figures import PIPELINE, current_ids
+from ovmstrio.ops.observing.counters import PIPELINE, current_ids
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import FileSink, LineFormatter, LogFileHandler, LogOutlet
 

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import structlog
 
-from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.compile import ModelFile, compile_loaded
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe import ProbeModel
-from ovmstrio.inference.reading import read_paddle
+from ovmstrio.inference.model_readers import read_paddle
 from ovmstrio.inference.runtime import available_devices
 from ovmstrio.inference.signature import ModelSignature, port_names
 from ovmstrio.ops.predictor.model_config import ModelConfig, Variable, check, check_fetch, prepare, read_model_config
@@ -141,7 +141,7 @@ def local_crash_probe(folder: Path, device: str, plugin_config: Mapping[str, str
         path=folder,
         compile=f"{__name__}:{compile_plain.__name__}",
         argument=[str(folder), *settings],
-        read="ovmstrio.inference.reading:read_paddle",
+        read="ovmstrio.inference.model_readers:read_paddle",
         source=folder,
         device=device,
         settings=settings,

@@ -13,8 +13,8 @@ import numpy as np
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
 from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.images import Box, ImageSettings, crop, to_pixels
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import Box, ImageSettings, crop, to_pixels
 
 __all__ = ["DetectedText", "EastOcr", "suppress_overlaps"]
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from ovmstrio.core.tensor import Array
 from ovmstrio.pipelines.builtin.builtin_node import describe_item
-from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import (
+from ovmstrio.pipelines.builtin.images import (
     ROW_LENGTH,
     Box,
     ImageSettings,
@@ -20,6 +19,7 @@ from ovmstrio.pipelines.builtin.pictures import (
     select_detections,
     to_tensor,
 )
+from ovmstrio.pipelines.builtin.parameters import Parameters
 
 __all__ = ["FaceBlur"]
 

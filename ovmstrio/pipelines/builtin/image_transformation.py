@@ -10,8 +10,8 @@ import numpy as np
 
 from ovmstrio.core.tensor import Array
 from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.images import COLOR_CHANNELS, LAYOUTS, from_tensor, image_shape, resize, to_tensor
 from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import COLOR_CHANNELS, LAYOUTS, from_tensor, image_shape, resize, to_tensor
 from ovmstrio.pipelines.custom_node import ItemInfo
 
 __all__ = ["ImageTransformation"]

@@ -9,8 +9,7 @@ import numpy as np
 
 from ovmstrio.core.tensor import Array
 from ovmstrio.pipelines.builtin.builtin_node import describe_item
-from ovmstrio.pipelines.builtin.parameters import Parameters
-from ovmstrio.pipelines.builtin.pictures import (
+from ovmstrio.pipelines.builtin.images import (
     CONFIDENCE,
     COORDINATES,
     LABEL,
@@ -21,6 +20,7 @@ from ovmstrio.pipelines.builtin.pictures import (
     select_detections,
     to_pixels,
 )
+from ovmstrio.pipelines.builtin.parameters import Parameters
 
 __all__ = ["ObjectDetection"]
 

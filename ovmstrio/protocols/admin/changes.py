@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ovmstrio.core.connection import ClientAddress
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
 
 
 __all__ = [

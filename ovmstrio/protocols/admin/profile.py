@@ -21,7 +21,7 @@ from ovmstrio.util.truncation import cut
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.core.service import SampledThreads, StackFrame
     from ovmstrio.core.worker_peers import WorkerPeers
     from ovmstrio.protocols.admin.changes import AdminChanges

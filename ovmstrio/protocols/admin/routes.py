@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.serving.aggregate import aggregate_metrics
 from ovmstrio.serving.ovms_errors import INVALID_URL, status_document
@@ -21,7 +21,7 @@ from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 

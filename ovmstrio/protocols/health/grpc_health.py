@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.protocols.health.hosted_services import DynamicServices
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.transport.grpc.stream import Call
+    from ovmstrio.transport.grpc.call import Call
 
 __all__ = ["HealthService", "OpenEndedCalls", "PlaneHealth", "ServingStatus"]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import GrpcDeclaration, Service
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.records import VersionStatus
-    from ovmstrio.transport.grpc.stream import Call
+    from ovmstrio.transport.grpc.call import Call
 
 __all__ = ["DynamicServices"]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from ovmstrio.protocols.health.grpc_health import OpenEndedCalls
     from ovmstrio.protocols.health.hosted_services import DynamicServices
+    from ovmstrio.transport.grpc.call import Call
     from ovmstrio.transport.grpc.server import GrpclibService
-    from ovmstrio.transport.grpc.stream import Call
 
 __all__ = ["ReflectionService"]
 

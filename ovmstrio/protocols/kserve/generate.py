@@ -15,7 +15,7 @@ import orjson
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ErrorList, InvalidRequest, NotFound, ServerError
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import Contents, InferInput, InferRequest, StreamProblem
 from ovmstrio.core.tensor import BY_NAME, BYTES, INVALID, RawTensor, Tensor
 from ovmstrio.encoding.json_output import json_values
@@ -34,22 +34,22 @@ from ovmstrio.protocols.kserve.rest_responses import check_version
 from ovmstrio.protocols.kserve.rest_routes import model_paths
 from ovmstrio.serving.interfaces import KSERVE_REST
 from ovmstrio.serving.ovms_errors import decompressed_call_body, make_admission
-from ovmstrio.transport.http.event_streams import stream_events
 from ovmstrio.transport.http.responses import JSON_TYPE, error_response
 from ovmstrio.transport.http.router import rule
+from ovmstrio.transport.http.sse import stream_events
 from ovmstrio.util.slices import run_in_slices, run_to_end
 from ovmstrio.util.truncation import utf8
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.request import Buffer, InferResponse, StreamReply
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.encoding.number_arrays import NumberArray, NumberKind
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = ["encode_error_event", "encode_event", "generate_document", "generate_rules", "read_generate_request"]
 

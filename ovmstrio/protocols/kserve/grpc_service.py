@@ -46,7 +46,7 @@ from ovmstrio.serving.aggregate import aggregate_statistics
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region
 from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
 from ovmstrio.serving.interfaces import KSERVE_GRPC
-from ovmstrio.transport.grpc.stream import OrderedHandler, current_call
+from ovmstrio.transport.grpc.call import OrderedHandler, current_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.open_stream import OpenStream
     from ovmstrio.serving.shared_memory import ClientRegion
-    from ovmstrio.transport.grpc.stream import Call
+    from ovmstrio.transport.grpc.call import Call
 
 __all__ = ["NO_CUDA", "InferenceService"]
 

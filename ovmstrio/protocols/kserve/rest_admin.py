@@ -8,7 +8,7 @@ import trio
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest, NotSupported
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, LONG_STRINGS
 from ovmstrio.protocols.kserve.documents import repository_index
 from ovmstrio.protocols.kserve.grpc_service import NO_CUDA
@@ -26,7 +26,7 @@ from ovmstrio.transport.http.router import rule
 from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.encoding.json_output import JSON_NUMBERS, json_pieces, json_values
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES

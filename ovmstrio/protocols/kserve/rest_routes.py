@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import NotReady, VersionLoading
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.kserve.documents import config_document, server_extensions, server_version, statistics_document
 from ovmstrio.protocols.kserve.rest_requests import JsonTemplateCache
 from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, InferTarget, answer_infer, check_version
@@ -21,7 +21,7 @@ from ovmstrio.transport.http.router import rule
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import BodyView, Rule

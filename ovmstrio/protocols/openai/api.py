@@ -18,7 +18,7 @@ from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import Task
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.errors import ErrorFormat
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane

@@ -11,7 +11,7 @@ import trio
 
 from ovmstrio.core.errors import ErrorList, InvalidField
 from ovmstrio.core.generation import Task
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, shown
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import Embedder, Embeddings, TokenIds
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 

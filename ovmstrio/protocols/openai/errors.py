@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ovmstrio.core.http import HttpAnswer
+    from ovmstrio.core.http_messages import HttpAnswer
 
 __all__ = ["ERROR_FORMATS", "ErrorFormat", "OpenAIErrors"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.generation import GenerativeService
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule

@@ -22,24 +22,24 @@ from ovmstrio.core.errors import (
     ServiceMissing,
     VersionLoading,
 )
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.protocols.openai.deltas import DONE
 from ovmstrio.serving.interfaces import OPENAI_REST
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.event_streams import stream_events
+from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.payloads import RawDocument, RawHttpService
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
-    from ovmstrio.transport.http.event_streams import EventSink
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = ["accepts_raw_requests", "answer_raw_request"]
 

@@ -11,7 +11,7 @@ import trio
 
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import text_pieces
 from ovmstrio.protocols.openai.api import PREFIXES
 from ovmstrio.protocols.openai.fields import Fields, shown
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import Reranker
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 

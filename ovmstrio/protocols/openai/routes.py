@@ -17,11 +17,11 @@ from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotRe
 from ovmstrio.protocols.openai.api import OpenAIApi
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.errors import ERROR_FORMATS
+from ovmstrio.protocols.openai.graph_text_api import TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
 from ovmstrio.protocols.openai.speech import speech_rules
-from ovmstrio.protocols.openai.text_documents import TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
@@ -31,7 +31,7 @@ from ovmstrio.transport.http.router import rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 

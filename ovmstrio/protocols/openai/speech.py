@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import AudioFormat, SpeechRequest
 from ovmstrio.protocols.openai.deltas import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_speech
 from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.event_streams import NO_PROXY_BUFFERING, stream_events
+from ovmstrio.transport.http.sse import NO_PROXY_BUFFERING, stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
-    from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = ["speech_rules"]
 

@@ -23,18 +23,18 @@ from ovmstrio.protocols.openai.fields import type_of
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.serving.generation_calls import open_generation
 from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.event_streams import stream_events
 from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ovmstrio.core.generation import GenerationChunk, GenerationLimits, GenerationRequest, TextGenerator
-    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
     from ovmstrio.serving.calls import ObservedCall
-    from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = [
     "ChunkStream",

@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.core.errors import ErrorList, NotSupported
 from ovmstrio.core.generation import Padding, Tokenizer
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.transport.http.responses import JSON_TYPE
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import TokenRow
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 

@@ -11,7 +11,7 @@ import trio
 
 from ovmstrio.core.errors import ErrorList, InvalidField
 from ovmstrio.core.generation import Task
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import TranscriptionRequest
 from ovmstrio.protocols.openai.api import model_name
 from ovmstrio.protocols.openai.deltas import encode_event
@@ -20,17 +20,17 @@ from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_transcript
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.event_streams import stream_events
 from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.speech import TimedText, Transcript, TranscriptPart
     from ovmstrio.protocols.openai.api import OpenAIApi
-    from ovmstrio.transport.http.event_streams import EventSink
     from ovmstrio.transport.http.router import Rule
+    from ovmstrio.transport.http.sse import EventSink
 
 __all__ = ["transcription_rules"]
 

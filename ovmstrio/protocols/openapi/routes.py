@@ -12,7 +12,7 @@ from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.tensor import INVALID
 from ovmstrio.protocols.kserve.documents import server_version
 from ovmstrio.serving.kind import Takes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ovmstrio.core.generation import GenerativeService
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
     from ovmstrio.core.request import ServableMetadata
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.serving.data_plane import DataPlane

@@ -25,7 +25,7 @@ from ovmstrio.protocols.kserve.grpc_requests import read_elements
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE, BY_NUMBER, describe_signature
 from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
 from ovmstrio.serving.interfaces import TENSORFLOW_GRPC
-from ovmstrio.transport.grpc.stream import OrderedHandler
+from ovmstrio.transport.grpc.call import OrderedHandler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.tensorflow.types import TensorFlowType
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.records import VersionStatus
-    from ovmstrio.transport.grpc.stream import Call
+    from ovmstrio.transport.grpc.call import Call
 
 __all__ = ["ModelService", "PredictRequest", "PredictionService", "decode_predict", "encode_predict"]
 

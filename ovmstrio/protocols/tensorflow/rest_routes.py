@@ -19,7 +19,7 @@ import orjson
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, ModelFailure, NotFound, ServerError
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import RawTensor, from_bf16
 from ovmstrio.encoding.json_output import array_pieces, read_raw
@@ -42,7 +42,7 @@ from ovmstrio.util.slices import run_in_slices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import Tensor, TensorSpec
     from ovmstrio.serving.data_plane import DataPlane, ModelMetadata

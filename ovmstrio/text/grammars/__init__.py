@@ -8,7 +8,7 @@
 
 from ovmstrio.text.grammars.checking import check_grammar
 from ovmstrio.text.grammars.compact_json import to_compact_json
-from ovmstrio.text.grammars.refusals import GrammarRefused
+from ovmstrio.text.grammars.errors import GrammarRefused
 from ovmstrio.text.grammars.tool_calls import ForcedCalls, tool_call_grammar
 
 __all__ = ["ForcedCalls", "GrammarRefused", "check_grammar", "to_compact_json", "tool_call_grammar"]

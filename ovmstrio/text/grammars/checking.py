@@ -8,8 +8,8 @@ from typing import Any, Final, NoReturn
 
 from ovmstrio.core.generation import Grammar, GrammarKind
 from ovmstrio.text.grammars.ebnf import check_ebnf
+from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.patterns import check_pattern
-from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.schemas import check_schema, read_schema
 
 __all__ = ["check_grammar", "check_structural_tag"]

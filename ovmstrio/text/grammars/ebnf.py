@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
+from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
 __all__ = ["check_ebnf"]
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 from ovmstrio.text.grammars.patterns import check_pattern
-from ovmstrio.text.grammars.refusals import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
 __all__ = ["check_schema", "check_termination", "read_schema", "resolve_reference", "without_wide_bounds"]
 

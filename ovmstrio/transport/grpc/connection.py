@@ -27,9 +27,12 @@ from ovmstrio.core.events import RequestObserver
 from ovmstrio.core.request import ArrivalOrder, Buffer
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.telemetry.loop_load import current_loop_load
-from ovmstrio.transport.accepting import TurnLimiter
+from ovmstrio.transport.accept_loop import TurnLimiter
 from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly
-from ovmstrio.transport.grpc.core import (
+from ovmstrio.transport.grpc.call import Call
+from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.transport.grpc.headers import FailureTranslator, Wakeup, trailers_only_block
+from ovmstrio.transport.grpc.http2 import (
     DataReceived,
     Event,
     GoAwayReceived,
@@ -39,20 +42,17 @@ from ovmstrio.transport.grpc.core import (
     StreamReset,
     WindowOpened,
 )
-from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
-from ovmstrio.transport.grpc.headers import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater
 from ovmstrio.transport.grpc.reusable_scope import ReusableScope
 from ovmstrio.transport.grpc.senders import BlockedSenders
-from ovmstrio.transport.grpc.stream import Call
 from ovmstrio.transport.send_budget import ConnectionBudget, current_connection_budget
 from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ovmstrio.transport.grpc.core import StreamState
+    from ovmstrio.transport.grpc.http2 import StreamState
 
 __all__ = ["NO_ROUTES", "CancelPacer", "Connection", "Routes", "StallWatch", "close_stream"]
 

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.transport.grpc.core import (
-    Http2Core,
-)
 from ovmstrio.transport.grpc.headers import Wakeup
+from ovmstrio.transport.grpc.http2 import Http2Core
 from ovmstrio.transport.send_budget import ConnectionBudget
 from ovmstrio.transport.stall_detector import ProgressTimer
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
-    from ovmstrio.transport.grpc.core import StreamState
+    from ovmstrio.transport.grpc.http2 import StreamState
 
 __all__ = ["BlockedSenders"]
 

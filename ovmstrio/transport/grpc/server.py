@@ -16,7 +16,7 @@ from grpclib.encoding.base import CodecBase
 from ovmstrio.core.connection import NO_PROXIES, ClientAddress, Peer, TrustedProxies
 from ovmstrio.core.events import RequestObserver
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-from ovmstrio.transport.accepting import AcceptLoop, DeadlineSpread, in_batches
+from ovmstrio.transport.accept_loop import AcceptLoop, DeadlineSpread, in_batches
 from ovmstrio.transport.direct_stream import get_peer_address, to_direct_stream
 from ovmstrio.transport.grpc.connection import NO_ROUTES, CancelPacer, Connection, Routes, close_stream
 from ovmstrio.transport.grpc.headers import ErrorMapper, FailureTranslator

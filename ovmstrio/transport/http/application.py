@@ -27,10 +27,10 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ovmstrio.core.callers import current_caller
-from ovmstrio.core.http import STATUSES_WITHOUT_BODY, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpAnswer, HttpRequest
 from ovmstrio.core.limits import current_ticket
 from ovmstrio.transport.direct_stream import has_unread
-from ovmstrio.transport.http.buffered_stream import PrefixedStream
+from ovmstrio.transport.http.bounded_send import PrefixedStream
 from ovmstrio.transport.http.responses import (
     body_too_large_error,
     encode_response_head,

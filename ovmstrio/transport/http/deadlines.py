@@ -10,7 +10,7 @@ import trio
 from ovmstrio.core.errors import InvalidField
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
 
 __all__ = ["request_deadline"]
 

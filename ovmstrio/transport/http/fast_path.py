@@ -23,10 +23,10 @@ import trio
 
 from ovmstrio.core.callers import release_caller
 from ovmstrio.core.connection import UNKNOWN_PEER, Peer
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import release_current_ticket
 from ovmstrio.transport.direct_stream import DirectStream, has_unread, resume, run_eagerly
-from ovmstrio.transport.http.buffered_stream import send_bounded, send_response
+from ovmstrio.transport.http.bounded_send import send_bounded, send_response
 from ovmstrio.transport.http.heads import METHODS, RequestHead, parse_head
 from ovmstrio.transport.http.responses import (
     encode_plain_json,

@@ -19,13 +19,13 @@ from ovmstrio.core.errors import (
     RequestTooSlow,
     ServerError,
 )
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.core.http import Headers
+    from ovmstrio.core.http_messages import Headers
 
 __all__ = [
     "JSON",

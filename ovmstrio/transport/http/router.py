@@ -24,7 +24,7 @@ import structlog
 from ovmstrio.core.callers import Permission, current_certificate, release_caller
 from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
 from ovmstrio.core.events import WireRequest, current_request, is_over_tls, recorded_body_bytes
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.limits import AdmissionTicket, current_ticket
 from ovmstrio.telemetry.denied_admin_log import log_denied
 from ovmstrio.transport.http.responses import error_response, with_auth_challenge
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
     from ovmstrio.transport.http.heads import RequestHead
     from ovmstrio.transport.http.responses import Cors
 

@@ -18,7 +18,7 @@ from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.connection import NO_PROXIES, Peer, TrustedProxies
 from ovmstrio.core.events import is_over_tls
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-from ovmstrio.transport.accepting import AcceptLoop, TurnLimiter, in_batches
+from ovmstrio.transport.accept_loop import AcceptLoop, TurnLimiter, in_batches
 from ovmstrio.transport.direct_stream import (
     DirectStream,
     close_forcefully,

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import trio
 
-from ovmstrio.transport.accepting import DeadlineSpread
+from ovmstrio.transport.accept_loop import DeadlineSpread
 
 __all__ = ["IDLE_GRACE_SECONDS", "ClosableConnection", "Handshake", "ShutdownState"]
 

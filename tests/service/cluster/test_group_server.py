@@ -23,7 +23,7 @@ from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.config.specs import ModelSpec, NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import ConfigError, NotReady, NotSupported, ServerError
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.isolation.codec import decode_error, encode_error
 from tests.support import ir

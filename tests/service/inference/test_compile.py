@@ -10,8 +10,8 @@ import openvino as ov
 import openvino.opset13 as op
 import pytest
 
-from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim
 from ovmstrio.inference.compile import ModelFile, compile_model

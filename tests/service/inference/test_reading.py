@@ -10,8 +10,8 @@ import pytest
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.inference.compile import ModelFile, compile_model
+from ovmstrio.inference.model_readers import read_model, read_paddle
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.reading import read_model, read_paddle
 from tests.support.onnx_files import EXTERNAL_PLACES, onnx_external_file, onnx_loss_file
 from tests.support.paddle_files import Layer, layers, write_field, write_model
 from tests.support.servables import EXACT

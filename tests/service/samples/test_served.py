@@ -13,7 +13,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import ovmstrio_samples
-from ovmstrio.client.connect import open_client
+from ovmstrio.client.factory import open_client
 from ovmstrio_samples.catalog import BY_NAME, SAMPLES
 from ovmstrio_samples.counter_stream.client import words
 from ovmstrio_samples.custom_node_c import client as custom_node_c

@@ -28,7 +28,7 @@ from ovmstrio.ext.kinds import (
     tree_mark,
 )
 from ovmstrio.protocols.kserve.documents import repository_index
-from ovmstrio.server.checking import LoadedVersion, check_config
+from ovmstrio.server.check import LoadedVersion, check_config
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.data_plane import DataPlane

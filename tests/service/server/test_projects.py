@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from fsspec.implementations.local import LocalFileSystem
 
-from ovmstrio.server.listening import open_server_listeners
+from ovmstrio.server.listeners import open_server_listeners
 from ovmstrio.server.plan import own_port, plan_project
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan

@@ -11,12 +11,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.server.listening import open_server_listeners
+from ovmstrio.server.listeners import open_server_listeners
 from ovmstrio.server.plan import Plan, read_plan, with_service_manager
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.systemd import Notifier
 from ovmstrio.serving.records import Readiness
-from ovmstrio.transport.accepting import AcceptLoop
+from ovmstrio.transport.accept_loop import AcceptLoop
 from ovmstrio.transport.listeners import bound_address, is_inherited
 from tests.support.waits import WAIT_SECONDS
 

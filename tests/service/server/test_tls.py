@@ -12,7 +12,7 @@ import trio
 import trustme
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.server.listening import Certificates
+from ovmstrio.server.listeners import Certificates
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings

@@ -20,7 +20,7 @@ from ovmstrio.models.servable import ModelServable
 from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.telemetry.spans import sampler_from_environ, warn_unsupported_propagators
 from ovmstrio.telemetry.trace_context import TraceParent
-from ovmstrio.transport.grpc import stream
+from ovmstrio.transport.grpc import call as stream
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module

@@ -17,7 +17,7 @@ from grpclib.encoding.proto import ProtoCodec
 from trio.testing import MockClock
 
 from ovmstrio.core.connection import Loopback
-from ovmstrio.transport.accepting import HANDSHAKE_SETTLE_SECONDS, PAUSE_SECONDS, AcceptLoop
+from ovmstrio.transport.accept_loop import HANDSHAKE_SETTLE_SECONDS, PAUSE_SECONDS, AcceptLoop
 from ovmstrio.transport.grpc.server import GrpcServer
 from ovmstrio.transport.http.router import Router
 from ovmstrio.transport.http.server import HttpFrontEnd

@@ -21,7 +21,7 @@ from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
 from ovmstrio.isolation.packets import PackedMessage, encode_packed
 from ovmstrio.models.sequences.requests import decode_arrays, encode_arrays
 from ovmstrio.workers.rpc import FAREWELL, WorkerRpc
-from ovmstrio.workers.sequences import PACKED_STEP, SequenceForwarder, SharedSequenceDirectory, run_plain_step
+from ovmstrio.workers.sequence_forwarding import PACKED_STEP, SequenceForwarder, SharedSequenceDirectory, run_plain_step
 from ovmstrio.workers.shared_state import SharedState
 from tests.support.waits import WAIT_SECONDS, until_async
 

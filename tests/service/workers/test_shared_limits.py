@@ -18,7 +18,7 @@ from ovmstrio.auth.quota import SharedQuota
 from ovmstrio.core.callers import ALL_SCOPES
 from ovmstrio.core.errors import CallerLimited, NotSupported, Overloaded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit
-from ovmstrio.server.access import CredentialStore
+from ovmstrio.server.credentials import CredentialStore
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.shared_admission import SharedAdmission
 from ovmstrio.workers import shared_state as ledger_memory

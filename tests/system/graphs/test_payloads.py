@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest, NotSupported
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.core.payloads import RawDocument
 from ovmstrio.graphs.graph_file import parse_graph_text
 from ovmstrio.graphs.validate import validate_graph

@@ -19,7 +19,7 @@ from ovmstrio.core.errors import (
     TooManyRequests,
 )
 from ovmstrio.core.generation import Conversation, Finish, GenerationChunk
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.graphs.validate import validate_graph
 from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.graphs import (

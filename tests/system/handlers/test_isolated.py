@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from ovmstrio.core.errors import ConfigError, MalformedPayload, ModelFailure, ServerError, UserCodeError
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.handlers.isolated.isolated_handler import IsolatedHandler, IsolatedModels, open_isolated_handler
 from ovmstrio.isolation.isolated_code import Isolation

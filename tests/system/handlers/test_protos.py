@@ -8,7 +8,7 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.handlers.grpc.services import open_proto
+from ovmstrio.handlers.grpc.proto_compiler import open_proto
 from tests.support.projects import FOUR_KINDS, PRIMES, written
 
 

@@ -12,8 +12,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import BatchingSpec, LayoutSpec, ModelSpec, ShapeSpec
+from ovmstrio.config.tensor_mapping import read_mapping
 from ovmstrio.core.errors import NotReady
 from ovmstrio.core.tensor import Dim
 from ovmstrio.inference.compile import ModelFile

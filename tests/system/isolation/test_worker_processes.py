@@ -360,7 +360,7 @@ async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
 
 _CODE = """
 import sys
-from ovmstrio.isolation.process_exit import watch_lifeline
+from ovmstrio.isolation.exit_status import watch_lifeline
 sys.stdin.readline()
 watch_lifeline(int(sys.argv[1]))
 print("watches", flush=True)

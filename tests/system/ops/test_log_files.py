@@ -15,7 +15,7 @@ from ovmstrio.ext.ops import Op
 from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
 from ovmstrio.ops.observing.log_files import open_log_files
-from ovmstrio.ops.observing.observing import open_observers
+from ovmstrio.ops.observing.observers import open_observers
 from ovmstrio.ops.settings import LoggingSettings
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.ops import asking, op_class, settings, text_graph

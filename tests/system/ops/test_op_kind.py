@@ -19,8 +19,8 @@ from ovmstrio.ext.ops import WebService
 from ovmstrio.ops.config_file import CONFIG_VARIABLE, validate_pipeline_config
 from ovmstrio.ops.kind import OpPipelineKind
 from ovmstrio.ops.op_service import OpService
+from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.predictor.local_predict import LocalPredictor
-from ovmstrio.ops.predictor.make import PredictorFactory
 from ovmstrio.ops.prepared_service import PreparedService
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
 from ovmstrio.ops.validate import validate_pipeline

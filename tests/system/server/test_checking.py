@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.config.config_file import parse_config
-from ovmstrio.server.checking import CheckReport, LoadedVersion, check_config, check_pipelines
+from ovmstrio.server.check import CheckReport, LoadedVersion, check_config, check_pipelines
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.serving.registry import Registry
 from tests.support import ir

@@ -13,7 +13,7 @@ import trio.testing
 from ovmstrio.cluster.ray.http import ClusterHttpHandler
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import Router, rule

@@ -18,7 +18,7 @@ from ovmstrio.cluster.ray.targets import HttpTarget, http_target, plain_path
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.connection import UNKNOWN_PEER
 from ovmstrio.core.errors import ConfigError, InvalidRequest, NotSupported
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.telemetry.metrics import Metrics

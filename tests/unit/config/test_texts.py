@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.documents import Findings, parse_json, parse_yaml
 from ovmstrio.config.located import InvalidSyntax, with_paths
-from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
 from ovmstrio.config.proto_text import parse_proto
-from ovmstrio.config.sections import (
+from ovmstrio.config.tensor_mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
+from ovmstrio.config.yaml_rules import (
     InvalidValue,
     Rule,
     Section,

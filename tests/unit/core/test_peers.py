@@ -23,7 +23,7 @@ from ovmstrio.core.connection import (
 )
 from ovmstrio.core.errors import PermissionDenied
 from ovmstrio.core.events import WireRequest
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.protocols.admin.changes import check_is_local, is_local
 
 Pairs = tuple[tuple[str, str], ...]

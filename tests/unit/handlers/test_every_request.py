@@ -17,9 +17,9 @@ from trio.testing import MockClock
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import TooManyRequests
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import LocalLimit
-from ovmstrio.handlers.building import open_handler
+from ovmstrio.handlers.handler_loading import open_handler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.routes import HandlerRoutes, error_response_with_cors
 from ovmstrio.serving.data_plane import DataPlane

@@ -8,8 +8,8 @@ import trio.testing
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.handlers.grpc.call_run import BlockingRequests, CallEndedError
-from ovmstrio.transport.grpc.stream import Call
+from ovmstrio.handlers.grpc.call import BlockingRequests, CallEndedError
+from ovmstrio.transport.grpc.call import Call
 
 
 class _Call:

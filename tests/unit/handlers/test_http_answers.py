@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from ovmstrio.auth.revocable_streams import RevocableStream
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import MalformedPayload, NotReady, ServerError, Unauthenticated, UserCodeError
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.ext.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.http_results import to_response

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ovmstrio import handlers
 from ovmstrio.core.errors import MalformedPayload
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.encoding import multipart
 from ovmstrio.handlers import http_values as forms
 from ovmstrio.handlers.http_values import FormData, QueryParams, RequestHeaders, UploadFile, parse_payload

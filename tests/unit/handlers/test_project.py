@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.handlers.building import HandlerDependencies, open_handler
+from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
 from tests.support.projects import opened, project
 
 HANDLER = "class Handler:\n    def handle_post(self):\n        return {}\n"

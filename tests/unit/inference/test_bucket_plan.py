@@ -9,9 +9,9 @@ import openvino as ov
 import openvino.opset13 as op
 import pytest
 
-from ovmstrio.config.mapping import NO_MAPPING
 from ovmstrio.config.shapes import parse_shape_buckets
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
+from ovmstrio.config.tensor_mapping import NO_MAPPING
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.inference.compile import enable_dynamic_batch
 from ovmstrio.inference.shape_buckets import plan_buckets

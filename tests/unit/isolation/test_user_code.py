@@ -21,8 +21,8 @@ from structlog.testing import capture_logs
 from ovmstrio import isolation
 from ovmstrio.isolation import trace_propagation
 from ovmstrio.isolation.generators import ThreadGenerator
-from ovmstrio.isolation.importing import HandlerPackage
-from ovmstrio.isolation.printing import log_printed_line, log_prints
+from ovmstrio.isolation.handler_imports import HandlerPackage
+from ovmstrio.isolation.print_capture import log_printed_line, log_prints
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
 from ovmstrio.util.stdio import running_code_of

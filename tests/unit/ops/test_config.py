@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.sections import rules_of
+from ovmstrio.config.yaml_rules import rules_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ext.ops import Op
 from ovmstrio.ops.config_file import (

@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op
 from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.observing.figures import current_samples
+from ovmstrio.ops.observing.counters import current_samples
 from ovmstrio.ops.observing.log_files import join_log_files, open_log_files
-from ovmstrio.ops.observing.observing import PipelineObservers, open_observers
+from ovmstrio.ops.observing.observers import PipelineObservers, open_observers
 from ovmstrio.ops.settings import LoggingSettings, OpSettings, PipelineSettings
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.ops import asking, op_class, settings, text_graph

@@ -37,11 +37,11 @@ from ovmstrio.inference.engine.program import EngineProgram
 from ovmstrio.inference.engine.prompts import PromptTokenizer
 from ovmstrio.inference.engine.sequences import QueuedRequest
 from ovmstrio.isolation.worker_process import WorkerProcess
-from ovmstrio.text.engine_link import EngineClient
+from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
 from ovmstrio.util.truncation import max_characters, size_of
-from ovmstrio.workers.engines import CALL_ENGINE, LISTEN_ENGINE, WorkerEngines
 from ovmstrio.workers.rpc import WorkerRpc
+from ovmstrio.workers.shared_engines import CALL_ENGINE, LISTEN_ENGINE, WorkerEngines
 from tests.support.scripted_channel import ScriptedChannel
 from tests.support.waits import WAIT_SECONDS
 

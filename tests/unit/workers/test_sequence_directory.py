@@ -17,7 +17,7 @@ from ovmstrio.core.worker_peers import SequenceMoved
 from ovmstrio.models.sequences import Sequence, SequenceControl, SequenceManager, SequenceManagers
 from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.sequences.store import SequenceStore
-from ovmstrio.workers.sequences import SharedSequenceDirectory
+from ovmstrio.workers.sequence_forwarding import SharedSequenceDirectory
 from ovmstrio.workers.shared_state import SequenceTable, SharedState, slots_for
 from tests.support.examples import examples
 

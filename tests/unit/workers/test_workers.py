@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import ConfigError, ModelFailure
 from ovmstrio.models.sequences.requests import owner_index
 from ovmstrio.models.sequences.store import check_worker_count, worker_folder
-from ovmstrio.server.reloading import RELOAD, RESTORE, Reloader
+from ovmstrio.server.reload import RELOAD, RESTORE, Reloader
 from ovmstrio.serving.aggregate import aggregate_metrics
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.workers.aggregate import RetainedMetrics
+from ovmstrio.workers.retained_metrics import RetainedMetrics
 
 # Reloads
 

@@ -29,7 +29,7 @@ from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.serving.records import VersionState
 from ovmstrio.transport.statuses import error_status
 from ovmstrio.util.placement import Placement
-from ovmstrio.workers.sequences import SharedSequenceDirectory
+from ovmstrio.workers.sequence_forwarding import SharedSequenceDirectory
 from ovmstrio.workers.shared_state import SharedState
 from tests.support import ir
 from tests.support.servables import (

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 import trustme
 
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.transport.http.router import MissingRouteResponses, Router, rule
 from ovmstrio.transport.http.server import HttpFrontEnd
 from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS

@@ -19,7 +19,7 @@ from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.graphs.graph_config import Port
 from ovmstrio.isolation import isolated_code
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.isolation.printing import log_prints
+from ovmstrio.isolation.print_capture import log_prints
 from pyovms import Tensor
 from tests.support.graph_nodes import Node, make_node, nodes
 from tests.support.graphs import handler

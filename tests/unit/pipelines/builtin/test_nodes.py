@@ -15,7 +15,7 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.core.tensor import BY_NAME, Array
 from ovmstrio.pipelines.builtin.builtin_node import BUILTIN_NAMES, builtin_name
 from ovmstrio.pipelines.builtin.east_ocr import DetectedText, suppress_overlaps
-from ovmstrio.pipelines.builtin.pictures import Box
+from ovmstrio.pipelines.builtin.images import Box
 from tests.support.pipelines import opened_builtin
 
 HEIGHT, WIDTH = 24, 32

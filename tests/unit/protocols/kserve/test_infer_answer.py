@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
 from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, encode_infer_response

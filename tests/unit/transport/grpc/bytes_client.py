@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hpack import Decoder, Encoder
 
 from ovmstrio.transport.grpc import frames
-from ovmstrio.transport.grpc.core import Event, Http2Core
 from ovmstrio.transport.grpc.frames import PREFACE, FrameType
+from ovmstrio.transport.grpc.http2 import Event, Http2Core
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, call_headers, frame, framed
 
 __all__ = ["HELLO", "data", "decoded", "headers", "message", "receive_all", "request_headers"]

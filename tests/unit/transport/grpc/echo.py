@@ -13,9 +13,9 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
+from ovmstrio.transport.grpc.call import Call, current_call
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.server import GrpclibService, GrpcServer, TrioService
-from ovmstrio.transport.grpc.stream import Call, current_call
 from ovmstrio.transport.listeners import open_listeners
 
 __all__ = ["BytesCodec", "Echo", "echo_server", "serving"]

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.transport.grpc import frames
-from ovmstrio.transport.grpc.core import (
+from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from ovmstrio.transport.grpc.headers import HeaderDecoder, RequestHead, trailers_block
+from ovmstrio.transport.grpc.http2 import (
     DataReceived,
     Event,
     GoAwayReceived,
@@ -22,8 +24,6 @@ from ovmstrio.transport.grpc.core import (
     StreamReset,
     WindowOpened,
 )
-from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
-from ovmstrio.transport.grpc.headers import HeaderDecoder, RequestHead, trailers_block
 from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, frame
 from tests.support.examples import examples

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from ovmstrio.transport.grpc import frames
-from ovmstrio.transport.grpc.core import Http2Core
 from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from ovmstrio.transport.grpc.http2 import Http2Core
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.send_budget import SendBudget
 from tests.support.bare_http2 import frame

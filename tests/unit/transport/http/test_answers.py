@@ -10,7 +10,7 @@ from grpclib.const import Status
 from ovmstrio.core import errors
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
 from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.transport.http.responses import (
     JSON_TYPE,
     encode_plain_json,

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import (
     ServerError,
     VersionsFailure,
 )
-from ovmstrio.core.http import HttpRequest
+from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.router import Route

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.router import Router

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from ovmstrio.core.generation import GenerationChunk, TextGenerator
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, TextEndpoint
 
 __all__ = ["TEXT_ENDPOINTS", "OpenAITextApi"]

@@ -20,13 +20,13 @@ import trio
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.http_messages import HttpAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Self
 
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpRequest
 
 __all__ = ["NO_PROXY_BUFFERING", "EventSink", "stream_events"]
 

@@ -20,14 +20,14 @@ from grpclib.metadata import encode_metadata
 
 from ovmstrio.core.connection import UNKNOWN, UnixSocket
 from ovmstrio.core.errors import UserCodeError
+from ovmstrio.handlers.error_reporter import INTERNAL_ERROR
 from ovmstrio.handlers.grpc.rpc_call import RpcCall
-from ovmstrio.handlers.handler_code import INTERNAL_ERROR
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.isolation.user_code import is_async
 from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
-    from ovmstrio.handlers.grpc.services import Rpc
+    from ovmstrio.handlers.grpc.proto_compiler import Rpc
     from ovmstrio.handlers.handler_calls import HandlerCalls
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.core.http import COMPLETE_BODY_TYPES, STATUSES_WITHOUT_BODY
+from ovmstrio.core.http_messages import COMPLETE_BODY_TYPES, STATUSES_WITHOUT_BODY
 from ovmstrio.transport.direct_stream import LINGER_SECONDS, MAX_WRITEV_BUFFERS, DirectStream, underlying_stream
 from ovmstrio.transport.http.responses import encode_response_head
 from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
@@ -16,7 +16,7 @@ from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import HttpAnswer
+    from ovmstrio.core.http_messages import HttpAnswer
     from ovmstrio.core.request import Buffer
 
 __all__ = ["PrefixedStream", "send_bounded", "send_response"]

@@ -23,7 +23,7 @@ import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ovmstrio.core.service import Introspection
-from ovmstrio.ops.observing.figures import (
+from ovmstrio.ops.observing.counters import (
     CounterWindow,
     OpCounters,
     PipelineCounters,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.telemetry.summed_metrics import sum_metrics, without_gauges
+from ovmstrio.telemetry.aggregate_metrics import sum_metrics, without_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,7 +22,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.user_code import describe_error
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import read_regular_bytes

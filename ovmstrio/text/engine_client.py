@@ -14,7 +14,7 @@ from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.engine.messages import ACCEPTED, TOKENS, decode_failure, encode_request, encode_texts
 from ovmstrio.isolation.worker_process import WorkerExited
-from ovmstrio.text.answers import OutputBuffer
+from ovmstrio.text.output_buffer import OutputBuffer
 from ovmstrio.text.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.util.truncation import AT_ONCE
 

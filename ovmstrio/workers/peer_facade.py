@@ -12,7 +12,7 @@ from ovmstrio.core.worker_peers import StreamedResult
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from ovmstrio.workers.aggregate import RetainedMetrics
+    from ovmstrio.workers.retained_metrics import RetainedMetrics
     from ovmstrio.workers.rpc import WorkerRpc
 
 __all__ = ["CHANGE_LOCK", "PeerFacade"]

@@ -16,7 +16,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.inference.compile import ModelFile, compile_loaded
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.reading import read_model
+from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.tokenizers import SpecialTokens, read_tokenizer
 from ovmstrio.util.placement import Placement
 

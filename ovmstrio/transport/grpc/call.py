@@ -15,7 +15,6 @@ from multidict import MultiDict
 
 from ovmstrio.core.connection import ClientAddress, Peer
 from ovmstrio.core.events import OK, WireRequest, current_request, record_body, recorded_body_bytes
-from ovmstrio.transport.grpc.core import StreamState
 from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -25,6 +24,7 @@ from ovmstrio.transport.grpc.headers import (
     trailers_block,
     trailers_only_block,
 )
+from ovmstrio.transport.grpc.http2 import StreamState
 from ovmstrio.transport.grpc.messages import ACCEPTED_ENCODINGS, message_prefix
 from ovmstrio.util.buffers import PiecedMessage
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, RequestObserver
     from ovmstrio.core.request import ArrivalOrder, ArrivalTicket
     from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-    from ovmstrio.transport.grpc.core import Http2Core
     from ovmstrio.transport.grpc.headers import FailureTranslator
+    from ovmstrio.transport.grpc.http2 import Http2Core
     from ovmstrio.transport.grpc.limits import TransportLimits
     from ovmstrio.transport.grpc.messages import Inflater
     from ovmstrio.transport.grpc.reusable_scope import ReusableScope

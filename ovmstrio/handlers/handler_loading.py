@@ -20,6 +20,7 @@ from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, QueueTimeouts, batch_options
 from ovmstrio.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
+from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_calls import call_method
 from ovmstrio.handlers.handler_class import (
@@ -31,8 +32,7 @@ from ovmstrio.handlers.handler_class import (
     load_handler_class,
     on_sys_path,
 )
-from ovmstrio.handlers.handler_code import ErrorReporter
-from ovmstrio.isolation.importing import HandlerPackage
+from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import (
     SourceLine,
