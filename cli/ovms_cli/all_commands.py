@@ -6,6 +6,4 @@ from typing import Final
 
 from ovms_cli.main import command_line
 
-__all__ = ["app"]
-
 app: Final = command_line()

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ovms_cli.chat_answers import ChatConversation
     from ovmstrio.client.chat import ChatClient
 
-__all__ = ["register"]
-
-
 _Target = Annotated[
     str,
     typer.Argument(

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.chat import ChatClient, ChatDelta, ChatUsage
 
-__all__ = ["ChatAnswer", "ChatConversation"]
-
 
 @dataclass(slots=True)
 class ChatAnswer:

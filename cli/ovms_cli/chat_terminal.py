@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.chat import ChatDelta
 
-__all__ = ["answer_aloud", "converse", "show_piece"]
-
 _PROMPT: Final = "> "
 _MORE: Final = "... "
 _COMMANDS: Final = {

@@ -15,8 +15,6 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
 if TYPE_CHECKING:
     from ovmstrio.server.check import CheckReport
 
-__all__ = ["register"]
-
 _WANTED: Final = "a config.json or nucleus.yaml, or the directory of a model, graph or handler"
 
 

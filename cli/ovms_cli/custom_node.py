@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ovms_cli.custom_node_check import LibraryVerdict
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""

@@ -14,8 +14,6 @@ from typing import Final
 from ovms_cli.console import echo
 from ovmstrio.ext.custom_nodes import include_folder
 
-__all__ = ["BuildError", "NothingToBuildError", "build_library"]
-
 _C: Final = ".c"
 _CPP: Final = (".cc", ".cpp", ".cxx")
 _PREFIX: Final = "libcustom_node_"

@@ -16,8 +16,6 @@ from ovmstrio.core.errors import Problem
 from ovmstrio.isolation.program import describe_probe_exit
 from ovmstrio.pipelines.native.library import remove_leftovers
 
-__all__ = ["Item", "LibraryVerdict", "check_library"]
-
 _PROBE: Final = "ovms_cli.custom_node_probe"
 _OPENING: Final = "it was being loaded, initialized and asked for its inputs and outputs"
 _STEPS: Final = {"open": _OPENING, "close": "it was being deinitialized"}

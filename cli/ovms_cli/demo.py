@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio_samples.question import Ask, Question
 
-__all__ = ["register"]
-
 _HOST: Final = "127.0.0.1"
 _PORT: Final = 9000
 _REST_PORT: Final = 8000

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from threading import Event
 
-__all__ = ["register"]
-
 _IMPORT_PATH: Final = "ovmstrio.cluster.ray.application:application"
 _NO_CLUSTER: Final = "there is no cluster at {}: {}; start one with: ray start --head"
 _KEPT: Final = (

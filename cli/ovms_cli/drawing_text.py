@@ -13,8 +13,6 @@ from ovms_cli.console import escaping_console, stdout
 if TYPE_CHECKING:
     from ovmstrio.util.drawing import Drawing, DrawnBox, DrawnEdge
 
-__all__ = ["to_text"]
-
 _COLOURS: Final = {"input": "green", "node": "cyan", "output": "green"}
 _NARROWEST: Final = 20
 

@@ -7,8 +7,6 @@ from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.server.gc_tuning import raise_gc_threshold
 from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line; one that is interrupted ends with 130 and without a word."""

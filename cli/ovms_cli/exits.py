@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["EXIT_CODES", "EX_FAILED", "EX_INTERRUPTED", "EX_OK", "EX_UNREACHABLE", "EX_USAGE"]
-
 EX_OK: Final = 0
 EX_FAILED: Final = 1
 EX_UNREACHABLE: Final = 2

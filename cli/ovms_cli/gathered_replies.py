@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.client.api import StreamOutput, StreamReply
     from ovmstrio.core.tensor import Array
 
-__all__ = ["gather"]
-
 
 def gather(replies: Generator[StreamReply]) -> tuple[dict[str, Array], int]:
     """Read a stream to its end, and give its outputs and how many pieces the output with the most came in.

@@ -16,8 +16,6 @@ from ovms_cli.problems import conclude, show_problems
 if TYPE_CHECKING:
     from ovmstrio.handlers.config.project_spec import ProjectSpec
 
-__all__ = ["register"]
-
 _NAME: Final = "nucleus.Dockerfile"
 
 

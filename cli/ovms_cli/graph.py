@@ -15,8 +15,6 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 if TYPE_CHECKING:
     from ovmstrio.graphs.validate import GraphValidation
 
-__all__ = ["register"]
-
 _GraphPath = Annotated[
     Path, typer.Argument(help="graph.pbtxt, or the directory that it is in", show_default=False, metavar="PATH")
 ]

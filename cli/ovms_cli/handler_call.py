@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client import Client, Posted
 
-__all__ = ["post_file"]
-
 _STANDARD_INPUT: Final = "-"
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"

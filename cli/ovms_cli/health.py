@@ -15,8 +15,6 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, show_data
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     _Answer = tuple[dict[str, Array], int]
     """Outputs by name, and in how many pieces they came."""
 
-__all__ = ["register"]
-
 _HANDLER: Final = "handler"
 """The platform of what is called over HTTP with a body of its own."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.auth.key_file import CallerEntry
 
-__all__ = ["register"]
-
 _DEFAULT: Final = Path("keys.json")
 
 _Name = Annotated[str, typer.Argument(help="Name of the caller, as logs tell it.", show_default=False)]

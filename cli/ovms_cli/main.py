@@ -20,8 +20,6 @@ from ovmstrio.server.gc_tuning import set_serving_gc_threshold
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["COMMANDS", "command_line", "main"]
-
 COMMANDS: Final = (
     "serve",
     "stop",

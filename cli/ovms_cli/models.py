@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     Known = dict[tuple[str, str], ModelInfo]
     """Metadata by name and version."""
 
-__all__ = ["register"]
-
 _COLOURS = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "dim"}
 
 

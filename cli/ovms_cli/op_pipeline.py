@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.web_service import WebService
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["check_service", "find_op_config", "show_service"]
-
 _NAMES: Final = ("config.yml", "config.yaml")
 _SUFFIXES: Final = (".yml", ".yaml")
 _DEFAULT_SCRIPT: Final = "web_service.py"

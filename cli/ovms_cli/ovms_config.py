@@ -27,8 +27,6 @@ from ovmstrio.util.regular_files import open_regular, read_regular_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["manage_config"]
-
 _REPOSITORY: Final = "OVMS_MODEL_REPOSITORY_PATH"
 _CONFIG: Final = "config.json"
 _MODELS: Final = "model_config_list"

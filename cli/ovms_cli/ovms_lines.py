@@ -12,9 +12,6 @@ from ovms_cli.console import EX_USAGE, fail
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-__all__ = ["OWN_OPTIONS", "Commands", "LateCommand", "ServeCommand"]
-
-
 OWN_OPTIONS: Final = frozenset({"--help", "--version", "--install-completion", "--show-completion"})
 """What stands in place of a command and is meant for none."""
 

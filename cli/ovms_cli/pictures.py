@@ -14,8 +14,6 @@ from ovmstrio.util.truncation import escape_controls
 if TYPE_CHECKING:
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["FileOption", "FormatOption", "PictureFormat", "render", "write_picture"]
-
 
 class PictureFormat(StrEnum):
     """How something is shown."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineSpec
     from ovmstrio.core.errors import Problem
 
-__all__ = ["register"]
-
 _DEFAULT_NAME = "config.json"
 
 _ConfigPath = Annotated[

@@ -16,8 +16,6 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 if TYPE_CHECKING:
     from ovmstrio.inference.conversion.inputs import InputSpec
 
-__all__ = ["register"]
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 

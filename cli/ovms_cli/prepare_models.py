@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Outcome: TypeAlias = Converted | Path | Exception
     """What came of a model: the folder where it was before stands for what was left as it is."""
 
-__all__ = ["next_steps", "prepare_models"]
-
 
 def prepare_models(
     source: Path,

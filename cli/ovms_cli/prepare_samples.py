@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio_samples.catalog import ProjectSample, Sample
     from ovmstrio_samples.wheels import Progress
 
-__all__ = ["list_samples", "prepare_sample"]
-
 
 def list_samples(form: Output) -> None:
     """Show the samples."""

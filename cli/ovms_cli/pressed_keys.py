@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["pressed_keys"]
-
 
 @contextmanager
 def pressed_keys() -> Iterator[Callable[[float], str]]:

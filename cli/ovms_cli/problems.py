@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.errors import Problem
 
-__all__ = [
-    "Strict",
-    "as_errors",
-    "conclude",
-    "count",
-    "count_problems",
-    "point_to",
-    "problem_facts",
-    "problem_rows",
-    "safe",
-    "show_problems",
-]
-
-
 _COLUMNS: Final = ("severity", "file", "line", "path", "message", "expected", "found", "suggestion")
 
 Strict = Annotated[bool, typer.Option("--strict", help="Take warnings for errors.")]

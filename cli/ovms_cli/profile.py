@@ -14,8 +14,6 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, print_csv,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

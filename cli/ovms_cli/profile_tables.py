@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-__all__ = ["HEADER", "named", "profile_rows", "profile_tables"]
-
 HEADER: Final = ("where", "what", "place", "own_percent", "total_percent", "microseconds")
 """The columns of :func:`profile_rows`."""
 

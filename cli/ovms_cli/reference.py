@@ -14,8 +14,6 @@ from typing import Final
 
 from typer.testing import CliRunner
 
-__all__ = ["cleaned", "reference"]
-
 _BOLD: Final = re.compile(r'<span style="font-weight: bold">(.*?)</span>', re.DOTALL)
 _OTHER_SPANS: Final = re.compile(r"</?span[^>]*>")
 _CODE: Final = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)

@@ -16,8 +16,6 @@ from ovms_cli.serving import server_parameters
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["register"]
-
 HELP = """Run a pipeline service's script, such as a [bold]web_service.py[/] of Paddle Serving, unchanged.
 
 [bold]paddle_serving_server[/] and [bold]paddle_serving_app[/] can be imported by it. [bold]-c FILE[/] takes the place

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.ops.web_service import WebService
 
-__all__ = ["call_script", "compat_folder", "execute_script", "let_scripts_import"]
-
 _PACKAGE: Final = "paddle_serving_server"
 _MAIN: Final = "__main__"
 

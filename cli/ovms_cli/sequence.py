@@ -10,8 +10,6 @@ from ovms_cli.console import EX_USAGE, ending_with, note
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 from ovms_cli.tables import Output, chosen
 
-__all__ = ["register"]
-
 _LARGEST_ID = 2**64 - 1
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.client import Client
     from ovmstrio.core.tensor import Array
 
-__all__ = ["SequenceModel", "StepAnswer", "new_id", "stream_steps"]
-
 _SEQUENCE_ID: Final = "sequence_id"
 _LARGEST_INTEGER: Final = 2**63 - 1
 _IDS: Final = 2**48

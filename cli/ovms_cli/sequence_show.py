@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ovms_cli.sequence_run import StepAnswer
     from ovmstrio.core.tensor import Array
 
-__all__ = ["Keeping", "show"]
-
 _SHOWN: Final = 4
 _SUFFIXES: Final = frozenset({".npy", ".npz", ".json"})
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo
     from ovmstrio.core.tensor import Array
 
-__all__ = ["Cutting", "Steps", "WrongOption", "plan"]
-
 
 class WrongOption(Exception):
     """An option does not go with the model or the data."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client import SequenceState
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -22,8 +22,6 @@ from ovms_cli.serving import run_to_the_end, server_parameters, set_up_logs, usa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["register", "run_server"]
-
 HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
 
 Give the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.handlers.config.project_spec import ProjectSpec
 
-__all__ = ["run_project"]
-
 _OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
 """Keys of the configuration of a pipeline of Ops, which no project has."""
 

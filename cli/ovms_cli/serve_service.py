@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.web_service import WebService
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["run_pipeline_service", "serve_script"]
-
 
 def run_pipeline_service(config: Path | None, script: Path, options: dict[str, Any]) -> None:
     """Serve a script's pipeline until it is told to stop; exits with 64 for a wrong command line, 1 for a failure."""

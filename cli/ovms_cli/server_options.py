@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client import Client, ClientTls
 
-__all__ = ["Ca", "Cert", "Key", "Rest", "Timeout", "Url", "asking", "open_tls"]
-
 Url = Annotated[
     str, typer.Option("--url", help="HOST:PORT of the server; by default 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
 ]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.config.project_spec import ProjectSpec
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["run_to_the_end", "server_parameters", "set_up_logs", "usage"]
-
 
 def server_parameters(*, without: Collection[str] = ()) -> list[inspect.Parameter]:
     """Make an option of each setting of a server, for the signature of a command."""

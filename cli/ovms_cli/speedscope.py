@@ -9,8 +9,6 @@ from ovms_cli.profile_tables import named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["speedscope_document"]
-
 _SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 _WAITS: Final = "waits for something to do"
 _MICROSECONDS: Final = 1e6

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio.serving.records import VersionStatus
 
-__all__ = ["show_startup"]
-
 
 async def show_startup(running: Running) -> None:
     """Show a line of what is loading while it loads, on a terminal, and then a panel of all that is served.

@@ -13,8 +13,6 @@ from ovms_cli.console import EX_USAGE, fail, say
 if TYPE_CHECKING:
     from ovmstrio.ops.process_info import ServingProcess
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

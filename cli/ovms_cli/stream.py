@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.api import StreamReply
 
-__all__ = ["register"]
-
 _METADATA_SECONDS = 10.0
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ovms_cli.stream_text import Seen
     from ovmstrio.client.api import StreamReply
 
-__all__ = ["show_live"]
-
 _REFRESHES_A_SECOND: Final = 12
 _FOOTER_LINES: Final = 2
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.api import Value
 
-__all__ = ["are_typed", "one_request", "read_lines"]
-
 _STANDARD_INPUT: Final = "-"
 _KEYS: Final = frozenset({"inputs", "timestamp", "parameters", "id"})
 _WORDS: Final[dict[str, bool]] = {"true": True, "false": False}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ovms_cli.stream_text import Seen
     from ovmstrio.client.api import StreamReply
 
-__all__ = ["show"]
-
 
 def show(replies: Generator[StreamReply], seen: Seen, form: Output, *, verbose: bool, live: bool) -> None:
     """Show replies as they come; ``live`` lets texts be redrawn as they grow, on a terminal that can.

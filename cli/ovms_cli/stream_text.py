@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.api import StreamOutput, StreamReply
 
-__all__ = ["Seen", "TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
-
 _TEXT_TYPES: Final = frozenset({"UINT8", "BYTES"})
 _NOT_TEXT: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 """Characters that no text has; bytes that hold one are numbers."""

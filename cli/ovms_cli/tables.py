@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = [
-    "JsonOption",
-    "Output",
-    "OutputOption",
-    "chosen",
-    "fitted",
-    "plain_rows",
-    "print_csv",
-    "print_table",
-    "show_data",
-]
-
 _NARROW: Final = 60
 _WIDEST: Final = 10_000
 

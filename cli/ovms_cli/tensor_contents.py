@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo
     from ovmstrio.core.tensor import Array
 
-__all__ = ["WAVE", "choose", "load_numpy", "read_json", "read_packed", "sniff"]
-
 WAVE: Final = ".wav"
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _ZIP_MAGIC: Final = b"PK"

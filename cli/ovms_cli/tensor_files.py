@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo
     from ovmstrio.core.tensor import Array
 
-__all__ = ["fit", "is_typed", "read_inputs"]
-
 _AS_DECODED: Final = ImageOptions()
 _STANDARD_INPUT: Final = "-"
 _READ_SUFFIXES: Final = frozenset({".npy", ".npz", ".json", WAVE})

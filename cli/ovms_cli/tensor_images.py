@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo
     from ovmstrio.core.tensor import Array
 
-__all__ = ["ImageOptions", "decode_image", "is_image"]
-
 _SUFFIXES: Final = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 _CHANNELS: Final = (1, 3)
 _RANK: Final = 4

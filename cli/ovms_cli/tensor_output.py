@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array
 
-__all__ = ["FILES", "FORMS", "as_json", "check_target", "plain", "write_outputs"]
-
 FORMS: Final = tuple(Output)
 """How outputs are printed."""
 FILES: Final = (".npy", ".npz", ".json")

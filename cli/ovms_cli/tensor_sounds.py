@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo
     from ovmstrio.core.tensor import Array
 
-__all__ = ["decode_wave", "is_wave"]
-
 _HEAD: Final = (b"RIFF", b"WAVE")
 _UNSIGNED_BYTES: Final = 1
 _THREE_BYTES: Final = 3

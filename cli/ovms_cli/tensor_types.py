@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.client.api import Value
     from ovmstrio.core.tensor import Array
 
-__all__ = ["to_own_type", "to_type"]
-
 _ROUNDING: Final = {"BF16": 2**-8}
 _USUAL_ROUNDING: Final = 1e-3
 """How far a narrower floating-point type may be from the value, relative to it."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovms_cli.top_figures import Look
     from ovmstrio.client import Client
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

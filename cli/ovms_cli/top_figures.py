@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.client import ModelState
 
-__all__ = ["FAMILIES", "Look", "ServableFigures", "ServerFigures", "figures_between", "quantile", "read_look"]
-
 FAMILIES: Final = (
     "ovms_request_time_us",
     "ovms_requests_fail",

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ovms_cli.top_figures import ServerFigures
 
-__all__ = ["BUSIEST", "SORTS", "draw", "exact_table", "figures_table", "in_order"]
-
 _COLOURS: Final = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "dim"}
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _NEXT_UNIT: Final = 1024

@@ -15,8 +15,6 @@ from ovms_cli.tables import JsonOption, Output, chosen, print_csv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["register", "watch_stages"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

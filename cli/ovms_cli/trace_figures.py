@@ -20,8 +20,6 @@ from ovms_cli.tables import fitted, print_table
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops.config_file import validate_pipeline_config
 
-__all__ = ["HEADER", "NoFigures", "NoServer", "NoTarget", "draw", "find_url", "open_source", "print_figures", "rows"]
-
 _TRACE_PATH: Final = "/trace"
 _DEFAULT_NAME: Final = "config.yml"
 _STAGES: Final = ("in", "prep", "midp", "postp", "out")

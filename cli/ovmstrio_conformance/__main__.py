@@ -11,8 +11,6 @@ import httpx
 from ovmstrio_conformance.run import as_document, run_cases, summary
 from ovmstrio_conformance.target import TriedServer
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Try a server and print a line a rule; 0 if it keeps all that were tried, 1 if not, 2 for wrong usage."""

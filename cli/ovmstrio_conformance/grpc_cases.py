@@ -11,8 +11,6 @@ import numpy as np
 
 from ovmstrio_conformance.target import DATATYPES, TriedServer, Unsuitable, expect, message
 
-__all__ = ["GRPC_CASES"]
-
 _MISSING: Final = "there-is-no-such-model"
 _BLAME: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 

@@ -10,8 +10,6 @@ import httpx
 
 from ovmstrio_conformance.target import DATATYPES, TriedServer, Unsuitable, expect
 
-__all__ = ["REST_CASES"]
-
 _MISSING: Final = "there-is-no-such-model"
 _OK: Final = 200
 _CLIENT_ERRORS: Final = range(400, 500)

@@ -13,8 +13,6 @@ from ovmstrio_conformance.grpc_cases import GRPC_CASES
 from ovmstrio_conformance.rest_cases import REST_CASES
 from ovmstrio_conformance.target import Disagreement, TriedServer, Unsuitable
 
-__all__ = ["CaseResult", "as_document", "run_cases", "summary"]
-
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:

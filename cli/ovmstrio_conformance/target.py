@@ -13,8 +13,6 @@ import numpy as np
 
 from ovmstrio.encoding.messages import message_class
 
-__all__ = ["DATATYPES", "Disagreement", "TriedServer", "Unsuitable", "expect"]
-
 DATATYPES: Final = {
     "BOOL": ("?", "bool_contents"),
     "UINT8": ("u1", "uint_contents"),

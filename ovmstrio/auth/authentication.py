@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.worker_peers import Counters
 
-__all__ = [
-    "NEVER",
-    "Authentication",
-    "CallerDirectory",
-    "IdentifiedCaller",
-    "TokenVerifier",
-    "VerifiedClaims",
-    "request_credential",
-]
-
 # Caller directory
 
 NEVER: Final = float("inf")

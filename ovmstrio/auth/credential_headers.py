@@ -13,8 +13,6 @@ from ovmstrio.core.callers import current_caller
 if TYPE_CHECKING:
     from ovmstrio.core.http_messages import Headers
 
-__all__ = ["strip_credentials"]
-
 _CERTIFICATE: Final = "certificate"
 _CREDENTIAL_HEADERS: Final = frozenset({"authorization", "x-api-key"})
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.auth.authentication import Authentication
 
-__all__ = ["Gate"]
-
 log = structlog.get_logger(__name__)
 
 

@@ -41,8 +41,6 @@ from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["CallerEntry", "key_hash", "new_key", "parse_callers", "read_key_file", "write_key_file"]
-
 _PREFIX: Final = "ovms_"
 _RANDOM_BYTES: Final = 32
 _NAME: Final = re.compile(r"[\w.@:/-]{1,128}")

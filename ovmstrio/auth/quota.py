@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.auth.key_file import CallerEntry
     from ovmstrio.core.worker_peers import Counters
 
-__all__ = ["CallerQuota", "SharedQuota", "TokenBucket"]
-
-
 _MINUTE: Final = 60.0
 _ALMOST_ONE: Final = 1 - 1e-9
 """Tolerance for rounding errors of sums."""

@@ -23,14 +23,6 @@ from ovmstrio.core.errors import ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = [
-    "RevocableStream",
-    "RevocableStreams",
-    "cancel_on_revocation",
-    "current_revocable_streams",
-    "register_stream",
-]
-
 
 class RevocableStream:
     """One open stream.

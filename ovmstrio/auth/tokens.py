@@ -23,9 +23,6 @@ from ovmstrio.core.tracing import client_span
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["FileKeys", "IssuerKeys", "JwtVerifier", "SigningKeys", "TokenRules", "parse_key_set"]
-
-
 _ALGORITHMS: Final = (
     "RS256",
     "RS384",

@@ -17,8 +17,6 @@ from ovmstrio.encoding.status_errors import Unreachable, error_of_http
 if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
 
-__all__ = ["ChatClient", "ChatDelta", "ChatMessage", "ChatUsage"]
-
 ChatMessage = Mapping[str, str]
 """``role`` and ``content``."""
 

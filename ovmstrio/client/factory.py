@@ -11,8 +11,6 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "open_client"]
-
 DEFAULT_TIMEOUT_SECONDS: Final = 60.0
 _SCHEMES: Final = frozenset({"", "http", "https", "grpc", "grpcs"})
 _GRPC_TARGETS: Final = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")

@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = [
-    "GrpcClient",
-    "RequestIterator",
-    "next_message",
-    "open_stream",
-    "read_outputs",
-    "read_reply",
-    "request_message",
-]
-
 # -- Streams -----------------------------------------------------------------------------------------------------------
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = ["RestClient", "encode_body", "read_events", "single_request", "split_events"]
-
 # -- Streams (Triton's ``generate_stream`` with server-sent events) ----------------------------------------------------
 
 _RESERVED_FIELDS: Final = frozenset({"model_name", "model_version", "parameters", "id"})

@@ -9,8 +9,6 @@ from pathlib import Path
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.util.regular_files import check_regular
 
-__all__ = ["ClientTls"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:

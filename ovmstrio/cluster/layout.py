@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, ServerSpec
     from ovmstrio.server.kinds import Kinds
 
-__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "drain_seconds", "make_layout", "shard_names"]
-
 # ----------------------------------------------------------------------
 # Which services of a configuration run together, and which groups call each other
 # ----------------------------------------------------------------------

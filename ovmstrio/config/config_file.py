@@ -28,17 +28,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, matching_families
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = [
-    "ConfigFile",
-    "ConfigReader",
-    "ParsedConfig",
-    "Subconfigs",
-    "check_families",
-    "parse_config",
-    "parse_config_leniently",
-    "with_article",
-]
-
 
 class _SubconfigFile(Schema):
     model_config_list: list[Any]

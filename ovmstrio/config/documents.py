@@ -19,27 +19,6 @@ from ovmstrio.config.located import NO_LINE, Document, InvalidSyntax, Located, m
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = [
-    "OPTIONAL",
-    "Findings",
-    "Schema",
-    "Severity",
-    "check_members",
-    "did_you_mean",
-    "expected_text",
-    "invalid_value_error",
-    "is_whole",
-    "list_items",
-    "load_document",
-    "load_yaml",
-    "parse_json",
-    "parse_yaml",
-    "sorted_by_line",
-    "suggest_key",
-    "to_short_json",
-]
-
-
 # Diagnostics
 
 Severity = Literal["error", "warning"]

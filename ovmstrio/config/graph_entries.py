@@ -18,8 +18,6 @@ from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry
 from ovmstrio.core.errors import Problem
 
-__all__ = ["GRAPH_SUFFIX", "GraphEntry", "GraphFiles", "check_graph_settings", "find_graph", "is_graph"]
-
 GRAPH_SUFFIX: Final = ".pbtxt"
 _GRAPH_FILE: Final = f"graph{GRAPH_SUFFIX}"
 _SUBCONFIG: Final = "subconfig.json"

@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from ovmstrio.core.errors import Problem
 
-__all__ = ["NO_LINE", "Document", "InvalidSyntax", "Located", "Place", "member_path", "with_paths"]
-
 
 class Place(NamedTuple):
     """A file and the position of settings in it."""

@@ -20,9 +20,6 @@ from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["KnownModel", "ModelEntries", "parse_overrides", "path_property_problems"]
-
-
 _NOT_SERVED: Final = "is not supported"
 
 Count = Annotated[int, Field(ge=0)]

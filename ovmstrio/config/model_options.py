@@ -38,27 +38,6 @@ from ovmstrio.config.specs import (
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME
 
-__all__ = [
-    "COLOR_FORMATS",
-    "LAYOUT_DEPENDENT",
-    "MODEL_OPTIONS",
-    "PRECISIONS",
-    "STATEFUL_ONLY",
-    "check_base_path",
-    "check_local_path",
-    "check_name",
-    "format_numbers",
-    "format_version_policy",
-    "parse_batching",
-    "parse_color_formats",
-    "parse_mean",
-    "parse_model_options",
-    "parse_plugin_config",
-    "parse_precisions",
-    "parse_scale",
-    "parse_version_policy",
-]
-
 # Preprocessing
 
 PRECISIONS: Final = tuple(name for name in BY_NAME if name != "BYTES")

@@ -16,8 +16,6 @@ from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_pyt
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec
 from ovmstrio.core.errors import Problem
 
-__all__ = ["HANDLERS", "OP_PIPELINES", "check_mounted_name", "read_handlers", "read_op_pipelines"]
-
 RESERVED: Final = ("v1", "v2", "v3", "metrics", "health")
 """First segments of the server's own REST paths."""
 

@@ -30,8 +30,6 @@ from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import Problem
 
-__all__ = ["NODE_LIBRARIES", "PIPELINES", "find_library", "read_pipelines"]
-
 _IN_CONTAINER: Final = re.compile(r"/ovms/lib/custom_nodes/libcustom_node_(\w+)\.so")
 _SHORT_NAME: Final = re.compile(r"\w+")
 

@@ -13,8 +13,6 @@ from ovmstrio.config.documents import Findings, did_you_mean
 from ovmstrio.config.located import InvalidSyntax, Located
 from ovmstrio.config.yaml_rules import InvalidValue
 
-__all__ = ["fit_message", "parse_proto"]
-
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:\s+|\#[^\n]*)+)
       | (?P<string>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.config.located import Located
 
-__all__ = ["BreakerSpec", "RemoteAddress", "RemoteSpec", "RemoteTls", "read_remotes"]
-
 _SCHEMES: Final = ("grpc", "grpcs", "http", "https")
 _FORM: Final = "grpc://HOST:PORT, or grpcs, http or https, or a list of such"
 _MAX_ADDRESSES: Final = 64

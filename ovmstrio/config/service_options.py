@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.documents import Findings
     from ovmstrio.config.specs import ServableSpec
 
-__all__ = ["PYTHON_KEYS", "PythonEntry", "ServiceEntry", "apply_entry_options", "check_python", "parse_python"]
-
-
 SpecT = TypeVar("SpecT", bound="ServableSpec")
 
 

@@ -15,23 +15,6 @@ from ovmstrio.config.specs import BatchingSpec, BatchSpec, DimensionBuckets, Lay
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim
 
-__all__ = [
-    "SHAPE_BUCKETS",
-    "bucket_conflicts",
-    "format_batch_size",
-    "format_layout",
-    "format_shape",
-    "parse_batch_size",
-    "parse_by_tensor",
-    "parse_json_object",
-    "parse_layout",
-    "parse_layouts",
-    "parse_shape",
-    "parse_shape_buckets",
-    "parse_shapes",
-]
-
-
 _T = TypeVar("_T")
 
 

@@ -21,35 +21,6 @@ from ovmstrio.core.tensor import Dim
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "PROMPT_LOOKUP",
-    "AllVersions",
-    "Autoscaling",
-    "BatchSpec",
-    "BatchingSpec",
-    "DimensionBuckets",
-    "GraphSpec",
-    "HandlerSpec",
-    "LatestVersions",
-    "LayoutSpec",
-    "MetricsSpec",
-    "ModelSpec",
-    "NodeInput",
-    "NodeOutput",
-    "OpPipelineSpec",
-    "PipelineNode",
-    "PipelineSpec",
-    "PlacementSpec",
-    "PythonSpec",
-    "ServableSpec",
-    "ServerSpec",
-    "ShapeSpec",
-    "SpecificVersions",
-    "TextModelSpec",
-    "VersionPolicy",
-    "read_placement",
-]
-
 # Cluster placement
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]

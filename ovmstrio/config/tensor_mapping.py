@@ -13,8 +13,6 @@ from ovmstrio.config.located import Document, Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["MAPPING_FILE", "NO_MAPPING", "TensorMapping", "read_mapping"]
-
 MAPPING_FILE: Final = "mapping_config.json"
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.config.located import Located
 
-__all__ = ["TASKS", "TEXT_MODELS", "TEXT_OPTIONS", "parse_task", "parse_text_options", "read_text_models"]
-
 # Options
 
 TASKS: Final = tuple(task.value for task in Task)

@@ -16,23 +16,6 @@ from typing import Any, Final, get_type_hints
 from ovmstrio.config.documents import Findings, did_you_mean, suggest_key, to_short_json
 from ovmstrio.config.located import Located
 
-__all__ = [
-    "InvalidValue",
-    "Rule",
-    "Rules",
-    "Section",
-    "boolean",
-    "choice",
-    "choice_ci",
-    "integer",
-    "lenient",
-    "nonempty_str",
-    "number",
-    "rules_of",
-    "string_list",
-    "string_value",
-]
-
 Rule = Callable[[Located], Any]
 """Converts a value, or raises Unusable."""
 

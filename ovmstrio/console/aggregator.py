@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.telemetry.recent_history import RecentHistory
 
-__all__ = [
-    "FAILURES",
-    "LINES",
-    "MAX_HISTORY_SECONDS",
-    "TRACES",
-    "AggregatedSnapshot",
-    "ConsoleAggregator",
-    "MergedHistory",
-    "merge_figures",
-    "merge_rows",
-]
-
 # History: failures, log lines and traces
 
 _MAX_FAILURES: Final = 100

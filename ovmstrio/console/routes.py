@@ -45,13 +45,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule, View
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = [
-    "CHANGE_HEADER",
-    "ConsoleMode",
-    "asset_names",
-    "console_rules",
-]
-
 # Static files
 
 _INDEX: Final = "index.html"

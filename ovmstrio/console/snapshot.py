@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from ovmstrio.telemetry.recent_history import RecentHistory
     from ovmstrio.util.drawing import Drawing
 
-__all__ = [
-    "FRESH_ROWS",
-    "MAX_SEQUENCES",
-    "MAX_TRACES",
-    "LocalSnapshots",
-    "Snapshot",
-    "SnapshotQuery",
-    "latency_document",
-]
-
 # Service rows
 
 

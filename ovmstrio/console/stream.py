@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = [
-    "MAX_VIEWERS",
-    "FrameMaker",
-    "StreamCounter",
-    "StreamFilter",
-    "encode_error_event",
-    "encode_event",
-    "failure_entries",
-    "send_events",
-]
-
 # Frames
 
 _INTERVAL_SECONDS: Final = 1.0

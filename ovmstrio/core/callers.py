@@ -19,20 +19,6 @@ from ovmstrio.core.errors import MissingScope, Unauthenticated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "MISSING_SCOPE_REASON",
-    "OVER_LIMIT_REASON",
-    "Caller",
-    "Permission",
-    "Quota",
-    "Scopes",
-    "check_current_caller",
-    "current_caller",
-    "current_certificate",
-    "current_quota",
-    "release_caller",
-]
-
 _MAX_VERDICTS: Final = 1024
 """Size limit of a caller's cache of service decisions."""
 _INFER: Final = "infer:"

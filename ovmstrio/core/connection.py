@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
-__all__ = [
-    "NO_PROXIES",
-    "UNKNOWN",
-    "UNKNOWN_PEER",
-    "ClientAddress",
-    "Loopback",
-    "Peer",
-    "Remote",
-    "TrustedProxies",
-    "UnixSocket",
-    "Unknown",
-    "socket_address",
-]
-
 _FORWARDED_FOR: Final = "x-forwarded-for"
 _FORWARDED: Final = "forwarded"
 _FORWARDING: Final = frozenset(

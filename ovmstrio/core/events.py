@@ -17,30 +17,6 @@ from ovmstrio.core.connection import ClientAddress, Peer
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.tracing import Span
 
-__all__ = [
-    "CANCELLED",
-    "OK",
-    "QUERY_METHODS",
-    "ApiInterface",
-    "CallEvent",
-    "CallObserver",
-    "CurrentRequest",
-    "Interface",
-    "RequestObserver",
-    "StreamProgress",
-    "WireProtocol",
-    "WireRequest",
-    "current_event",
-    "current_request",
-    "current_wire_request",
-    "is_over_tls",
-    "observer_group",
-    "record_body",
-    "recorded_body_bytes",
-    "set_failure",
-    "unchanged",
-]
-
 Interface = Literal["gRPC", "REST"]
 WireProtocol = Literal["gRPC", "HTTP"]
 

@@ -24,34 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = [
-    "Conversation",
-    "Embedder",
-    "Embeddings",
-    "Finish",
-    "Generation",
-    "GenerationChunk",
-    "GenerationLimits",
-    "GenerationRequest",
-    "GenerativeService",
-    "Grammar",
-    "GrammarKind",
-    "Padding",
-    "Prompt",
-    "Reranker",
-    "Sampling",
-    "StopStrings",
-    "Task",
-    "TextGenerator",
-    "TokenIds",
-    "TokenLogprob",
-    "TokenRow",
-    "Tokenizer",
-    "ToolCallDelta",
-    "prompt_too_long",
-]
-
-
 TokenIds: TypeAlias = tuple[int, ...]
 
 _TOKEN_CHARACTERS: Final = 6

@@ -9,20 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-__all__ = [
-    "NULL_BATCH_HOOKS",
-    "NULL_GRAPH_HOOKS",
-    "NULL_HOOKS",
-    "NULL_METERS",
-    "NULL_NODE_HOOKS",
-    "BatchHooks",
-    "Collectors",
-    "GraphHooks",
-    "Meters",
-    "NodeHooks",
-    "ServableHooks",
-]
-
 
 class NodeHooks:
     """Observer of one node of a service."""

@@ -9,16 +9,6 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from ovmstrio.core.connection import UNKNOWN_PEER, ClientAddress, Peer
 from ovmstrio.util.buffers import PiecedMessage
 
-__all__ = [
-    "COMPLETE_BODY_TYPES",
-    "STATUSES_WITHOUT_BODY",
-    "AfterResponse",
-    "ByteStream",
-    "Headers",
-    "HttpAnswer",
-    "HttpRequest",
-]
-
 Headers = tuple[tuple[str, str], ...]
 """Ordered lower-case names and values; names may repeat."""
 

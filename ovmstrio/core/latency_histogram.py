@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HISTOGRAM_BOUNDS", "empty_histogram", "histogram_quantile"]
-
 HISTOGRAM_BOUNDS: Final = tuple(10 ** (step / 6 - 5) for step in range(43))
 """Upper bounds in seconds: six per decade, from 10 us to 100 s."""
 

@@ -7,18 +7,6 @@ from typing import Final, NamedTuple, Protocol
 
 from ovmstrio.core.errors import TooManyRequests
 
-__all__ = [
-    "NO_LIMIT",
-    "AdmissionTicket",
-    "ConcurrencyLimit",
-    "Limit",
-    "LocalLimit",
-    "current_ticket",
-    "make_local_limit",
-    "release_current_ticket",
-    "too_many_requests",
-]
-
 
 class Limit(NamedTuple):
     """Concurrency limit (0 for unlimited) and queue limit."""

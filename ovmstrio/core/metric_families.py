@@ -13,19 +13,6 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "BUCKETS_COARSE_US",
-    "BUCKETS_SECONDS",
-    "BUCKETS_SIZE",
-    "BUCKETS_US",
-    "FAMILIES",
-    "LOOP_DELAY",
-    "OWN_FAMILIES",
-    "SCRAPED_FAMILIES",
-    "Family",
-    "matching_families",
-]
-
 _REQUEST = ("name", "version", "api", "method", "interface")
 _GRAPH = ("name", "api", "method", "interface")
 _VERSION = ("name", "version")

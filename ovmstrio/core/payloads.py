@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.core.service import Service
 
-__all__ = ["DocumentStream", "RawDocument", "RawHttpService", "TextApiAdapter"]
-
 
 class RawDocument(NamedTuple):
     """A response body, or a part of a streamed one, with its content type."""

@@ -22,24 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.tensor import Tensor, TensorSpec
 
-__all__ = [
-    "SEQUENCE_CONTROL",
-    "SEQUENCE_ID",
-    "ArrivalOrder",
-    "ArrivalTicket",
-    "Buffer",
-    "Contents",
-    "InferInput",
-    "InferRequest",
-    "InferResponse",
-    "ParameterValue",
-    "RequestedOutput",
-    "ServableMetadata",
-    "StreamProblem",
-    "StreamReply",
-]
-
-
 SEQUENCE_ID: Final = "sequence_id"
 SEQUENCE_CONTROL: Final = "sequence_control_input"
 """Request parameters or inputs that hold sequence id and control value of stateful models."""

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.service import SampledThreads
 
-__all__ = [
-    "BatcherResource",
-    "ProcessResource",
-    "ResourceRegistry",
-    "ThreadPoolResource",
-    "current_owner",
-    "current_resource_registry",
-    "owned_by",
-]
-
 current_owner: Final[ContextVar[str]] = ContextVar("current_owner", default="")
 """The service that the running task belongs to; empty for none."""
 

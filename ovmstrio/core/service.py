@@ -29,33 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
     from ovmstrio.util.drawing import Drawing
 
-__all__ = [
-    "NO_INTROSPECTION",
-    "GrpcDeclaration",
-    "GrpcServices",
-    "HttpRoutes",
-    "InferStream",
-    "Introspection",
-    "LayerTime",
-    "LayerTimes",
-    "LayeredServable",
-    "LeasedServable",
-    "LimitedService",
-    "NodeCounters",
-    "OrderedService",
-    "SampledThreads",
-    "SequenceInfo",
-    "SequenceServable",
-    "Servable",
-    "ServableLookup",
-    "Service",
-    "StackFrame",
-    "StreamCounter",
-    "StreamingServable",
-    "notify_readiness_changed",
-    "on_readiness_changed",
-]
-
 
 class Service(Protocol):
     """One version of a named service; the protocols below add the call types."""

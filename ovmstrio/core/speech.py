@@ -11,19 +11,6 @@ from typing import Protocol
 
 from ovmstrio.core.generation import GenerativeService
 
-__all__ = [
-    "AudioFormat",
-    "Speech",
-    "SpeechPart",
-    "SpeechRequest",
-    "SpeechSynthesizer",
-    "TimedText",
-    "Transcriber",
-    "Transcript",
-    "TranscriptPart",
-    "TranscriptionRequest",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:

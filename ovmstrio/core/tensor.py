@@ -10,25 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ANY_SIZE",
-    "BYTES",
-    "BY_NAME",
-    "BY_OPENVINO_NAME",
-    "INVALID",
-    "UINT8",
-    "Array",
-    "Datatype",
-    "Dim",
-    "RawTensor",
-    "SharedMemoryLocation",
-    "Tensor",
-    "TensorSpec",
-    "from_bf16",
-    "to_bf16",
-]
-
-
 Array = np.ndarray[Any, Any]
 
 

@@ -16,17 +16,6 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-__all__ = [
-    "NO_ATTRIBUTES",
-    "Attributes",
-    "Span",
-    "SpanKind",
-    "child_span",
-    "client_span",
-    "current_span",
-    "start_root_span",
-]
-
 SpanKind = Literal["internal", "server", "client"]
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]

@@ -13,22 +13,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
     from ovmstrio.core.tensor import Array, RawTensor, Tensor
 
-__all__ = [
-    "NO_PEER_COUNTERS",
-    "CounterRow",
-    "Counters",
-    "EngineDirectory",
-    "ExportedEngine",
-    "ForwardedStep",
-    "PeerCounters",
-    "SequenceDirectory",
-    "SequenceMoved",
-    "SequenceOwners",
-    "StreamedResult",
-    "TokenBucketLevel",
-    "WorkerPeers",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardedStep:

@@ -11,8 +11,6 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEFLATE_BITS", "GZIP_BITS", "Inflation", "InflationError", "InflationTooLargeError", "in_inflating_thread"]
-
 _T = TypeVar("_T")
 
 GZIP_BITS: Final = 16 + zlib.MAX_WBITS

@@ -14,8 +14,6 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES, RawTensor, Tensor, from_bf16
 from ovmstrio.encoding.raw_contents import raw_contents, split_elements
 
-__all__ = ["JSON_NUMBERS", "PIECE", "array_pieces", "json_pieces", "json_values", "read_raw", "text_pieces"]
-
 # ----------------------------------------------------------------------
 # Arrays and texts as JSON in pieces, so that a thread that prints a large one lets the event loop run in between
 # ----------------------------------------------------------------------

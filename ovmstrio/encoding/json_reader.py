@@ -26,25 +26,6 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.encoding.number_arrays import SHORTEST_RUN_BYTES, NumberArray, find_runs, list_bounds
 from ovmstrio.util.slices import SLICE_BYTES, run_in_slices, run_to_end
 
-__all__ = [
-    "AT_ONCE_BYTES",
-    "LONG_STRINGS",
-    "MAX_MEMBERS",
-    "PROTOCOL_DOCUMENT",
-    "USER_DOCUMENT",
-    "JsonLimitExceeded",
-    "JsonLimits",
-    "JsonSyntaxError",
-    "check_arrays",
-    "parse_as_python",
-    "parse_at_once",
-    "parse_json",
-    "parse_strictly",
-    "read_array",
-    "read_json",
-    "without_arrays",
-]
-
 T = TypeVar("T")
 
 AT_ONCE_BYTES: Final = 64 * 1024

@@ -18,21 +18,6 @@ from google.protobuf.message_factory import GetMessageClass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FILES",
-    "METHOD",
-    "OWN_SERVICES",
-    "POOL",
-    "REQUEST",
-    "RESPONSE",
-    "SERVICE",
-    "TENSOR",
-    "Descriptors",
-    "decode_request",
-    "message_class",
-    "name_in",
-]
-
 # ----------------------------------------------------------------------
 # What the generated messages look like, for reflection and for Google's C parser
 # ----------------------------------------------------------------------

@@ -13,8 +13,6 @@ from werkzeug.sansio.multipart import NEED_DATA, Data, Epilogue, Event, Field, F
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http_messages import Headers
 
-__all__ = ["FormPart", "decoded", "form_parts"]
-
 # ----------------------------------------------------------------------
 # Texts in the charsets that their senders name
 # ----------------------------------------------------------------------

@@ -15,8 +15,6 @@ import orjson
 from ovmstrio.core.tensor import Array
 from ovmstrio.util.slices import SLICE_BYTES
 
-__all__ = ["NumberArray", "NumberKind", "find_runs", "list_bounds", "read_numbers"]
-
 NumberKind = Literal["d", "i", "u"]
 """Doubles, signed or unsigned 64-bit integers."""
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import ParameterValue
 
-__all__ = ["UNSIGNED_FROM", "set_parameters"]
-
 UNSIGNED_FROM: Final = 2**63
 """The first integer that has no place in ``int64_param``."""
 

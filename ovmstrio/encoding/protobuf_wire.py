@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["WireField", "wire_fields"]
-
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import Tensor
 
-__all__ = [
-    "WrittenMessage",
-    "buffer_of",
-    "framed",
-    "gather_buffers",
-    "join_buffers",
-    "raw_contents",
-    "split_elements",
-    "wrapped",
-]
-
 # ----------------------------------------------------------------------
 # Arrays as the packed bytes that KServe calls raw contents, and arrays over such bytes
 # ----------------------------------------------------------------------

@@ -10,8 +10,6 @@ from ovmstrio.core import errors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Unreachable", "error_of_grpc", "error_of_http", "reading", "status_of"]
-
 
 class Unreachable(errors.ServerError):
     """Nobody answers at the address, or the connection broke before an answer came."""

@@ -16,8 +16,6 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
 
-__all__ = ["delimited", "encode_varint", "split_raw_contents", "write_varint"]
-
 _MAX_FIELDS: Final = 16_384
 """Fields that a large message may have: a field takes two bytes on the wire and hundreds as an object."""
 

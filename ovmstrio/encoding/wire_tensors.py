@@ -13,8 +13,6 @@ from ovmstrio.core.tensor import BY_NAME, BYTES, Array, RawTensor, from_bf16, to
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["bytes_array", "datatype_of", "from_raw", "raw_tensor", "to_raw"]
-
 _LENGTH: Final = struct.Struct("<I")
 _BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name not in {"BF16", "BYTES"}}
 

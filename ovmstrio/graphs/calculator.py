@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.isolation.isolated_code import Isolation
     from ovmstrio.isolation.thread_pool import WorkerThreads
 
-__all__ = [
-    "Calculator",
-    "CalculatorKind",
-    "ContractError",
-    "DefinitionScope",
-    "InstanceContext",
-    "NodeContext",
-    "NodeContract",
-    "NodeFailure",
-    "NodeResources",
-]
-
-
 _NO_BOUNDS: Final[Mapping[Port, int]] = MappingProxyType({})
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.graph_stream import GraphStream
     from ovmstrio.graphs.packets import Packet
 
-__all__ = ["GraphGeneration", "OutputText", "TextExtractor", "generate_text", "no_chat_message"]
-
 # Requests
 
 _NO_PARAMETERS: Final = frozenset({"best_of", "stop_token_ids"})

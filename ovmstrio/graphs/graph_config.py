@@ -7,28 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from ovmstrio.config.located import Located
 
-__all__ = [
-    "DEFAULT_POLICY",
-    "FILE_INVALID",
-    "HANDLER_MISSING",
-    "INITIALIZATION",
-    "INTERNAL",
-    "NODE_NAME_MISSING",
-    "NODE_NAME_TAKEN",
-    "NODE_OPTIONS_MISSING",
-    "NOT_IMPLEMENTED",
-    "REQUEST_INPUTS",
-    "REQUEST_MISSING",
-    "REQUEST_OUTPUTS",
-    "RESPONSE_MISSING",
-    "ChatRoles",
-    "GraphConfig",
-    "NodeConfig",
-    "PolicyConfig",
-    "Port",
-    "StreamRef",
-]
-
 DEFAULT_POLICY: Final = "DefaultInputStreamHandler"
 _NOWHERE: Final = Located(None)
 

@@ -38,12 +38,6 @@ from ovmstrio.graphs.graph_config import (
 from ovmstrio.graphs.packets import PYTHON_TENSOR_TAG
 from ovmstrio.graphs.stream_refs import InvalidName, StreamReader, parse_tag_index, report_invalid_name
 
-__all__ = [
-    "ParsedGraph",
-    "load_graph_config",
-    "parse_graph_text",
-]
-
 # Nodes
 
 _HANDLER = "input_stream_handler"

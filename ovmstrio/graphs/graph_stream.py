@@ -18,8 +18,6 @@ from ovmstrio.graphs.requests import GraphRequestParser, timestamp_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["GraphStream"]
-
 _T = TypeVar("_T")
 
 

@@ -41,20 +41,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.graph_config import Port
     from ovmstrio.graphs.plan import GraphNodePlan, GraphPlan, StreamRoute
 
-__all__ = [
-    "CLOSE_SECONDS",
-    "GRAPH_VERSION",
-    "AllPacketSink",
-    "FirstPacketSink",
-    "GraphInstance",
-    "NodeRun",
-    "OutputSink",
-    "ReplyChannelSink",
-    "ResponseConverter",
-    "output_of_value",
-    "run_instance",
-]
-
 # Nodes of a running instance
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.text_graphs import TextGraph
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["GraphKind", "find_text_graph"]
-
 # Configuration
 
 _SECTION: Final = "mediapipe_config_list"

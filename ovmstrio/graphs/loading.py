@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["load_graph"]
-
 
 async def load_graph(
     spec: GraphSpec,

@@ -18,30 +18,6 @@ from pyovms import HttpPayload, Tensor
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype
 
-__all__ = [
-    "DONE",
-    "MAX",
-    "MIN",
-    "PYTHON_TENSOR_TAG",
-    "REQUEST_PAYLOAD_TAG",
-    "RESPONSE_PAYLOAD_TAG",
-    "TFLITE_TAG",
-    "UNSET",
-    "AutomaticTimestamps",
-    "ImageFrame",
-    "MediaPipeTensor",
-    "OvTensor",
-    "Packet",
-    "TensorValue",
-    "TfTensor",
-    "format_timestamp",
-    "is_range_value",
-    "next_allowed",
-    "stream_type",
-    "tag_of_type",
-    "type_name",
-]
-
 
 class Packet(NamedTuple):
     """A value at a timestamp. All receivers share the value, so they must not change it."""

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.calculator import NodeContract, NodeResources
     from ovmstrio.isolation.thread_pool import WorkerThreads
 
-__all__ = [
-    "Consumer",
-    "GraphNodePlan",
-    "GraphPlan",
-    "LoadedGraph",
-    "LoadedNode",
-    "StreamRoute",
-    "close_nodes",
-    "create_graph_plan",
-    "draw_graph",
-]
-
 
 class LoadedNode(NamedTuple):
     """A node with its contract and shared state; ``hooks`` observe its runs."""

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.graph_config import PolicyConfig, Port
     from ovmstrio.graphs.streams import InputStream
 
-__all__ = [
-    "BEFORE_ALL",
-    "CLOSE",
-    "CloseType",
-    "InputPolicy",
-    "NodeStep",
-    "Step",
-    "create_policy",
-    "policy_names",
-]
-
 
 class CloseType(enum.Enum):
     """Type of :data:`CLOSE`."""

@@ -34,16 +34,6 @@ from ovmstrio.models.validation import check_content_style
 from ovmstrio.util.truncation import text_of
 from pyovms import Tensor
 
-__all__ = [
-    "DEADLOCK_MESSAGE",
-    "TIMESTAMP_PARAMETER",
-    "GraphRequestParser",
-    "graph_failure",
-    "node_failure",
-    "side_packets",
-    "timestamp_of",
-]
-
 TIMESTAMP_PARAMETER: Final = "OVMS_MP_TIMESTAMP"
 
 _BAD_TIMESTAMP: Final = "Malformed packet timestamp"

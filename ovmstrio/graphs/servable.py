@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.plan import LoadedGraph
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["GraphServable"]
-
 # Streams
 
 _T = TypeVar("_T")

@@ -11,9 +11,6 @@ from ovmstrio.config.documents import Findings
 from ovmstrio.config.located import Located
 from ovmstrio.graphs.graph_config import INITIALIZATION, Port, StreamRef, _name_after_colon
 
-__all__ = ["InvalidName", "StreamReader", "is_stream_name", "parse_stream", "parse_tag_index", "report_invalid_name"]
-
-
 _INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
 _OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
 _SIDE_NAME: Final = "Mediapipe unexpected input side packet stream name"

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ovmstrio.graphs.graph_config import Port
     from ovmstrio.graphs.packets import Packet
 
-__all__ = ["InputStream", "TimestampMismatch", "check_timestamp"]
-
 
 class TimestampMismatch(Exception):
     """A packet's timestamp is below the bound of its stream, or invalid."""

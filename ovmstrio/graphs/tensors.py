@@ -18,18 +18,6 @@ from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid
 from ovmstrio.models.tensor_contents import bytes_elements, to_array
 from pyovms import Tensor
 
-__all__ = [
-    "MEDIAPIPE_DATATYPES",
-    "create_python_tensor",
-    "input_spec",
-    "read_image",
-    "read_mediapipe_tensor",
-    "read_ov_tensor",
-    "read_python_tensor",
-    "read_tf_tensor",
-    "tensor_bytes",
-]
-
 # Errors of inputs; the fixed parts of the messages are OVMS's
 
 _MAX_BYTES: Final = 2**63 - 1

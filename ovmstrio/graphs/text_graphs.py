@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.graphs.graph_config import GraphConfig
 
-__all__ = ["TextGraph", "read_text_graph", "text_model_paths"]
-
 
 class TextGraph(NamedTuple):
     """A graph file that is one text model: its spec, warnings and content."""

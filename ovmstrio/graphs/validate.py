@@ -47,12 +47,6 @@ from ovmstrio.graphs.policies import policy_names
 from ovmstrio.graphs.stream_refs import InvalidName, parse_tag_index
 from ovmstrio.util.regular_files import read_regular_text
 
-__all__ = [
-    "GraphValidation",
-    "check_wiring",
-    "validate_graph",
-]
-
 # Graph inputs, outputs and cycles
 
 _REQUEST: Final = "REQUEST"

@@ -18,16 +18,6 @@ from ovmstrio.handlers.handler_class import HandlerMethod
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.serving.batching import BatchOptions
 
-__all__ = [
-    "BatchItem",
-    "BatchedMethod",
-    "QueueTimeouts",
-    "batch_options",
-    "current_request_id",
-    "log_request_ids",
-    "request_id_for",
-]
-
 _KEY: Final = "request_id"
 _ID_BYTES: Final = 8
 _SAFE_ID: Final = re.compile(r"[!-~]{1,128}")

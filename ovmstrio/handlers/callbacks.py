@@ -16,8 +16,6 @@ from ovmstrio.handlers.models.model_cache import lease_models
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
 
-__all__ = ["DRAIN_SECONDS", "Callbacks", "call_handler_code"]
-
 DRAIN_SECONDS: Final = 10.0
 """Maximum time that callbacks, batches and processes of a closed handler may continue."""
 _THREADS: Final = 4

@@ -12,8 +12,6 @@ from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.handlers.starlette_responses import convert_starlette_error
 from ovmstrio.isolation.user_code import describe_error, error_location, trim_traceback
 
-__all__ = ["INTERNAL_ERROR", "ErrorReporter"]
-
 INTERNAL_ERROR: Final = "internal server error"
 """Message for callers instead of the details of an error."""
 

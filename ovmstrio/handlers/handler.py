@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 from ovmstrio.handlers.handler_calls import HandlerCalls
 
-__all__ = ["HttpHandler", "LoadedHandler"]
-
 
 class LoadedHandler(HandlerCalls):
     """A handler in this process, with its HTTP answers and RPCs."""

@@ -20,8 +20,6 @@ from ovmstrio.isolation.user_code import UserCodeRaisedError, call_in_thread
 from ovmstrio.serving.batching import Batcher
 from ovmstrio.util.stdio import running_code_of
 
-__all__ = ["HandlerCalls", "UserStream"]
-
 _T = TypeVar("_T")
 _NO_TIMEOUTS: Final = QueueTimeouts()
 

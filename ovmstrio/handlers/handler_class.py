@@ -17,17 +17,6 @@ from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 
-__all__ = [
-    "CLASS",
-    "GRPC_ARGUMENTS",
-    "HTTP_ARGUMENTS",
-    "VERBS",
-    "HandlerMethod",
-    "import_folders",
-    "load_handler_class",
-    "on_sys_path",
-]
-
 VERBS: Final = ("post", "get", "put", "patch", "delete")
 """HTTP verbs that handlers can implement, as ``handle_post`` and so on."""
 HTTP_ARGUMENTS: Final = frozenset({"payload", "headers", "query_params"})

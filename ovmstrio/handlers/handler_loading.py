@@ -46,8 +46,6 @@ from ovmstrio.isolation.user_code import (
 )
 from ovmstrio.serving.batching import Batcher
 
-__all__ = ["NO_DEPENDENCIES", "HandlerBuilder", "HandlerDependencies", "drain_batcher", "open_handler", "start_batcher"]
-
 LOAD_MODEL: Final = "load_model"
 _KEYWORD_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

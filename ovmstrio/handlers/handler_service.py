@@ -32,14 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.models.library import ModelInfoSource
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = [
-    "HandlerService",
-    "load_handler",
-    "load_project",
-    "read_mounted",
-    "validate_mounted",
-]
-
 _PLATFORM: Final = "handler"
 
 

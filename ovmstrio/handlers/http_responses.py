@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from ovmstrio.core.http_messages import Headers
 
-__all__ = ["HTMLResponse", "HTTPError", "JSONResponse", "PlainTextResponse", "Response", "StreamingResponse"]
-
 
 class HTTPError(Exception):
     """Error raised by handlers to end a request with a status.

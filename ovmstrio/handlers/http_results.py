@@ -23,9 +23,6 @@ from ovmstrio.handlers.starlette_responses import convert_starlette_response
 if TYPE_CHECKING:
     from ovmstrio.handlers.handler_calls import HandlerCalls
 
-__all__ = ["to_response"]
-
-
 # Starlette's responses and errors, from handlers that import Starlette
 
 

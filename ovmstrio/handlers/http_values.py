@@ -28,22 +28,6 @@ from ovmstrio.encoding.json_reader import (
 from ovmstrio.encoding.multipart import FormPart, decoded, form_parts
 from ovmstrio.handlers.http_responses import HTTPError
 
-__all__ = [
-    "FormData",
-    "MultiDict",
-    "QueryParams",
-    "RequestHeaders",
-    "UploadFile",
-    "error_response",
-    "http_arguments",
-    "multipart_form",
-    "parse_payload",
-    "server_error_response",
-    "text_response",
-    "urlencoded_form",
-    "wants_json",
-]
-
 _V = TypeVar("_V")
 
 

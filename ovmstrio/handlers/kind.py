@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["HandlerKind", "handler_fingerprint"]
-
 _SETTINGS: Final = (".yaml", ".yml", ".proto", ".pickle")
 _DOTENV: Final = ".env"
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.handler import HttpHandler
     from ovmstrio.handlers.handler_class import HandlerMethod
 
-__all__ = ["HandlerMountKind", "HandlerRoutes", "LeasedStream", "error_response_with_cors", "text_response_with_cors"]
-
 
 class LeasedStream:
     """Response body that holds a resource until it is closed, and reports failures as broken connections.

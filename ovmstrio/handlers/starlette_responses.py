@@ -13,8 +13,6 @@ from ovmstrio.core.http_messages import AfterResponse, ByteStream, Headers, Http
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.util.regular_files import open_regular
 
-__all__ = ["OpenStream", "convert_starlette_error", "convert_starlette_response"]
-
 _CHUNK: Final = 64 * 1024
 
 

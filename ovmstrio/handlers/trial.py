@@ -16,8 +16,6 @@ from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.isolation.program import describe_probe_exit
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 
-__all__ = ["TRIAL_SECONDS", "TrialHandler", "trial_load", "trial_load_mounted"]
-
 TRIAL_SECONDS: Final = 120.0
 """Timeout of a trial."""
 

@@ -19,8 +19,6 @@ from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_no
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.telemetry.logs import configure_logs
 
-__all__ = ["main"]
-
 _STANDARD_OUTPUT: Final = 1
 _STANDARD_ERROR: Final = 2
 

@@ -34,15 +34,6 @@ from platformdirs import user_cache_path
 
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 
-__all__ = [
-    "BlobCache",
-    "BlobCacheFolder",
-    "current_blob_cache",
-    "default_cache_folder",
-    "drop_page_cache",
-    "use_blob_cache",
-]
-
 log = structlog.get_logger(__name__)
 
 _CHUNK_BYTES: Final = 2**22

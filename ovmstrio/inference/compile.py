@@ -35,16 +35,6 @@ from ovmstrio.util.placement import (
     Placement,
 )
 
-__all__ = [
-    "NUM_REQUESTS_HINT",
-    "ModelFile",
-    "Recompiler",
-    "compile_loaded",
-    "compile_model",
-    "enable_dynamic_batch",
-    "reshape",
-]
-
 # ----------------------------------------------------------------------
 # Dynamic batch
 # ----------------------------------------------------------------------

@@ -25,8 +25,6 @@ from ovmstrio.util.placement import Placement
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CPU_PINNED", "Compiled", "Timing", "device_properties", "thread_safe_mode", "warm_up"]
-
 CPU_PINNED: Final = "bound to cores"
 
 _PROPERTIES: Final = {

@@ -23,8 +23,6 @@ from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, slice_outp
 from ovmstrio.inference.signature import ModelSignature
 from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, set_inputs, tensor_view, to_tensor
 
-__all__ = ["Completion", "CompletionQueue", "InferMode", "RequestPool", "Slot", "UnreportedFailure", "failure_marks"]
-
 # How long the loop may be notified late, so that one wake-up covers several completions.
 _MAX_DELAY_SECONDS: Final = 0.0005
 # The same where more calls than requests exist, each of which waits for others anyway.

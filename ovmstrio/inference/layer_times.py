@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.inference.signature import ModelSignature
 
-__all__ = ["PROFILING_CONFIG", "time_layers"]
-
 PROFILING_CONFIG: Final = {"PERF_COUNT": "YES"}
 _MAX_RUNS: Final = 200
 _NOT_COMPUTED: Final = ("unknown", "undef")  # implementation names of layers that compute nothing

@@ -23,23 +23,6 @@ from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_mes
 from ovmstrio.util.regular_files import check_regular, open_regular, read_regular_bytes
 from ovmstrio.util.truncation import cut
 
-__all__ = [
-    "PADDLE_PROGRAM",
-    "PaddleFiles",
-    "PaddleProgram",
-    "check_external_data",
-    "check_model_files",
-    "find_paddle_files",
-    "load_paddle_program",
-    "message_fields",
-    "openvino_readable_files",
-    "paddle_variable_names",
-    "parse_paddle_program",
-    "read_model",
-    "read_onnx_content",
-    "read_paddle",
-]
-
 # ----------------------------------------------------------------------
 # ONNX external data
 # ----------------------------------------------------------------------

@@ -36,8 +36,6 @@ from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import wait_within
 from ovmstrio.util.placement import INLINE_THRESHOLD_SECONDS, load_limiter
 
-__all__ = ["BlockingNetwork", "InferCall", "Network"]
-
 
 class InferCall(NamedTuple):
     """Arguments and start time of one :meth:`Network.infer` call."""

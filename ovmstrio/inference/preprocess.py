@@ -14,8 +14,6 @@ from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import port_names, settings_by_port
 
-__all__ = ["preprocess"]
-
 _COLORS: Final = {
     "BGR": ColorFormat.BGR,
     "RGB": ColorFormat.RGB,

@@ -21,8 +21,6 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.inference.infer_requests import CompletionQueue, Slot
 from ovmstrio.util.backoff import Backoff
 
-__all__ = ["Run", "RunTracker", "StreamRecoveryTimer", "TaintedRunError", "replace_model"]
-
 log = structlog.get_logger(__name__)
 
 

@@ -18,8 +18,6 @@ from openvino.frontend import (
 
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["OPENVINO_ERRORS", "available_devices", "core", "openvino_error_message"]
-
 OPENVINO_ERRORS: Final = (
     RuntimeError,
     ValueError,

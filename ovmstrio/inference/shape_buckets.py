@@ -25,20 +25,6 @@ from ovmstrio.core.tensor import BYTES, Array, Dim, TensorSpec, to_bf16
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import ModelSignature, dims_of, read_signature, settings_by_port, to_partial_shape
 
-__all__ = [
-    "NO_SLICES",
-    "BucketDimension",
-    "FitResult",
-    "OutputSlice",
-    "OutputSlices",
-    "PaddedAxis",
-    "PaddedInputs",
-    "ShapeBuckets",
-    "find_following_outputs",
-    "plan_buckets",
-    "slice_output",
-]
-
 FitResult = Literal["exact", "padded", "larger"]
 """Result of fitting: sizes equal a bucket, were padded to one, or exceed the largest in a dimension."""
 

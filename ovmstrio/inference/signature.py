@@ -14,16 +14,6 @@ from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, BY_OPENVINO_NAME, BYTES, Dim, TensorSpec
 
-__all__ = [
-    "ModelSignature",
-    "dims_of",
-    "model_specs",
-    "port_names",
-    "read_signature",
-    "settings_by_port",
-    "to_partial_shape",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:

@@ -18,18 +18,6 @@ from ovmstrio.core.tensor import BY_NAME, BY_OPENVINO_NAME, BYTES, Array, Tensor
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import dims_of
 
-__all__ = [
-    "State",
-    "StateChange",
-    "from_tensor",
-    "idle_tensor",
-    "placeholder",
-    "read_variables",
-    "set_inputs",
-    "tensor_view",
-    "to_tensor",
-]
-
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
 
 # OpenVINO builds its numpy type tables at first use and releases the GIL meanwhile: two threads at once would deadlock.

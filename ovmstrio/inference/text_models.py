@@ -20,17 +20,6 @@ from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.tokenizers import SpecialTokens, read_tokenizer
 from ovmstrio.util.placement import Placement
 
-__all__ = [
-    "TEXT_MODEL_INPUTS",
-    "CompiledTokenizer",
-    "Pooling",
-    "add_pooling",
-    "add_scoring",
-    "compile_embedder",
-    "compile_scorer",
-    "compile_tokenizer",
-]
-
 Pooling = Literal["CLS", "LAST", "MEAN"]
 
 TEXT_MODEL_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})

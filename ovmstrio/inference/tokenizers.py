@@ -20,15 +20,6 @@ from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_message
 from ovmstrio.util.extras import Extra, way_to_install
 
-__all__ = [
-    "RaggedTokenizer",
-    "SpecialTokenTemplate",
-    "SpecialTokens",
-    "load_tokenizer_operations",
-    "read_special_tokens",
-    "read_tokenizer",
-]
-
 _PACKAGE: Final = "openvino_tokenizers"
 _LIBRARY: Final = "libopenvino_tokenizers*.so*"
 

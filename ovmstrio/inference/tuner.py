@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ConcurrencyEstimator", "ContentionSwitch"]
-
 _QUIET_CALLS: Final = 32
 _COOLDOWN_SECONDS: Final = 1.0
 

@@ -20,8 +20,6 @@ from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.shape_buckets import BucketDimension, PaddedInputs, ShapeBuckets
 from ovmstrio.inference.tensors import placeholder
 
-__all__ = ["warm_buckets"]
-
 log = structlog.get_logger(__name__)
 
 _MAX_SHAPES: Final = 64

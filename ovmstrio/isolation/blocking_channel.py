@@ -15,8 +15,6 @@ from ovmstrio.isolation.stack_requests import is_sampling_request, sample_in_thr
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["BlockingChannel", "ChannelClosedByUserCode"]
-
 _DESCRIPTOR: Final = "i"
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * array.array(_DESCRIPTOR).itemsize)
 

@@ -14,8 +14,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
-
 
 class _ServerPackages:
     """Finder of the server's packages, but not of other packages installed next to them."""

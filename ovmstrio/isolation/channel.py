@@ -24,8 +24,6 @@ import trio
 
 from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
 
-__all__ = ["MessageChannel", "PacketSocket", "packet_pair"]
-
 # -- Packets -----------------------------------------------------------------------------------------------------------
 
 

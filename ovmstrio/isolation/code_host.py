@@ -32,8 +32,6 @@ from ovmstrio.isolation.hosted_object import HostedObject, Invocation
 from ovmstrio.isolation.trace_propagation import flush_spans, start_invocation_span
 from ovmstrio.util.stdio import finish_lines, print_whole_lines
 
-__all__ = ["GENERATOR", "VALUE", "CodeHost", "serve"]
-
 VALUE: Final = "value"
 GENERATOR: Final = "generator"
 

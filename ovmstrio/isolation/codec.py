@@ -28,20 +28,6 @@ import numpy as np
 
 from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS, cut, text_of
 
-__all__ = [
-    "MAX_FREE_REGION_BYTES",
-    "Encoded",
-    "MappedFile",
-    "Region",
-    "RegionLease",
-    "RegionPool",
-    "SharedLocation",
-    "decode",
-    "decode_error",
-    "encode_error",
-    "find_shared",
-]
-
 # -- Errors ------------------------------------------------------------------------------------------------------------
 
 _MAX_FRAMES: Final = 25

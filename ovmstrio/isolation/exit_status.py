@@ -10,18 +10,6 @@ import os
 import select
 import signal
 
-__all__ = [
-    "CHANNEL_CLOSED",
-    "EXIT_DESCRIPTIONS",
-    "LOOP_FAILED",
-    "MODEL_LOST",
-    "NUMPY_MISSING",
-    "PYTHON_TOO_OLD",
-    "RECEIVE_FAILED",
-    "exit_with_parent",
-    "ignore_stop_signals",
-]
-
 PYTHON_TOO_OLD = 81
 NUMPY_MISSING = 82
 CHANNEL_CLOSED = 83

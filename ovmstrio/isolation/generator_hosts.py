@@ -19,18 +19,6 @@ from ovmstrio.util.stdio import finish_lines
 if TYPE_CHECKING:
     import trio
 
-__all__ = [
-    "CREDIT",
-    "ENDED",
-    "RAISED",
-    "Answer",
-    "AsyncGeneratorHost",
-    "GeneratorHost",
-    "HostedGenerator",
-    "LoopCallHandle",
-    "LoopThread",
-]
-
 # -- Event loop --------------------------------------------------------------------------------------------------------
 
 

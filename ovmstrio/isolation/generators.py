@@ -19,8 +19,6 @@ import trio
 from ovmstrio.isolation.thread_pool import ThreadCall, WorkerThreads
 from ovmstrio.util.stdio import finish_lines
 
-__all__ = ["CREDIT", "End", "Failed", "LoopGenerator", "PulledGenerator", "ThreadGenerator"]
-
 CREDIT: Final = 32
 """How many values a generator may be ahead of the pulled ones."""
 _LOW_WATER: Final = CREDIT // 2

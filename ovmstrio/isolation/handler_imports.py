@@ -22,8 +22,6 @@ from typing import Any, Final
 
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["ROOT", "HandlerPackage"]
-
 ROOT: Final = "ovms_handlers"
 _numbers: Final = itertools.count(1)
 

@@ -7,8 +7,6 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["HostedObject", "Invocation", "MakeHosted"]
-
 
 def _nothing() -> None:
     pass

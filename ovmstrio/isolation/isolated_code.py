@@ -37,8 +37,6 @@ from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 
-__all__ = ["GRACE_SECONDS", "MAX_CONCURRENT_CALLS", "CodeWorker", "IsolatedCode", "Isolation", "RemoteGenerator"]
-
 # -- Generators --------------------------------------------------------------------------------------------------------
 
 

@@ -10,18 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from ovmstrio.isolation.codec import Encoded, MappedFile, Region, RegionLease, RegionPool, decode
 
-__all__ = [
-    "MALFORMED_MESSAGE_ERRORS",
-    "MAX_INLINE_BYTES",
-    "MAX_PACKET_BYTES",
-    "MAX_PACKET_DESCRIPTORS",
-    "Message",
-    "MessagePackets",
-    "PackedMessage",
-    "PreparedMessage",
-    "encode_packed",
-]
-
 _PACKED: Final = b"s"
 
 

@@ -14,8 +14,6 @@ import structlog
 
 from ovmstrio.util.stdio import STREAM_NAMES, LineStream, StreamName, code_names
 
-__all__ = ["log_printed_line", "log_prints"]
-
 log = structlog.get_logger("ovmstrio.printed")
 
 _is_logging: Final[ContextVar[bool]] = ContextVar("a printed line is being logged", default=False)

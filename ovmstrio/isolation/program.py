@@ -17,8 +17,6 @@ import trio
 
 from ovmstrio.isolation.exit_status import EXIT_DESCRIPTIONS
 
-__all__ = ["Program", "describe_exit_status", "describe_probe_exit", "signal_name", "start_program"]
-
 _ROOT: Final = Path(__file__).parents[2]
 
 

@@ -22,15 +22,6 @@ from ovmstrio.telemetry.stack_sampling import StackSampler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "SAMPLING_REQUEST",
-    "create_process_sampler",
-    "decode_samples",
-    "encode_samples",
-    "is_sampling_request",
-    "sample_in_thread",
-]
-
 SAMPLING_REQUEST: Final = -1
 """Number that marks sampling requests."""
 

@@ -32,17 +32,6 @@ from ovmstrio.core.errors import QueueTimeout
 from ovmstrio.core.resource_registry import current_owner, current_resource_registry
 from ovmstrio.util.stdio import code_names, finish_lines
 
-__all__ = [
-    "GRACE_SECONDS",
-    "PoolThread",
-    "RefusalCheck",
-    "ThreadCall",
-    "ThreadPlaces",
-    "WorkerThreads",
-    "release_place_while_waiting",
-    "set_current_thread",
-]
-
 # -- Places ------------------------------------------------------------------------------------------------------------
 
 

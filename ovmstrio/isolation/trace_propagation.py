@@ -19,8 +19,6 @@ from typing import Any, Final
 from ovmstrio.isolation.hosted_object import Invocation
 from ovmstrio.telemetry.trace_context import exporter_names, is_export_configured, otlp_protocol
 
-__all__ = ["flush_spans", "propagated_span", "start_invocation_span"]
-
 _FLUSH_TIMEOUT_MS: Final = 2000
 _MAX_REASON_CHARACTERS: Final = 1024
 _lock: Final = threading.Lock()

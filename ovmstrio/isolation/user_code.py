@@ -18,23 +18,6 @@ from ovmstrio.isolation.thread_pool import RefusalCheck, WorkerThreads
 from ovmstrio.util.stdio import code_names, finish_lines
 from ovmstrio.util.truncation import keep_texts, text_of
 
-__all__ = [
-    "AbandonableLoopCalls",
-    "SourceLine",
-    "UserCodeRaisedError",
-    "append_location",
-    "call_in_current_thread",
-    "call_in_thread",
-    "call_on_loop",
-    "call_user_code",
-    "definition_location",
-    "describe_error",
-    "error_location",
-    "is_async",
-    "missing_module_hint",
-    "trim_traceback",
-]
-
 # -- Calls -------------------------------------------------------------------------------------------------------------
 
 _LOOP_EXCEPTIONS: Final = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)

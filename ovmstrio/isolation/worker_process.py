@@ -25,8 +25,6 @@ from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, decode_samples
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines
 
-__all__ = ["RestartedProcess", "WorkerExited", "WorkerProcess", "log_output"]
-
 # -- Output ------------------------------------------------------------------------------------------------------------
 
 _READ_BYTES: Final = 4096

@@ -23,9 +23,6 @@ from ovmstrio.isolation.stack_requests import (
 )
 from ovmstrio.util.stdio import ignore_failed_writes
 
-__all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "exit_now", "run_program"]
-
-
 _NO_ANSWER: Final = 0
 """Number of unsolicited messages."""
 

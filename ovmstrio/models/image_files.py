@@ -13,9 +13,6 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.models.request_errors import invalid_request
 
-__all__ = ["MAX_PIXELS", "decoded", "resized"]
-
-
 _DECODED_MODES: Final = {
     "P": "RGB",
     "CMYK": "RGB",

@@ -17,8 +17,6 @@ from ovmstrio.core.tensor import Array, Dim, TensorSpec
 from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import bytes_elements
 
-__all__ = ["IMAGE_RANK", "decode_batch"]
-
 IMAGE_RANK: Final = 4
 _DATATYPES: Final = {"FP32", "FP64", "FP16", "INT16", "UINT8", "INT8", "UINT16", "INT32"}
 _CHANNELS_LAST: Final = "NHWC"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.kind import LoadContext
     from ovmstrio.serving.model_versions import Listing
 
-__all__ = ["ModelKind"]
-
 _KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
 
 

@@ -32,8 +32,6 @@ from ovmstrio.serving.model_versions import check_regular_files, find_model_file
 from ovmstrio.util.placement import run_load
 from ovmstrio.util.regular_files import read_regular_text
 
-__all__ = ["LABELS_FILE", "load_model"]
-
 log = structlog.get_logger(__name__)
 
 

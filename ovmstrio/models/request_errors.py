@@ -11,8 +11,6 @@ from typing import Final
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["BOTH_STYLES", "format_shape", "input_mismatch", "invalid_request"]
-
 BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
 
 

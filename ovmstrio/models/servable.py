@@ -25,19 +25,6 @@ from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator
 from ovmstrio.serving.batching import Batcher, BatchOptions
 
-__all__ = [
-    "PLATFORM",
-    "BatchedServable",
-    "ModelServable",
-    "NetworkServable",
-    "NetworkSource",
-    "auto_shape_problem",
-    "has_auto_shape",
-    "model_metadata",
-    "named_outputs",
-    "relax_inputs",
-]
-
 log = structlog.get_logger(__name__)
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.signature import ModelSignature
     from ovmstrio.models.sequences.manager import SequenceManagers
 
-__all__ = ["StatefulServable"]
-
 
 class StatefulServable(NetworkServable):
     """Servable that validates requests and runs each with the state of its sequence.

@@ -15,17 +15,6 @@ from ovmstrio.core.tensor import BY_NAME, BYTES, Array, Tensor, TensorSpec, to_b
 from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
 from ovmstrio.util.truncation import utf8
 
-__all__ = [
-    "bytes_elements",
-    "count_values",
-    "is_string_matrix",
-    "list_converter",
-    "native_strings",
-    "rows_to_strings",
-    "string_matrix",
-    "to_array",
-]
-
 _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset({bool}),
     "i": frozenset({int}),

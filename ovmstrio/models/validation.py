@@ -21,8 +21,6 @@ from ovmstrio.models.images import IMAGE_RANK, decode_batch
 from ovmstrio.models.request_errors import BOTH_STYLES, format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import is_string_matrix, list_converter, native_strings, string_matrix, to_array
 
-__all__ = ["InputValidator", "Validator", "check_content_style"]
-
 _COUNTS: Final = "raw_input_contents must contain one buffer per input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
 

@@ -28,20 +28,6 @@ from ovmstrio.ops.settings import (
 if TYPE_CHECKING:
     from ovmstrio.ops.op import Op
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "TOP_RULES",
-    "Ports",
-    "ValidatedConfig",
-    "choose_ports",
-    "conf_dict",
-    "is_port_free",
-    "read_document",
-    "read_pipeline_config",
-    "resolve_op_settings",
-    "validate_pipeline_config",
-]
-
 # Documents and overrides
 
 _SCALARS: Final = (

@@ -18,8 +18,6 @@ from ovmstrio.util.drawing import Drawing, DrawnBox, DrawnEdge, arrange
 if TYPE_CHECKING:
     from ovmstrio.ops.settings import OpSettings
 
-__all__ = ["OpGraph", "build", "draw"]
-
 _Edges = Mapping[str, tuple[str, ...]]
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.registry import Registry
     from ovmstrio.transport.grpc.call import Call
 
-__all__ = ["PipelineService"]
-
 
 @runtime_checkable
 class AnsweringService(Service, Protocol):

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array
 
-__all__ = ["encode_response", "error_answer", "http_status", "parse_request", "parse_request_async", "text_answer"]
-
 _INT64: Final = range(-(2**63), 2**63)
 _MAX_DIGITS: Final = 100
 _AT_ONCE_BYTES: Final = 8 * 1024

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.values import PipelineResponse
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["OpsMountKind", "metrics_router", "record_failure"]
-
 
 def record_failure(response: PipelineResponse) -> None:
     """Record the failure of a response in the current call event."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.prepared_service import PreparedService
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["OpPipelineKind"]
-
 
 class OpPipelineKind(Kind[OpPipelineSpec]):
     """Kind of Op pipelines; ``prepared`` holds services of a running script, by names of specs without script."""

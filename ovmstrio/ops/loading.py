@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["open_loaded"]
-
 
 @asynccontextmanager
 async def open_loaded(

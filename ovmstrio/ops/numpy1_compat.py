@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["has_numpy1_compat", "install_numpy1_compat", "numpy1_compat"]
-
 _LEGACY: Final = "1.25"
 _ALIASES: Final[Mapping[str, Any]] = {
     **{kind.__name__: kind for kind in (int, float, complex, object, str)},

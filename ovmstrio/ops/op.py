@@ -17,8 +17,6 @@ from ovmstrio.ops.predictor.protocol import Prediction, Predictor
 from ovmstrio.ops.tensors import pack_response, unpack_request
 from ovmstrio.ops.values import ChannelData, CustomException, CustomExceptionCode, PipelineRequest
 
-__all__ = ["EXECUTOR_NAME", "Op", "RequestOp", "ResponseOp"]
-
 EXECUTOR_NAME: Final = "@DAGExecutor"
 """Name of RequestOp and ResponseOp; the first Op finds its input under it."""
 

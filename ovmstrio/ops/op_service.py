@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 
-__all__ = ["DEFAULT_NAME", "OpService", "PipelineExecutor", "unknown_service_response"]
-
 _VERSION: Final = "1"
 
 _ERRORS: Final[Mapping[int, type[ServerError]]] = {

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.settings import OpSettings, PipelineSettings
     from ovmstrio.ops.web_service import WebService
 
-__all__ = ["MAIN", "PreparedService", "find_service", "load_in_worker", "run_as_main", "run_on_shared_server"]
-
 # Scripts
 
 

@@ -23,16 +23,6 @@ from ovmstrio.util.regular_files import open_regular, read_regular_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "FILE_NAME",
-    "ServingProcess",
-    "list_processes",
-    "record_process",
-    "serving_home",
-    "signal_processes",
-    "wait_for_exit",
-]
-
 FILE_NAME: Final = "ProcessInfo.json"
 MODEL: Final = "pipline"
 """Model name of a pipeline in the file, with the spelling of Paddle Serving."""

@@ -15,16 +15,6 @@ from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.located import Located
 from ovmstrio.config.yaml_rules import InvalidValue, boolean, choice, integer, number, string_list, string_value
 
-__all__ = [
-    "ANY_PORT",
-    "DagSettings",
-    "LocalServiceConf",
-    "LoggingSettings",
-    "OpSettings",
-    "PipelineSettings",
-    "TracerSettings",
-]
-
 ANY_PORT: Final = 0
 _MILLISECONDS: Final = 1000.0
 _LEVELS: Final = {

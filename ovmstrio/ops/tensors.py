@@ -23,19 +23,6 @@ from ovmstrio.ops.values import (
     code_number,
 )
 
-__all__ = [
-    "LOD_SUFFIX",
-    "NPY",
-    "STRINGS",
-    "ArrayTensor",
-    "from_array",
-    "holds_arrays",
-    "pack_response",
-    "to_array",
-    "to_response",
-    "unpack_request",
-]
-
 Ndarray = np.ndarray[Any, Any]
 
 LOD_SUFFIX: Final = ".lod"

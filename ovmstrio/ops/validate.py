@@ -21,8 +21,6 @@ from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 
-__all__ = ["locate_model_problem", "validate_pipeline"]
-
 
 async def validate_pipeline(graph: OpGraph, config: ValidatedConfig, *, load: bool = True) -> list[Problem]:
     """Return the problems of a pipeline beyond its configuration, with file and line; loads models if ``load``."""

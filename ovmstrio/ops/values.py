@@ -12,23 +12,6 @@ import structlog
 from ovmstrio.encoding.messages import RESPONSE
 from ovmstrio.util.truncation import text_of
 
-__all__ = [
-    "ARRAYS",
-    "ChannelData",
-    "ChannelDataType",
-    "CustomException",
-    "CustomExceptionCode",
-    "PipelineRequest",
-    "PipelineResponse",
-    "PipelineTensor",
-    "ProductErrCode",
-    "add_tensor",
-    "code_number",
-    "request_from_message",
-    "response_to_message",
-    "tensor_from_message",
-]
-
 
 class CustomExceptionCode(Enum):
     """Error codes in ``err_no``."""

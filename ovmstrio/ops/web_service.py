@@ -9,8 +9,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.graph import OpGraph, build
 from ovmstrio.ops.op import Op, RequestOp, ResponseOp
 
-__all__ = ["WebService", "set_default_runner", "set_service_runner"]
-
 RunService = Callable[["WebService"], None]
 
 _runners: list[RunService] = []

@@ -18,8 +18,6 @@ from ovmstrio.isolation.thread_pool import WorkerThreads
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype
 
-__all__ = ["MAX_CONCURRENT_CALLS", "CustomNode", "ItemInfo", "create_node_threads", "read_only_views"]
-
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:

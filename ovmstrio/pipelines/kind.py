@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["PipelineKind"]
-
 # Introspection
 
 

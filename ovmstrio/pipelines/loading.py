@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import NodeCounters, Servable, ServableLookup, StreamCounter
     from ovmstrio.pipelines.plan import NodePlan
 
-__all__ = ["load_pipeline", "look_inside"]
-
 log = structlog.get_logger(__name__)
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import ServableLookup
     from ovmstrio.pipelines.custom_node import CustomNode
 
-__all__ = ["CustomNodeCall", "MeasuredNodeCall", "NodeCall", "ServableCall"]
-
 _ERRORS_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
 
 

@@ -15,8 +15,6 @@ from ovmstrio.pipelines.native.isolated_node import open_isolated_node
 from ovmstrio.pipelines.native.node import open_native_node
 from ovmstrio.pipelines.python_node import open_python_node
 
-__all__ = ["open_custom_node"]
-
 _PYTHON: Final = ".py"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.node_calls import NodeCall
     from ovmstrio.pipelines.structure import Level, Structure
 
-__all__ = ["Link", "NodePlan", "create_plan", "draw_pipeline"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:

@@ -40,11 +40,6 @@ from ovmstrio.isolation.user_code import (
 from ovmstrio.pipelines.custom_node import ItemInfo, create_node_threads, read_only_views
 from ovmstrio.pipelines.native.library import NodeIdentity
 
-__all__ = [
-    "PythonNode",
-    "open_python_node",
-]
-
 # Errors
 
 log = structlog.get_logger(__name__)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.pipelines.plan import Link, NodePlan
 
-__all__ = ["PipelineRun"]
-
 Path = tuple[int, ...]
 Session = tuple["NodePlan", Path, dict[str, Tensor]]
 

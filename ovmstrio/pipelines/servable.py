@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.custom_node import CustomNode
     from ovmstrio.pipelines.plan import NodePlan
 
-__all__ = ["PipelineServable"]
-
 _PLATFORM = "OpenVINO"
 _VERSION = "1"
 

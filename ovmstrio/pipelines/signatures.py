@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.pipelines.custom_node import CustomNode, ItemInfo
     from ovmstrio.pipelines.structure import Edge, Structure
 
-__all__ = [
-    "MIN_RANK_TO_SPLIT",
-    "NodeSignature",
-    "check_entry",
-    "check_nodes",
-    "describe_inputs",
-    "describe_outputs",
-    "is_open",
-    "signature_of_custom_node",
-    "signature_of_servable",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeSignature:

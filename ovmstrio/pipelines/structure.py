@@ -22,19 +22,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import NodeInput, PipelineSpec
 
-__all__ = [
-    "DYNAMIC",
-    "ENTRY",
-    "EXIT",
-    "Edge",
-    "Level",
-    "PipelineErrorCode",
-    "Structure",
-    "node_problem",
-    "validate_structure",
-    "with_node_location",
-]
-
 # Problems, by OVMS's codes
 
 

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-__all__ = ["examine_pipeline"]
-
-
 def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
     """Return the problems of a pipeline's settings, structure and model names."""
     _, problems = validate_structure(spec)

@@ -26,8 +26,6 @@ from ovmstrio.protocols.tensorflow.grpc_service import PredictRequest, decode_pr
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Codec"]
-
 
 def _unchanged(data: bytes | memoryview) -> bytes | memoryview:
     return data

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.grpc.connection import Routes
     from ovmstrio.transport.grpc.server import GrpclibService
 
-__all__ = ["REQUIRED_SCOPES", "GuardedRoutes", "GuardedService"]
-
 _KSERVE: Final = "/inference.GRPCInferenceService/"
 _PREDICTION: Final = "/tensorflow.serving.PredictionService/"
 _MODELS: Final = "/tensorflow.serving.ModelService/"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["MountKind", "SelfRoutedMount", "ServiceMounts"]
-
 
 class MountKind(Protocol):
     """HTTP interface of one kind of service; ``door`` labels its calls."""

@@ -15,8 +15,6 @@ from ovmstrio.util.regular_files import check_regular
 if TYPE_CHECKING:
     from ovmstrio.config.remote_entries import RemoteAddress, RemoteTls
 
-__all__ = ["client_tls", "connect"]
-
 
 def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
     """Load the TLS settings' files; blocking; raises ConfigError.

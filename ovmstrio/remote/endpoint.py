@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import InferRequest, InferResponse
 
-__all__ = ["Endpoint", "NotSent", "RemoteDescription", "append_address", "make_tensor_spec"]
-
 
 class NotSent(NotReady):
     """Call that the server did not process, so that it may be sent again."""

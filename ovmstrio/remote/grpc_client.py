@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import Buffer
 
-__all__ = ["ClientCore", "Exchange", "ProtocolViolation", "RemoteConnection", "encode_literal_header"]
-
 # HTTP/2 core
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -37,16 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest, ParameterValue
     from ovmstrio.remote.grpc_client import Exchange
 
-__all__ = [
-    "GrpcEndpoint",
-    "Message",
-    "decode_response",
-    "encode_request",
-    "input_buffers",
-    "make_output",
-    "remote_parameters",
-]
-
 # Messages
 
 Message = list["Buffer"]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["RemoteKind"]
-
 
 class RemoteKind(Kind[RemoteSpec]):
     """Kind of models on other servers."""

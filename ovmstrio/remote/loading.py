@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.remote_entries import RemoteAddress
     from ovmstrio.remote.endpoint import Endpoint, RemoteDescription
 
-__all__ = ["open_remote"]
-
 _DESCRIBE_SECONDS: Final = 20.0
 """Time limit of a metadata request to one address."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
     from ovmstrio.core.request import Buffer, InferRequest
 
-__all__ = ["RestEndpoint"]
-
 _HEAD_SIZE: Final = "Inference-Header-Content-Length"
 _CONNECTIONS: Final = 256
 _MAX_BYTES: Final = 2**31 - 1

@@ -13,8 +13,6 @@ from ovmstrio.models.sequences.requests import read_control
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
 
-__all__ = ["SequenceStep", "sequence_step", "server_sequence_id"]
-
 _START: Final = "sequence_start"
 
 

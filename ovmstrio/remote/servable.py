@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.remote.endpoint import RemoteDescription
     from ovmstrio.remote.targets import Target, Targets
 
-__all__ = ["RemoteServable", "hedge"]
-
 # Hedging
 
 _T = TypeVar("_T")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.remote.endpoint import Endpoint
     from ovmstrio.remote.sequences import SequenceStep
 
-__all__ = ["CircuitBreaker", "Target", "Targets", "watch_health"]
-
 # Circuit breaker
 
 

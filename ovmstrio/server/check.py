@@ -33,8 +33,6 @@ from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.serving.registry import Registry
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["CheckReport", "LoadedVersion", "check_config", "check_pipelines", "examine_pipelines"]
-
 _CONFIG_NAME: Final = "config.json"
 
 

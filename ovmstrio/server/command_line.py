@@ -28,26 +28,6 @@ from ovmstrio.graphs.kind import find_text_graph
 from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings
 from ovmstrio.telemetry.log_levels import parse_log_levels
 
-__all__ = [
-    "CONFIG_COMMANDS",
-    "UNSUPPORTED_HINTS",
-    "UsageError",
-    "cache_directory",
-    "config_conflicts",
-    "ignored_options",
-    "is_text_generation_folder",
-    "is_text_model",
-    "listen_addresses",
-    "metric_families",
-    "probe_addresses",
-    "read_settings",
-    "single_servable_spec",
-    "text_model",
-    "text_problems",
-    "unsupported_options",
-    "use_local_source_model",
-]
-
 # Unsupported OVMS options
 
 _NO_DOWNLOAD: Final = (

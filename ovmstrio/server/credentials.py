@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.worker_peers import Counters
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["CredentialStore", "open_credentials"]
-
 log = structlog.get_logger(__name__)
 
 _API_KEY: Final = "API_KEY"

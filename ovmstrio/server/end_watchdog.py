@@ -8,9 +8,6 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["MARGIN_SECONDS", "SHUTDOWN_WATCHDOG", "ShutdownWatchdog"]
-
-
 _STOP_SECONDS: Final = 15.0
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.telemetry.recent_history import RecentHistory
     from ovmstrio.transport.send_budget import SendBudget
 
-__all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front_end"]
-
 
 def grpc_front_end(
     plane: DataPlane, plan: Plan, pending: SendBudget, gate: Gate | None, observer: RequestObserver | None

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ovmstrio.serving.registry import Registry
 
-__all__ = ["freeze_gc", "freeze_imports", "raise_gc_threshold", "set_serving_gc_threshold"]
-
-
 _SERVING_GC_THRESHOLD: Final = 20_000
 """Threshold of the youngest generation; a call creates a few dozen objects, few of them in cycles."""
 _IMPORT_GC_THRESHOLD: Final = 200_000

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.listeners import Listener
     from ovmstrio.transport.send_budget import SendBudget
 
-__all__ = ["GrpcFrontEnd"]
-
 
 class GrpcFrontEnd(AddressFrontEnd):
     """gRPC server of a data plane: KServe v2, TensorFlow Serving, health, reflection, and services of users.

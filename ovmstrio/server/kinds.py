@@ -13,8 +13,6 @@ from ovmstrio.remote.kind import RemoteKind
 from ovmstrio.serving.kind import Kind
 from ovmstrio.text.kind import TextModelKind
 
-__all__ = ["KINDS", "Kinds", "table_of"]
-
 Kinds = dict[str, Kind[Any]]
 """Kinds by name."""
 

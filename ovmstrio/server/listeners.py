@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["Certificates", "open_server_listeners"]
-
 # Listeners
 
 HTTP: Final = "http/1.1"

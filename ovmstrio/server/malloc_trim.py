@@ -16,8 +16,6 @@ from ovmstrio.telemetry.process_metrics import resident_bytes
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["KEPT_BYTES", "TrimPolicy", "configure_malloc", "trim_freed_memory"]
-
 log = structlog.get_logger(__name__)
 
 KEPT_BYTES: Final = 128 * 2**20

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["make_send_budgets", "memory_limit"]
-
 _LIMIT_FILES: Final = ("memory.max", "memory.limit_in_bytes")
 """Limit files of cgroups v2 and v1."""
 

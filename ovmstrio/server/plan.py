@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["Plan", "own_port", "plan_project", "read_plan", "with_service_manager"]
-
-
 log = structlog.get_logger(__name__)
 
 

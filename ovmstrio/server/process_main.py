@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio.server.worker_context import WorkerProcessContext
 
-__all__ = ["Show", "serve_in_own_process", "tuned_process"]
-
 # Garbage collector
 
 

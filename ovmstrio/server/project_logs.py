@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.config.project_spec import LogLevel, ProjectSpec
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["configure_project_logs", "enter_project"]
-
 # Logs
 
 _SETTINGS: Final = frozenset({"log_level", "log_format", "log_path"})

@@ -14,8 +14,6 @@ from ovmstrio.util.regular_files import check_regular, open_regular
 if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["DEFAULT_FILE", "ReadinessFile", "default_file"]
-
 log = structlog.get_logger(__name__)
 
 DEFAULT_FILE: Final = Path("/run/workspace/api_readiness.txt")

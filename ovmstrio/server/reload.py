@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.registry import Registry
     from ovmstrio.serving.source import ConfigSource
 
-__all__ = ["RELOAD", "RESTORE", "Reloader"]
-
 log = structlog.get_logger(__name__)
 
 RELOAD: Final = "reload"

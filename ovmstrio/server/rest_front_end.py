@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.responses import Cors
     from ovmstrio.transport.send_budget import SendBudget
 
-__all__ = ["RestFrontEnd", "make_rest_router"]
-
 _MAX_BODY_BYTES: Final = 64 * 2**20
 
 

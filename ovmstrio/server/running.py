@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["Running"]
-
-
 @dataclass(frozen=True, slots=True)
 class Running:
     """A server that accepts connections.

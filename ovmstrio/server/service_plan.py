@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.plan import Plan
 
-__all__ = ["plan_service", "service_settings"]
-
 _SERVICE_REASON: Final = "cannot be used with --service; set it in config.yml"
 
 

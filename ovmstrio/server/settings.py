@@ -11,8 +11,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["GROUPS", "IGNORED", "MODEL", "TEXT", "ServerSettings"]
-
 ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
 MODEL: Final = "Single model"

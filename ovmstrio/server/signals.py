@@ -12,8 +12,6 @@ import trio
 
 from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 
-__all__ = ["handle_restart_signals", "handle_stop_signals"]
-
 # Shutdown watchdog
 
 

@@ -12,8 +12,6 @@ from ovmstrio.util.truncation import format_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["error_message", "flatten_errors", "log_failures"]
-
 log = structlog.get_logger(__name__)
 
 

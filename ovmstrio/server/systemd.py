@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.serving.records import Readiness
 
-__all__ = ["Notifier", "inherited_addresses"]
-
 # Notifications
 
 _POLL_SECONDS: Final = 5.0

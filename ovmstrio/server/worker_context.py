@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["RpcServer", "WorkerProcessContext"]
-
 
 class RpcServer(Protocol):
     """RPC server of a worker; runs until cancelled."""

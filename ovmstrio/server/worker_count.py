@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, ServerSpec
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["MeasuredCall", "WorkerChoice", "choose_count", "count_workers", "find_loop_bound", "models_to_measure"]
-
 _PYTHON_KINDS: Final = (GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec)
 """Kinds that may run user Python code."""
 _SERVER_SECONDS: Final = 80e-6

@@ -37,16 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.serving.registry import Registry
 
-__all__ = [
-    "Admission",
-    "AdmittedPlace",
-    "QueuedCall",
-    "ServiceLimits",
-    "ServiceQueue",
-    "attach_place",
-    "count_service_call",
-]
-
 _AVERAGE_WEIGHT: Final = 0.1
 """Weight of the latest call in the moving average of call times."""
 

@@ -20,8 +20,6 @@ from ovmstrio.telemetry.call_statistics import VersionStatistics
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["aggregate_metrics", "aggregate_sequences", "aggregate_statistics", "answer_peer", "save_final_metrics"]
-
 _ATTEMPTS: Final = 3
 _METRICS_TIMEOUT_SECONDS: Final = 5.0
 """Time limit for a worker's metrics; a stuck worker counts with its last saved ones."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.telemetry.call_statistics import VersionStatistics
 
-__all__ = ["AuthorizingDataPlane", "CallerRecorder"]
-
 
 class CallerRecorder(CallObserver):
     """Call observer that records the caller's name in each event; must be the first observer."""

@@ -20,18 +20,6 @@ from ovmstrio.core.resource_registry import current_owner, current_resource_regi
 from ovmstrio.core.tracing import Span, current_span
 from ovmstrio.util.truncation import text_of
 
-__all__ = [
-    "DEFAULT_QUEUE_SIZE",
-    "BatchOptions",
-    "BatchPolicy",
-    "BatchRun",
-    "BatchedCall",
-    "Batcher",
-    "RunBatch",
-    "open_batcher",
-    "traced_batch",
-]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

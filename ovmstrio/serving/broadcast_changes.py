@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.model_control import ModelControl
 
-__all__ = [
-    "PEER_REQUESTS",
-    "ServerModelControl",
-    "handle_peer_change",
-    "register_region",
-    "run_everywhere",
-    "server_model_control",
-    "sync_loaded_models",
-    "sync_regions",
-    "unregister_region",
-]
-
 log = structlog.get_logger(__name__)
 
 _UNDO_SECONDS: Final = 60.0

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.instances import Lease
     from ovmstrio.serving.response_budget import ResponseReservation
 
-__all__ = ["ObservedCall", "error_label"]
-
 EndCall = Callable[["CallEvent", BaseException | None], None]
 
 

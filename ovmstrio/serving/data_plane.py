@@ -68,18 +68,6 @@ if TYPE_CHECKING:
     from ovmstrio.telemetry.metrics import Metrics
     from ovmstrio.telemetry.recent_traces import RecentTraces
 
-__all__ = [
-    "DEFAULT_SERVER_NAME",
-    "CallObservers",
-    "CallSignature",
-    "DataPlane",
-    "ModelMetadata",
-    "ResponseRenderer",
-    "infer_with_options",
-    "streaming_service_missing",
-    "unsupported_call_message",
-]
-
 
 class CallObservers:
     """Notifies a fixed list of observers of call events, and keeps the call statistics."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import ArrivalTicket
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["call_with_place", "first_string_field", "release_unless_named"]
-
 _T = TypeVar("_T")
 
 _DELIMITED: Final = 2

@@ -8,8 +8,6 @@ import trio
 
 from ovmstrio.util.backoff import Backoff
 
-__all__ = ["FileWatcher"]
-
 
 class FileWatcher:
     """Repeats a check.

@@ -18,8 +18,6 @@ from ovmstrio.util.regular_files import read_regular_bytes
 if TYPE_CHECKING:
     from ovmstrio.config.specs import GraphSpec
 
-__all__ = ["content_mark", "graph_fingerprint", "paths_fingerprint", "python_files", "rows_fingerprint", "tree_mark"]
-
 
 def content_mark(data: bytes) -> str:
     """Return the fingerprint of a file's content; rewriting the same content is no change."""

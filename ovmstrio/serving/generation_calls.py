@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.calls import ObservedCall
 
-__all__ = ["charge_tokens", "lease_generative", "open_generation", "open_speech", "open_transcript"]
-
 _T = TypeVar("_T")
 
 

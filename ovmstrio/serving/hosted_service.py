@@ -18,8 +18,6 @@ from ovmstrio.util.truncation import text_of
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["HostedService", "host_service"]
-
 log = structlog.get_logger(__name__)
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Servable
     from ovmstrio.serving.kind import Takes
 
-__all__ = ["Instance", "Lease", "RetiredInstances"]
-
 
 @dataclass(slots=True, eq=False)
 class Instance:

@@ -11,22 +11,6 @@ from typing import Final
 from ovmstrio.core.errors import ServerError, ServiceMissing, VersionLoading, VersionMissing, VersionRetired
 from ovmstrio.core.events import QUERY_METHODS, ApiInterface
 
-__all__ = [
-    "GRAPH_MISSING",
-    "HANDLERS_GRPC",
-    "HANDLERS_HTTP",
-    "KSERVE_GRPC",
-    "KSERVE_REST",
-    "MODEL_MISSING",
-    "NOT_LOADED",
-    "OPENAI_REST",
-    "PADDLE_GRPC",
-    "PADDLE_HTTP",
-    "TENSORFLOW_GRPC",
-    "TENSORFLOW_REST",
-    "VERSION_MISSING",
-]
-
 MODEL_MISSING: Final = "Model with requested name is not found"
 GRAPH_MISSING: Final = "Mediapipe graph definition with requested name is not found"
 """OVMS's inference error for an unknown name: graphs are looked up last."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.worker_peers import EngineDirectory, SequenceOwners
     from ovmstrio.serving.model_versions import Listing
 
-__all__ = ["Dependency", "Kind", "LoadContext", "Takes", "lease_nothing"]
-
 SpecT = TypeVar("SpecT", bound=ServableSpec)
 _T = TypeVar("_T")
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.model_versions import Listing
     from ovmstrio.serving.records import ServiceRecord
 
-__all__ = ["ChangeDetector", "find_cycles", "retirement_order", "run_in_load_order", "update_dependencies"]
-
 
 class ChangeDetector:
     """Fingerprints files and the loads of callees."""

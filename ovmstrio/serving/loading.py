@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.model_versions import Listing
     from ovmstrio.serving.records import ServiceRecord, VersionRecord
 
-__all__ = ["Reconciler", "VersionLoader", "describe_error", "grpc_declaration", "load_problems"]
-
 
 def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iterable[ServiceRecord]) -> None:
     """Check that no other configured service and not the server itself has one of the gRPC services of a loaded entry.

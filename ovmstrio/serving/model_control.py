@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.serving.registry import Registry
 
-__all__ = ["ModelControl"]
-
 log = structlog.get_logger(__name__)
 
 _ON_LOOP_CHARACTERS: Final = 2_048

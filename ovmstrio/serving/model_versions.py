@@ -23,16 +23,6 @@ from ovmstrio.config.specs import VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import find_irregular
 
-__all__ = [
-    "ONLY_VERSION",
-    "Listing",
-    "check_regular_files",
-    "choose_versions",
-    "find_model_file",
-    "list_versions",
-    "scan_versions",
-]
-
 log = structlog.get_logger(__name__)
 
 ONLY_VERSION: Final = 1

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import InferStream
     from ovmstrio.serving.requested_outputs import StreamOutputs
 
-__all__ = ["OpenStream"]
-
 
 class OpenStream:
     """An open stream whose requests and replies are counted; front ends receive and send in two tasks.

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.records import VersionStatus
 
-__all__ = [
-    "INVALID_URL",
-    "UNSUPPORTED_METHOD",
-    "OvmsRouteErrors",
-    "decompressed_body",
-    "decompressed_call_body",
-    "make_admission",
-    "status_document",
-]
-
 _ON_LOOP_BYTES: Final = 2048
 """Compressed size that is inflated on the event loop: the result is at most a thousand times as large."""
 

@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import LayerTimes, SampledThreads
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = [
-    "MAX_RATE",
-    "MAX_SECONDS",
-    "ProfiledModel",
-    "ProfiledProcess",
-    "Profiler",
-    "ServerProfile",
-    "VersionCalls",
-    "WorkerSamples",
-]
-
 
 class WorkerSamples:
     """Stack samples of all worker processes.

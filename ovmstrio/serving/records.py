@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.kind import Dependency, Kind
     from ovmstrio.util.backoff import Backoff
 
-__all__ = [
-    "DEFAULT_VERSION",
-    "OK",
-    "ApplyResult",
-    "Failure",
-    "Readiness",
-    "ServiceRecord",
-    "VersionRecord",
-    "VersionState",
-    "VersionStatus",
-    "error_code_of",
-]
-
 OK: Final = "OK"
 
 

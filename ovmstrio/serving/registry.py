@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Introspection, Servable, ServableLookup
     from ovmstrio.serving.kind import Kind, Takes
 
-__all__ = [
-    "ChangeQueue",
-    "Registry",
-    "RegistryChange",
-    "current_readiness",
-    "parse_version",
-    "startup_readiness",
-    "unavailable_reason",
-]
-
 # ----------------------------------------------------------------------
 # Change queue
 # ----------------------------------------------------------------------

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput, ServableMetadata
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["StreamOutputs", "check_classes", "check_outputs", "classify_outputs", "has_plain_outputs", "select_outputs"]
-
 _COUNT: Final = "classification"
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Service
     from ovmstrio.transport.send_budget import ConnectionBudget
 
-__all__ = ["ResponseBudget", "ResponseReservation"]
-
 _UNKNOWN_SECONDS: Final = 1.0
 """Longest wait for budget when the size is unknown: such calls may be waiting for each other."""
 _DECAY: Final = 6

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.worker_peers import CounterRow, Counters
     from ovmstrio.serving.admission import QueuedCall, ServiceQueue
 
-__all__ = ["SharedAdmission"]
-
 _OFFER_SECONDS: Final = 0.01
 
 

@@ -42,17 +42,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse, ParameterValue
     from ovmstrio.core.tensor import Tensor
 
-__all__ = [
-    "ClientRegion",
-    "ClientRegions",
-    "OutputDestinations",
-    "map_inputs",
-    "map_tensors",
-    "output_destinations",
-    "uses_regions",
-    "write_outputs",
-]
-
 _FOLDER: Final = Path("/dev/shm")  # noqa: S108 - the folder of `shm_open`, not a temporary folder
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_REGIONS: Final = 1_024

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import ApplyResult, VersionStatus
     from ovmstrio.serving.registry import Registry
 
-__all__ = ["ConfigSource", "ParseConfig", "reload_versions"]
-
 log = structlog.get_logger(__name__)
 
 ParseConfig = Callable[[bytes, Path], ServerSpec]

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.events import CallEvent, WireRequest
 
-__all__ = ["AccessLog", "AccessLogFormat", "RequestLog", "open_access_log"]
-
 # Access log
 
 AccessLogFormat = Literal["off", "json", "combined"]

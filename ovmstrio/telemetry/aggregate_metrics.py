@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["select_families", "sum_metrics", "without_gauges"]
-
 _LABELS: Final = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
 _SAMPLE: Final = re.compile(rf"(?P<key>(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})?) (?P<value>[^ ]+)(?P<rest>.*)")
 _END: Final = "# EOF"

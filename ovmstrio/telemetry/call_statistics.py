@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.events import CallEvent
 
-__all__ = ["CallStatistics", "CallTotal", "VersionStatistics"]
-
 
 @dataclass(slots=True)
 class CallTotal:

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.telemetry.spans import SpanSink, TraceSampler, UserContext
     from ovmstrio.telemetry.trace_context import TraceParent
 
-__all__ = [
-    "CallTracing",
-    "WatchedCallTracing",
-    "is_failing_status",
-    "set_end_attributes",
-    "set_start_attributes",
-    "span_name",
-]
-
 # Span names and attributes
 
 _GRPC_SERVER_ERRORS: Final = frozenset(

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.core.errors import ServerError
 
-__all__ = ["log_denied", "rate_limited_denials"]
-
 log = structlog.get_logger(__name__)
 
 _REFUSED: Final = "change refused"

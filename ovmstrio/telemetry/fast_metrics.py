@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.metric_families import Family
 
-__all__ = ["FastCounter", "FastCounterFamily", "FastHistogram", "FastHistogramFamily"]
-
 
 class FastCounter:
     """A counter."""

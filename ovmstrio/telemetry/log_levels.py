@@ -12,18 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = [
-    "LEVELS",
-    "LOADING_LOGGERS",
-    "LOGGER_ALIASES",
-    "LOG_LEVEL",
-    "LogLevel",
-    "SharedLogLevel",
-    "format_log_levels",
-    "logger_name",
-    "parse_log_levels",
-]
-
 # Levels by logger name
 
 LEVELS: Final = {

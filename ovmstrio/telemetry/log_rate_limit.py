@@ -15,8 +15,6 @@ import trio
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["LogRateLimiter"]
-
 _WINDOW_SECONDS: Final = 60.0
 _MOST: Final = 1_000
 _OTHERS: Final = "others"

@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = [
-    "WRITER",
-    "DescriptorSink",
-    "FileSink",
-    "LineFormatter",
-    "LogFileHandler",
-    "LogOutlet",
-    "LogSink",
-    "LogWriter",
-    "StandardSink",
-    "bounded_record",
-    "open_log_sink",
-]
-
 # Sinks
 
 _STANDARD: Final = (1, 2)

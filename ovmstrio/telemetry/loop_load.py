@@ -12,8 +12,6 @@ from ovmstrio.core.metric_families import BUCKETS_SECONDS
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.placement import FEW_CORES_THRESHOLD_SECONDS, INLINE_THRESHOLD_SECONDS
 
-__all__ = ["LoopLoad", "current_loop_load"]
-
 _WINDOW_SECONDS: Final = 0.1
 _BUSY: Final = 0.9
 _FULL: Final = 0.97

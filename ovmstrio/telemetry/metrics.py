@@ -34,21 +34,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.metric_families import Family
     from ovmstrio.core.resource_registry import ResourceRegistry
 
-__all__ = [
-    "CONTENT_TYPE",
-    "OPEN_CONTENT_TYPE",
-    "BatchMetrics",
-    "CallMetrics",
-    "GraphMetrics",
-    "Metrics",
-    "NodeMetrics",
-    "ScrapedGauges",
-    "ScrapedHistogram",
-    "ServableMetrics",
-    "ServiceMetrics",
-    "add_vllm_aliases",
-]
-
 # Graphs
 
 _STREAM: Final = "ModelInferStream"

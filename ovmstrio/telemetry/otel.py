@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.tracing import Span
     from ovmstrio.telemetry.recent_traces import RecentTraces
 
-__all__ = ["SpanExport", "UserSpans", "plain_attribute", "span_context", "to_finished_span", "to_readable_span"]
-
 # Span conversion
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.resource_registry import ResourceRegistry
 
-__all__ = ["PROCESS_METRICS", "MemoryGrowthMeter", "process_cpu_seconds", "resident_bytes", "resource_metrics"]
-
 # Memory
 
 _STATM: Final = Path("/proc/self/statm")

@@ -21,8 +21,6 @@ from ovmstrio.util.truncation import cut, text_of
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, RequestObserver, WireRequest
 
-__all__ = ["FailedCall", "FailedCalls", "LogLine", "RecentHistory", "RecentLog"]
-
 # Failed calls
 
 _MAX_FAILED_CALLS: Final = 100

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.tracing import Attributes
     from ovmstrio.telemetry.spans import RecordedSpan
 
-
-__all__ = ["FinishedSpan", "FinishedTrace", "RecentTraces"]
-
 _MOST_TRACES: Final = 200
 _MOST_SPANS: Final = 512
 

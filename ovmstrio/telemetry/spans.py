@@ -22,26 +22,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tracing import Attributes, SpanKind
 
-__all__ = [
-    "ALWAYS",
-    "MAX_ATTRIBUTE_CHARACTERS",
-    "MAX_SPAN_EVENTS",
-    "SAMPLERS",
-    "RecordedSpan",
-    "SpanEvent",
-    "SpanLink",
-    "SpanSink",
-    "TraceSampler",
-    "UnrecordedSpan",
-    "UserContext",
-    "current_or_event_span",
-    "event_span",
-    "new_span_id",
-    "sampler_from_environ",
-    "unrecorded_span_factory",
-    "warn_unsupported_propagators",
-]
-
 # W3C Trace Context
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-__all__ = ["StackSampler"]
-
 _MOST_STACKS: Final = 20_000
 _MOST_FRAMES: Final = 128
 """Innermost frames kept per stack."""

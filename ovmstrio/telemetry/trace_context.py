@@ -6,15 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = [
-    "TraceParent",
-    "exporter_names",
-    "format_traceparent",
-    "is_export_configured",
-    "otlp_protocol",
-    "parse_traceparent",
-]
-
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.worker_peers import EngineDirectory
     from ovmstrio.text.engine_client import AskedEngine
 
-__all__ = ["ChunkScheduler", "ChunkedModel", "ChunkedRequest", "check_model_files", "open_chunked_model"]
-
 # ----------------------------------------------------------------------
 # Requests and their queue
 # ----------------------------------------------------------------------

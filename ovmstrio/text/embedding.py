@@ -49,15 +49,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.tokenizers import SpecialTokenTemplate
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = [
-    "MAX_DOCUMENTS",
-    "EmbeddingModel",
-    "RerankModel",
-    "TextEncoderService",
-    "load_embedding_model",
-    "load_rerank_model",
-]
-
 MAX_DOCUMENTS: Final = 500
 """Maximum texts per request, as in OVMS."""
 

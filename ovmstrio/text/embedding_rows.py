@@ -36,20 +36,6 @@ from ovmstrio.util.truncation import (
     weight_of,
 )
 
-__all__ = [
-    "AsyncTokenizer",
-    "Row",
-    "RowBuilder",
-    "RowEncoder",
-    "TextFolder",
-    "TokenArray",
-    "add_special_tokens_to",
-    "read_text_folder",
-    "split_by_size",
-    "token_types",
-    "truncate_tokens",
-]
-
 # ----------------------------------------------------------------------
 # Tokenizer
 # ----------------------------------------------------------------------

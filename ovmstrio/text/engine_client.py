@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.isolation.worker_process import WorkerProcess
     from ovmstrio.text.engine_sharing import RemoteEngine
 
-__all__ = ["AcceptedRequest", "EngineClient", "GenerationSpan"]
-
 
 class GenerationSpan:
     """Span of one generation with phases ``queue``, ``prefill`` and ``decode``, and optional step events.

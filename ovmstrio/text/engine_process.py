@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
 
-__all__ = ["PROGRAM", "EngineProcess", "RequestActivity", "sleep_when_idle"]
-
 log = structlog.get_logger(__name__)
 
 PROGRAM: Final = "ovmstrio.inference.engine"

@@ -29,23 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.worker_peers import EngineDirectory
     from ovmstrio.text.engine_process import RequestActivity
 
-__all__ = [
-    "ANSWERED",
-    "CHUNK_VERBS",
-    "EXITED",
-    "GENERATION_VERBS",
-    "LEAVING",
-    "LOST",
-    "MESSAGES",
-    "READY",
-    "Engine",
-    "EngineServer",
-    "EngineVerbs",
-    "RemoteEngine",
-    "create_engine",
-    "request_ids",
-]
-
 # ----------------------------------------------------------------------
 # Engine RPC
 # ----------------------------------------------------------------------

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["TextModelKind"]
-
 
 class TextModelKind(Kind[TextModelSpec]):
     """Folders of openvino-genai models and GGUF files, for any task."""

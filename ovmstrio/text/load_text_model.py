@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["load_text_model", "model_folder"]
-
 log = structlog.get_logger(__name__)
 
 _SUFFIX: Final = ".gguf"

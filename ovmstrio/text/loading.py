@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerativeService
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["LOADERS", "load_task"]
-
 LOADERS: Final[Mapping[Task, str]] = {
     Task.TEXT_GENERATION: "ovmstrio.text.load_text_model:load_text_model",
     Task.EMBEDDINGS: "ovmstrio.text.embedding:load_embedding_model",

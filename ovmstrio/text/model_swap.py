@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.text.engine_sharing import Engine
 
-__all__ = ["ModelSwap", "ServingModels", "weight_bytes"]
-
 log = structlog.get_logger(__name__)
 
 _SWAPPING: Final = "the model is being reloaded, because two copies do not fit into memory"

@@ -15,8 +15,6 @@ from ovmstrio.inference.engine.messages import FINISH_REASONS
 if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
 
-__all__ = ["OutputBuffer", "OutputChunk"]
-
 
 @dataclass(slots=True)
 class OutputChunk:

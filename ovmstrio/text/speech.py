@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.speech import SpeechRequest
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = ["RunningSpeech", "SpeechModel", "load_speech_model"]
-
 _PROGRAM: Final = "ovmstrio.inference.engine.speech_program"
 _MAX_SENTENCES_AHEAD: Final = 2
 """Sentences that are synthesized ahead of the reader."""

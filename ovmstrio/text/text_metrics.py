@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Finish
 
-__all__ = ["CANCELLED", "ERROR", "TextMetrics"]
-
 CANCELLED: Final = "cancelled"
 ERROR: Final = "error"
 """Finish reasons in addition to ``Finish``."""

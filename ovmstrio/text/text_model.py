@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.text.model_swap import ModelSwap
     from ovmstrio.text.output_buffer import OutputChunk
 
-__all__ = ["OutputParsing", "OutputReader", "RunningGeneration", "TextModel", "check_speculative_options"]
-
 # ----------------------------------------------------------------------
 # Output parsing
 # ----------------------------------------------------------------------

@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.speech import TranscriptionRequest
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = [
-    "RunningTranscript",
-    "TranscriptionModel",
-    "TranscriptionScheduler",
-    "load_transcription_model",
-    "open_arguments",
-]
-
 
 class RunningTranscript(ChunkedRequest[TranscriptPart]):
     """A running transcription; see :class:`ovmstrio.core.speech.Transcript`."""

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.transport.listeners import Listener
 
-__all__ = [
-    "LOG_INTERVAL_SECONDS",
-    "OUT_OF_RESOURCES_ERRNOS",
-    "PAUSE_SECONDS",
-    "AcceptLoop",
-    "DeadlineSpread",
-    "TurnLimiter",
-    "bound_wakeups",
-    "in_batches",
-]
-
 # -- Bounded wakeups per turn of the event loop ------------------------------------------------------------------------
 
 _MAX_EVENTS: Final = 64

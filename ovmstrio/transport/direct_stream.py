@@ -27,22 +27,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.core.request import Buffer
 
-__all__ = [
-    "LINGER_SECONDS",
-    "MAX_WRITEV_BUFFERS",
-    "DirectStream",
-    "close_forcefully",
-    "close_gracefully",
-    "get_peer_address",
-    "has_unread",
-    "has_unread_bytes",
-    "linger",
-    "resume",
-    "run_eagerly",
-    "to_direct_stream",
-    "underlying_stream",
-]
-
 # -- Stream ------------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")

@@ -20,19 +20,6 @@ from ovmstrio.transport.direct_stream import DirectStream
 from ovmstrio.transport.tls import ReloadableTls, TlsListener
 from ovmstrio.util.regular_files import check_regular
 
-__all__ = [
-    "AddressFrontEnd",
-    "InheritedListener",
-    "Listener",
-    "PlainListener",
-    "bound_address",
-    "client_certificate",
-    "is_inherited",
-    "listener_socket",
-    "open_listeners",
-    "tls_context",
-]
-
 # -- Socket listeners --------------------------------------------------------------------------------------------------
 
 _MAX_EXTRA_ACCEPTS: Final = 7

@@ -14,8 +14,6 @@ from typing import Final, Protocol
 
 import trio
 
-__all__ = ["ByteBudget", "ConnectionBudget", "SendBudget", "StallChecked", "current_connection_budget"]
-
 # -- Byte budget -------------------------------------------------------------------------------------------------------
 
 

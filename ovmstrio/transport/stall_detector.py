@@ -14,8 +14,6 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from trio.abc import SendStream
 
-__all__ = ["ProgressTimer", "unsent_bytes"]
-
 
 class ProgressTimer:
     """Timer of how long a sampled value has been unchanged."""

@@ -19,8 +19,6 @@ from ovmstrio.transport.grpc.headers import ErrorWithTrailers, RetryableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ERROR_STATUSES", "StatusPair", "error_status", "to_grpc_error", "www_authenticate_value"]
-
 
 class StatusPair(NamedTuple):
     """gRPC and HTTP status of an error."""

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-__all__ = ["ReloadableTls", "TlsListener"]
-
 
 class ReloadableTls:
     """Reloadable TLS settings.

@@ -6,8 +6,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["memory_to_fill"]
-
 _ALIGNMENT: Final = 64
 """What no number and no vector of a processor needs more than."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Backoff"]
-
 
 class Backoff:
     """The pauses after failures in a row.

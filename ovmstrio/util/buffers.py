@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["PiecedMessage"]
-
 # ----------------------------------------------------------------------
 # A message that is too large to be joined from its pieces for nothing
 # ----------------------------------------------------------------------

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OWN_GROUPS", "ROOT", "group_folders"]
-
 ROOT: Final = Path("/sys/fs/cgroup")
 """Where control groups are mounted."""
 OWN_GROUPS: Final = Path("/proc/self/cgroup")

@@ -12,8 +12,6 @@ from ovmstrio.util.container_limits import OWN_GROUPS, ROOT, group_folders
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CORES", "CoreShare", "CoreUser", "usable_cores"]
-
 _FEW: Final = 2
 
 

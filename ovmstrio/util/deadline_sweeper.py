@@ -9,8 +9,6 @@ from typing import Final
 
 import trio
 
-__all__ = ["wait_within", "watch_overdue"]
-
 _LOOK_SECONDS: Final = 0.02
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any
 
-__all__ = ["forward_names"]
-
 
 def forward_names(module: str, target: str, names: Collection[str]) -> Callable[[str], Any]:
     """Return a module's ``__getattr__`` that takes names from another module and warns of the move.

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BoxKind", "Drawing", "DrawnBox", "DrawnEdge", "arrange", "to_mermaid", "to_svg"]
-
 # ----------------------------------------------------------------------
 # The boxes of a picture, layer by layer, and the edges between them
 # ----------------------------------------------------------------------

@@ -18,8 +18,6 @@ from urllib.parse import unquote, urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Extra", "way_to_install"]
-
 _PACKAGE: Final = "ovmstrio"
 
 

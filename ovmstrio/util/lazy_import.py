@@ -8,8 +8,6 @@ from types import ModuleType
 
 import trio
 
-__all__ = ["import_aside"]
-
 
 async def import_aside(name: str) -> ModuleType:
     """Give a module; one that is not there is imported in a thread, so that the loop goes on meanwhile.

@@ -15,15 +15,6 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = [
-    "FEW_CORES_THRESHOLD_SECONDS",
-    "INLINE_THRESHOLD_SECONDS",
-    "LOADS_AT_ONCE",
-    "Placement",
-    "load_limiter",
-    "run_load",
-]
-
 _T = TypeVar("_T")
 
 INLINE_THRESHOLD_SECONDS: Final = 200e-6

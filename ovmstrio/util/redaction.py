@@ -17,8 +17,6 @@ from urllib.parse import unquote_to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["blanked", "end_of_value"]
-
 # ----------------------------------------------------------------------
 # Where a value ends that follows its name, whatever it is written in; what was cut ends where it was
 # ----------------------------------------------------------------------

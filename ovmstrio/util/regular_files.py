@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedRandom
 
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "check_regular",
-    "file_kind",
-    "find_irregular",
-    "open_regular",
-    "read_regular_bytes",
-    "read_regular_text",
-]
-
 MAX_DOCUMENT_BYTES: Final = 64 * 2**20
 """Size limit of a configuration document."""
 

@@ -12,8 +12,6 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["SLICE_BYTES", "run_in_slices", "run_to_end"]
-
 T = TypeVar("T")
 
 SLICE_BYTES: Final = 128 * 1024

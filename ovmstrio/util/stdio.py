@@ -17,20 +17,6 @@ from typing import Any, Final, Literal, TextIO
 
 from ovmstrio.util.truncation import MOST_CHARACTERS, cut
 
-__all__ = [
-    "STREAM_NAMES",
-    "LineStream",
-    "StreamName",
-    "code_names",
-    "finish_lines",
-    "ignore_failed_writes",
-    "open_standard_streams",
-    "original_stream",
-    "print_whole_lines",
-    "running_code_of",
-    "whole_lines",
-]
-
 # ----------------------------------------------------------------------
 # Whose code runs, and what it prints: texts in pieces, from many threads and tasks at once, made into whole lines
 # ----------------------------------------------------------------------

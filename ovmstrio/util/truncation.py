@@ -14,34 +14,6 @@ from reprlib import Repr
 from types import TracebackType
 from typing import Any, Final
 
-__all__ = [
-    "AT_ONCE",
-    "CONTROLS",
-    "MAX_ITEMS",
-    "MAX_TOKENIZED_CHARACTERS",
-    "MOST_CAUSES",
-    "MOST_CHARACTERS",
-    "ExceptionInfo",
-    "bounded",
-    "bounded_info",
-    "causes_of",
-    "cut",
-    "encode_text",
-    "escape_controls",
-    "format_error",
-    "has_enough_tokens",
-    "is_plain",
-    "is_short",
-    "keep_texts",
-    "max_characters",
-    "prefix_lengths",
-    "shown",
-    "size_of",
-    "text_of",
-    "utf8",
-    "weight_of",
-]
-
 # ----------------------------------------------------------------------
 # Texts of others, cut where they enter: of errors that code of users raises, and of the values in them
 # ----------------------------------------------------------------------

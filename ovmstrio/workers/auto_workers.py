@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.server.plan import Plan
 
-__all__ = ["choose_workers"]
-
 log = structlog.get_logger(__name__)
 
 _PROGRAM: Final = "ovmstrio.workers.measuring"

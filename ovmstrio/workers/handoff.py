@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.isolation.worker_program import WorkRequest
 
-__all__ = ["ConnectionInbox", "HandedOffStream", "close_on_fork"]
-
 # Connections
 
 log = structlog.get_logger(__name__)

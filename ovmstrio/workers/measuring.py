@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import Servable
     from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests
 
-__all__ = ["main"]
-
 _FIRST_CALLS: Final = 5
 _FIRST_SECONDS: Final = 1.0
 _CALLS: Final = 100

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ovmstrio.workers.retained_metrics import RetainedMetrics
     from ovmstrio.workers.rpc import WorkerRpc
 
-__all__ = ["CHANGE_LOCK", "PeerFacade"]
-
 CHANGE_LOCK: Final = "turn"
 """RPC of the first worker, which owns the lock."""
 _LOCK_OWNER: Final = 0

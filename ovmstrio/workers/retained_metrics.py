@@ -19,8 +19,6 @@ from ovmstrio.telemetry.aggregate_metrics import sum_metrics, without_gauges
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RetainedMetrics"]
-
 _MOST_BYTES: Final = 8 * 2**20
 """Size limit of a text; longer ones are not saved."""
 _CELL: Final = 8

@@ -35,25 +35,6 @@ from ovmstrio.transport.accept_loop import OUT_OF_RESOURCES_ERRNOS, PAUSE_SECOND
 from ovmstrio.transport.direct_stream import run_eagerly
 from ovmstrio.workers.handoff import close_on_fork
 
-__all__ = [
-    "ANSWERED",
-    "CANCEL",
-    "FAILED",
-    "FAREWELL",
-    "NOT_BEGUN",
-    "PART",
-    "WORKER_STARTING",
-    "Order",
-    "PeerGone",
-    "PeerLink",
-    "PeerUnreachable",
-    "PendingCall",
-    "RetryQueue",
-    "RetryTicket",
-    "WorkerRpc",
-    "send_message",
-]
-
 # Client connection
 
 log = structlog.get_logger(__name__)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.workers.rpc import WorkerRpc
     from ovmstrio.workers.shared_engines import WorkerEngines
 
-__all__ = ["RpcHandlers"]
-
 
 class RpcHandlers:
     """RPC handlers of a worker."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.web_service import WebService
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["run_script_service", "serve_service"]
-
 
 async def serve_service(service: WebService, settings: ServerSettings, config: str | None = None) -> bool:
     """Serve a prepared service until stopped; return whether the server drained cleanly.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ovmstrio.workers.rpc import WorkerRpc
     from ovmstrio.workers.shared_state import SharedState
 
-__all__ = ["PACKED_STEP", "STEP", "SequenceForwarder", "SharedSequenceDirectory", "run_packed_step", "run_plain_step"]
-
 # Directory
 
 _KEY_BYTES: Final = 6

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.process_main import Show
 
-__all__ = ["serve_in_processes"]
-
 
 async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_signals: bool = True) -> bool:
     """Serve a plan until a signal ends the server, in as many processes as planned.

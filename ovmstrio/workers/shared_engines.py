@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.worker_peers import ExportedEngine
     from ovmstrio.workers.rpc import WorkerRpc
 
-__all__ = ["CALL_ENGINE", "LISTEN_ENGINE", "WorkerEngines"]
-
 CALL_ENGINE: Final = "ask engine"
 LISTEN_ENGINE: Final = "hear engine"
 """RPC names."""

@@ -28,21 +28,6 @@ from ovmstrio.workers.retained_metrics import RetainedMetrics
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = [
-    "SINCE",
-    "UNDER_WAY",
-    "WAITING",
-    "CounterTable",
-    "ProjectLimit",
-    "SequenceTable",
-    "ServiceLimit",
-    "SharedCounters",
-    "SharedState",
-    "WorkerWakeups",
-    "counter_key",
-    "slots_for",
-]
-
 # Wake-up sockets
 
 _WAKE_UP: Final = b"!"

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.direct_stream import DirectStream
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["serve_with_workers"]
-
 log = structlog.get_logger(__name__)
 
 _PROGRAM: Final = "ovmstrio.workers.worker"

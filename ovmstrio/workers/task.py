@@ -11,8 +11,6 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
 
-__all__ = ["CHANGED", "DRAIN", "EXIT_CUT", "WorkerTask"]
-
 EXIT_CUT: Final = 3
 """Exit code after requests were cancelled at the drain timeout."""
 

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["main"]
-
 # Task
 
 

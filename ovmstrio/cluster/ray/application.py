@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.layout import ClusterLayout
     from ovmstrio.config.specs import Autoscaling
 
-__all__ = ["GRPC_SERVICERS", "PATHS", "SETTINGS", "ClusterSettings", "StreamRouter", "application"]
-
 # Drain time
 
 _DRAIN_SECONDS: Final = 30

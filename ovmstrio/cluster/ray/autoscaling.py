@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
-
-__all__ = ["DESIRED_REPLICAS", "desired_replicas"]
-
 DESIRED_REPLICAS: Final = "ovmstrio_wanted_replicas"
 """Metric of a replica: number of replicas that would keep its queues at their target."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.linked_services import AskGroup
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["QUEUE_METRICS", "GroupServer", "ReplicaPlan", "sum_samples"]
-
 QUEUE_METRICS: Final = (
     "ovmstrio_queued_requests",
     "ovmstrio_waiting_calls",

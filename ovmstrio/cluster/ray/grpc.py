@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["ClusterGrpcHandler", "GrpcResult", "MessageCall"]
-
 # Calls
 
 _CODEC: Final = Codec()

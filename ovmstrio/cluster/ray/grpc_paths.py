@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CALLS", "INDEX", "INFER", "MODEL_SPEC", "NAME", "NOWHERE", "READY", "STREAM"]
-
 NAME, MODEL_SPEC, NOWHERE = "name", "model spec", ""
 """The first field is the service name, or a ``ModelSpec``, or neither."""
 

@@ -11,8 +11,6 @@ from ovmstrio.cluster.ray.grpc_paths import CALLS, STREAM
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["add_services"]
-
 
 def add_services(servicer: Any, server: Any) -> None:
     """Add the calls to a server of Ray, which replaces the handlers by its own."""

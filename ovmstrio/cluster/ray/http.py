@@ -19,8 +19,6 @@ from ovmstrio.transport.http.responses import body_too_large_error, error_respon
 if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Route, Router
 
-__all__ = ["BodyChunks", "ClusterHttpHandler", "HttpHead"]
-
 log = structlog.get_logger(__name__)
 
 _NOT_IN_CLUSTER: Final = (

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http_messages import Headers
 
-__all__ = ["ClusterIngress"]
-
 # Routing
 
 

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.kind import LoadContext
 
-__all__ = [
-    "CLUSTER_INTERFACE",
-    "AskGroup",
-    "LinkedKind",
-    "LinkedServable",
-    "LinkedSpec",
-    "answer_linked",
-    "describe_linked",
-]
-
-
 CLUSTER_INTERFACE: Final = ApiInterface("Cluster", "gRPC", infer="ModelInfer")
 """Interface of calls between groups."""
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
 
-
-__all__ = ["GroupLink"]
-
 # Calls
 
 _REPLICA_LOST: Final = (ray_errors.RayActorError, ray_errors.ObjectLostError, serve_errors.DeploymentUnavailableError)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.request_streams import StreamReply
     from ovmstrio.core.http_messages import Headers, HttpRequest
 
-__all__ = ["GroupReplica", "HttpParts"]
-
 # Server
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.ray.grpc import ClusterGrpcHandler
     from ovmstrio.cluster.ray.trio_guest import TrioGuest
 
-__all__ = ["OpenStreams", "StreamReply", "answer_stream", "pass_stream"]
-
 StreamReply = bytes | GrpcResult
 """A reply, or at the end a status other than OK."""
 NextRequest = Callable[[], Awaitable[bytes | None]]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.request import InferRequest
 
-__all__ = ["grpc_shard", "http_shard", "shard_of"]
-
 _NO_ID: Final = "missing sequence_id: the model is sharded by sequence id, so clients must choose ids"
 _UNSUPPORTED_API: Final = "sequences of sharded models require KServe's ModelInfer or /v2/models/NAME/infer"
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-__all__ = ["make_key", "replica_of"]
-
 
 def make_key(replica: str) -> str:
     """Return a key for a new stream of a replica."""

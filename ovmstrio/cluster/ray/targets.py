@@ -15,10 +15,6 @@ from ovmstrio.serving.early_admission import first_string_field
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-
-__all__ = ["HttpTarget", "grpc_target", "http_target", "is_openai", "plain_path"]
-
-
 _INGRESS_HINT: Final = 'place all text models in the group "ingress"'
 
 

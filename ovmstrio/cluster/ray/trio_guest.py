@@ -22,8 +22,6 @@ import trio
 from ovmstrio.core.errors import NotReady
 from ovmstrio.transport.grpc.headers import single_error
 
-__all__ = ["GuestTurns", "TrioGuest", "TrioProgram"]
-
 # Guest scheduling
 
 _IDLE_DELAY_SECONDS: Final = 0.05

@@ -22,8 +22,6 @@ from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 from ovmstrio.graphs.packets import MAX, MIN, Packet, next_allowed
 from ovmstrio.graphs.policies import BEFORE_ALL
 
-__all__ = ["FLOW_LIMITER", "GATE", "MERGE", "MUX", "PACKET_CLONER", "PACKET_RESAMPLER", "PASS_THROUGH"]
-
 # FlowLimiterCalculator
 
 _FLOW_LIMITER_NAME: Final = "FlowLimiterCalculator"

@@ -50,16 +50,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.service import ServableLookup
 
-__all__ = [
-    "CONVERTER",
-    "INFERENCE",
-    "SESSION",
-    "Session",
-    "find_session_calls",
-    "ov_to_python_tensor",
-    "python_to_ov_tensor",
-]
-
 # Tensor names and types of streams
 
 # The first matching prefix wins, so longer prefixes come first.

@@ -16,8 +16,6 @@ from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import next_allowed
 from ovmstrio.graphs.policies import BEFORE_ALL
 
-__all__ = ["BEGIN_LOOP", "END_LOOP", "PREVIOUS_LOOPBACK", "BatchEnd"]
-
 # BeginLoopTensorCalculator: sends the elements of a vector one by one
 
 _BEGIN_LOOP_NAME: Final = "BeginLoopTensorCalculator"

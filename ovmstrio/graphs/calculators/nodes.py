@@ -10,20 +10,6 @@ from ovmstrio.encoding.messages import message_class
 from ovmstrio.graphs.calculator import ContractError, DefinitionScope, NodeContext, NodeContract, NodeFailure
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 
-__all__ = [
-    "CalculatorBase",
-    "StatelessKind",
-    "StatelessResources",
-    "check_tags",
-    "find_options",
-    "joining_contract",
-    "map_entry",
-    "options_or_defaults",
-    "ports_of",
-    "required_input",
-    "untagged_ports",
-]
-
 
 def find_options(node: NodeConfig, message: str) -> Any:
     """Return a node's options of one message type, or None; ``node_options`` take precedence over ``options``."""

@@ -8,8 +8,6 @@ from ovmstrio.graphs.calculator import CalculatorKind, ContractError, NodeContex
 from ovmstrio.graphs.calculators.nodes import CalculatorBase, StatelessKind, check_tags, options_or_defaults, ports_of
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 
-__all__ = ["CONSTANT_SIDE_PACKET", "DEFAULT_SIDE_PACKET"]
-
 # ConstantSidePacketCalculator
 
 _CONSTANT_NAME: Final = "ConstantSidePacketCalculator"

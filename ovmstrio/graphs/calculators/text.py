@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.graphs.calculator import NodeContext
 
-__all__ = [
-    "EMBEDDINGS",
-    "HTTP_LLM",
-    "IMAGE_GEN",
-    "LOOPBACK",
-    "PAYLOAD_TAGS",
-    "RERANK",
-    "SPEECH_TO_TEXT",
-    "TEXT_CALCULATORS",
-    "TEXT_TO_SPEECH",
-    "TextModelCalculator",
-    "read_node_options",
-]
-
 # Text-generation nodes
 
 LOOPBACK: Final = Port("LOOPBACK", 0)

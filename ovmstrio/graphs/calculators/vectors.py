@@ -16,8 +16,6 @@ from ovmstrio.graphs.calculators.nodes import (
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.packets import TensorValue
 
-__all__ = ["CONCATENATE_VECTOR", "SPLIT_VECTOR"]
-
 # ConcatenateTensorVectorCalculator
 
 _CONCATENATE_NAME: Final = "ConcatenateTensorVectorCalculator"

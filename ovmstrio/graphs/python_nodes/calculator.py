@@ -25,8 +25,6 @@ from ovmstrio.isolation.generators import End, Failed, PulledGenerator
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import WorkerExited
 
-__all__ = ["PYTHON_EXECUTOR"]
-
 _T = TypeVar("_T")
 
 log = structlog.get_logger(__name__)

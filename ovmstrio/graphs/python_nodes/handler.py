@@ -56,17 +56,6 @@ from ovmstrio.util.stdio import code_names, running_code_of
 from pyovms import Context, Tensor
 from pyovms.context import CURRENT
 
-__all__ = [
-    "EXECUTION_ERROR",
-    "FINALIZE_SECONDS",
-    "LOOPBACK",
-    "InstanceCode",
-    "NodeCode",
-    "NodeHandler",
-    "handler_path_of",
-    "python_node_contract",
-]
-
 # Node configuration; the rules are OVMS's
 
 LOOPBACK: Final = Port("LOOPBACK", 0)

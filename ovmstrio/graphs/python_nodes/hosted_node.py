@@ -23,8 +23,6 @@ from ovmstrio.isolation.hosted_object import HostedObject, Invocation
 from pyovms import Context
 from pyovms.context import CURRENT
 
-__all__ = ["host_node"]
-
 
 class _Instance:
     __slots__ = ("context", "is_stopped", "pair", "variables")

@@ -18,21 +18,6 @@ from ovmstrio.graphs.graph_config import Port
 from ovmstrio.isolation.handler_imports import HandlerPackage
 from pyovms import HttpPayload, Tensor
 
-__all__ = [
-    "INITIALIZATION_FAILED",
-    "HookState",
-    "InvalidOutputError",
-    "NodeDescription",
-    "NodeModel",
-    "Outputs",
-    "documents_to_tensors",
-    "route_tensors",
-    "route_yielded_tensors",
-    "tensor_from_row",
-    "tensor_to_row",
-    "unexpected_result_error",
-]
-
 INITIALIZATION_FAILED: Final = "The Python Node state initialization failed"
 _CLASS: Final = "OvmsPythonModel"
 

@@ -24,8 +24,6 @@ from ovmstrio.handlers.config.project_file import (
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.util.regular_files import read_regular_text
 
-__all__ = ["LOCAL_SERVER", "make_dockerfile"]
-
 LOCAL_SERVER: Final = "ovmstrio"
 """Name of the build context with the server's sources, for ``use_local_cortex_libs``."""
 

@@ -21,8 +21,6 @@ from typing import Final
 from ovmstrio.config.documents import to_short_json
 from ovmstrio.core.errors import Problem
 
-__all__ = ["parse_dotenv"]
-
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _START: Final = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=")
 _BLANK: Final = re.compile(r"(?:[ \t\r\n;]|\\\n|#[^\n]*)*")

@@ -42,21 +42,6 @@ from ovmstrio.handlers.config.project_spec import (
 )
 from ovmstrio.util.regular_files import read_regular_text
 
-__all__ = [
-    "DEFAULT_PYTHON",
-    "IMAGE_KEYS",
-    "find_models_section",
-    "find_project_file",
-    "log_image_only_keys",
-    "read_image",
-    "read_models",
-    "read_project",
-    "supported_python",
-    "supported_tensorflow",
-    "to_yaml",
-    "ubuntu_for_cuda",
-]
-
 _ALTERNATIVES: Final = ("path", "paths", "dir")
 _MODEL_KEYS: Final[Rules] = {
     "path": nonempty_str,

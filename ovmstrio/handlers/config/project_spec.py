@@ -12,22 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from ovmstrio.config.located import Located
 from ovmstrio.config.yaml_rules import InvalidValue, boolean, lenient, nonempty_str
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "Dependencies",
-    "GpuVersion",
-    "ImageSpec",
-    "LogLevel",
-    "ModelEntry",
-    "ModelsSpec",
-    "ProjectBatching",
-    "ProjectSpec",
-    "ProjectType",
-    "is_file",
-    "is_folder",
-    "local_path",
-]
-
 
 def local_path(directory: Path, text: str) -> Path:
     """Return a path relative to a directory, without ``..``; links are not resolved, since they may change."""

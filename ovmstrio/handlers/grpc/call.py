@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.grpc.proto_compiler import Rpc
     from ovmstrio.handlers.handler_calls import HandlerCalls
 
-__all__ = [
-    "NON_FAILURES",
-    "BlockingRequests",
-    "CallEndedError",
-    "CallExecution",
-    "HandlerContext",
-    "InvalidReplyError",
-    "MetadataEntry",
-]
-
 
 class CallEndedError(Exception):
     """Raised into handler code that aborted its call, or that reads requests of an ended call; not logged."""

@@ -16,8 +16,6 @@ from ovmstrio.handlers.grpc.rpc_call import RpcCall
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
 
-__all__ = ["GrpcProject", "RpcHandler", "open_project_proto", "open_rpc_handler"]
-
 
 class RpcHandler(Protocol):
     """Handler called over gRPC, in this process or in worker processes."""

@@ -27,17 +27,6 @@ from ovmstrio.isolation.user_code import describe_error
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = [
-    "GOOGLE_FILES",
-    "CompiledProto",
-    "Rpc",
-    "UserProto",
-    "UserService",
-    "compile_proto",
-    "module_name",
-    "open_proto",
-]
-
 log = structlog.get_logger(__name__)
 
 GOOGLE_FILES: Final = "google/protobuf/"

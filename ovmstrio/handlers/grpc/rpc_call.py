@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
-__all__ = ["MetadataPairs", "RpcCall"]
-
 MetadataPairs = Collection[tuple[str, str | bytes]]
 
 

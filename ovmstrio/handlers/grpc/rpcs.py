@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.service import Service
 
-__all__ = ["grpc_handlers"]
-
 _CARDINALITIES: Final = {
     (each.client_streaming, each.server_streaming): each for each in Cardinality.__members__.values()
 }

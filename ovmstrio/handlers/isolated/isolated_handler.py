@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.grpc.proto_compiler import Rpc
     from ovmstrio.handlers.grpc.rpc_call import RpcCall
 
-__all__ = ["IsolatedHandler", "IsolatedModels", "RemoteRpc", "encode_call", "open_isolated_handler"]
-
 _NO_TIMEOUTS: Final = QueueTimeouts()
 _HOSTED: Final = "ovmstrio.handlers.isolated.hosted_handler:host_handler"
 

@@ -13,17 +13,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http_messages import Headers
 
-__all__ = [
-    "ANSWER",
-    "MethodRow",
-    "ResponseHead",
-    "decode_refusal",
-    "decode_request",
-    "encode_head",
-    "encode_refusal",
-    "encode_request",
-]
-
 ANSWER: Final = "answer"
 _HTTP_ERROR: Final = "chosen"
 _MALFORMED: Final = "malformed"

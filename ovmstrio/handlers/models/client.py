@@ -18,8 +18,6 @@ from ovmstrio.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.handlers.models.model_cache import ModelCache
 from ovmstrio.handlers.models.version_index import LATEST, is_version
 
-__all__ = ["Array", "ModelClient", "ModelNames", "normalize_version", "to_flat_list", "to_input_arrays"]
-
 _SHOWN: Final = 20
 
 

@@ -46,15 +46,6 @@ from ovmstrio.util.backoff import Backoff
 if TYPE_CHECKING:
     from ovmstrio.handlers.models.saved_model_run import BatchedRun, RunnableModel
 
-__all__ = [
-    "LibraryOptions",
-    "ModelInfoSource",
-    "ModelLibrary",
-    "ProjectModels",
-    "open_library",
-    "open_models",
-]
-
 
 class ModelInfoSource(Protocol):
     """Source of the model metadata that ``/info`` returns."""

@@ -23,8 +23,6 @@ from ovmstrio.handlers.models.version_index import LATEST, ModelKey, VersionFile
 from ovmstrio.isolation.thread_pool import release_place_while_waiting
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["MAX_WAITING", "LoadModel", "ModelLoader", "StorageThreads"]
-
 MAX_WAITING: Final = 64
 """Maximum number of calls that wait for storages; each occupies a thread."""
 

@@ -32,19 +32,6 @@ from ovmstrio.handlers.models.version_index import (
 from ovmstrio.isolation.thread_pool import release_place_while_waiting
 from ovmstrio.serving.model_versions import choose_versions
 
-__all__ = [
-    "LoadedModel",
-    "LruKeys",
-    "ModelCache",
-    "ModelLeases",
-    "StorageSync",
-    "Validate",
-    "WatchOptions",
-    "current_leases",
-    "keep_latest",
-    "lease_models",
-]
-
 
 class ModelLeases:
     """Models leased to one call of a handler; thread-safe."""

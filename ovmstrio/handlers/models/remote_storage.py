@@ -21,8 +21,6 @@ from ovmstrio.core.errors import StorageFailure
 from ovmstrio.handlers.models.transfer import STALL_SECONDS, OnProgress
 from ovmstrio.handlers.models.version_index import StoredFile
 
-__all__ = ["FsspecStorage"]
-
 _CONNECT_SECONDS: Final = 5.0
 _ATTEMPTS: Final = 3
 _LIST_STALLS: Final = 2

@@ -14,16 +14,6 @@ from ovmstrio.encoding.messages import message_class
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import text_of
 
-__all__ = [
-    "GRAPH_FILE",
-    "SavedModel",
-    "SavedModelSignature",
-    "SavedModelTensor",
-    "choose_signature",
-    "read_saved_model",
-]
-
-
 GRAPH_FILE: Final = "saved_model.pb"
 
 

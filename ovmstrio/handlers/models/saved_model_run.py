@@ -26,9 +26,6 @@ from ovmstrio.serving.batching import Batcher
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BatchedRun", "RunnableModel", "load_saved_model", "run_batch", "run_batched", "run_model"]
-
-
 _PRECISE: Final = {"EXECUTION_MODE_HINT": "ACCURACY"}
 """Keeps float32 computations, as TensorFlow Serving does; some processors would use bfloat16."""
 

@@ -27,20 +27,6 @@ from ovmstrio.handlers.models.version_index import (
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 
-__all__ = [
-    "Copy",
-    "CopyMaker",
-    "LocalStorage",
-    "ModelSource",
-    "ModelStorage",
-    "OpenStorage",
-    "local_path",
-    "open_sources",
-    "open_storage",
-    "saved_model_problem",
-    "scheme_of",
-]
-
 _PACKAGES: Final = {
     "s3": "s3fs",
     "s3a": "s3fs",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["STALL_SECONDS", "OnProgress"]
-
 STALL_SECONDS: Final = 60.0
 """Default time that a storage may send nothing before a download fails."""
 

@@ -15,21 +15,6 @@ from typing import Final, NamedTuple
 
 from ovmstrio.serving.fingerprints import rows_fingerprint
 
-__all__ = [
-    "LATEST",
-    "ONLY_VERSION",
-    "IndexChanges",
-    "ModelKey",
-    "StoredFile",
-    "VersionFiles",
-    "VersionIndex",
-    "diff_indexes",
-    "is_version",
-    "versions_by_folder",
-    "versions_by_model",
-    "versions_in_folder",
-]
-
 LATEST: Final = "latest"
 """Placeholder for the highest version."""
 

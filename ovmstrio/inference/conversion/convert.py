@@ -26,17 +26,6 @@ from ovmstrio.inference.model_readers import check_model_files, read_onnx_conten
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import model_specs, read_signature
 
-__all__ = [
-    "Conversion",
-    "Converted",
-    "check_not_existing",
-    "convert",
-    "new_folder",
-    "new_version",
-    "read_source",
-    "save",
-]
-
 _FRONTENDS: Final = {
     "OpenVINO IR": "ir",
     "ONNX": "onnx",

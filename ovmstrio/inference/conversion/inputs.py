@@ -19,8 +19,6 @@ from ovmstrio.inference.conversion.sources import conversion_error
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import port_names, to_partial_shape
 
-__all__ = ["InputSpec", "apply_input_specs", "detect_state", "make_stateful", "parse_input_form"]
-
 _FORM: Final = re.compile(r"(?P<name>.+?)=(?P<type>[A-Za-z0-9]*)\s*[\[(](?P<dims>[^\])]*)[\])]")
 _EXAMPLE: Final = "NAME=TYPE[SIZES] such as image=FP32[-1,3,224,224], with -1 for any size"
 

@@ -24,8 +24,6 @@ from ovmstrio.inference.signature import model_specs
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["MAX_SAMPLES", "Calibration", "CalibrationBatch", "quantize", "read_calibration"]
-
 MAX_SAMPLES: Final = 300
 """Maximum number of samples, the first by name; more change little and take long."""
 

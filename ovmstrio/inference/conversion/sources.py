@@ -15,17 +15,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.inference.model_readers import PADDLE_PROGRAM
 from ovmstrio.util.regular_files import open_regular
 
-__all__ = [
-    "TORCHSCRIPT",
-    "TORCH_EXPORT",
-    "ModelSource",
-    "conversion_error",
-    "detect_framework",
-    "detect_torch_framework",
-    "find_models",
-    "is_traced",
-]
-
 TORCH_EXPORT: Final = "PyTorch export"
 TORCHSCRIPT: Final = "TorchScript"
 

@@ -19,8 +19,6 @@ from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import open_regular
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["read_torch"]
-
 _NEEDED: Final = ("torch", "packaging")
 _REWRITE: Final = "save the model with the installed torch version, by torch.export.save() or torch.jit.save()"
 

@@ -12,9 +12,6 @@ from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe.verdict import ProbeModel
 
-__all__ = ["compile_from_plain_data", "probe_model_of"]
-
-
 # Settings that do not affect what OpenVINO runs.
 _IGNORED_SETTINGS: Final = {
     "name",

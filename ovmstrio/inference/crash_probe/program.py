@@ -26,8 +26,6 @@ from ovmstrio.inference.tensors import placeholder
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 from ovmstrio.telemetry.logs import configure_logs
 
-__all__ = ["layer_names", "main", "run_part"]
-
 _NON_LAYER_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 _ONE_THREAD: Final = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
 _LONG_STRING_BYTES: Final = 40  # strings of this length are allocated on the heap, where a double free shows

@@ -8,8 +8,6 @@ from typing import Any
 
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["ProbeModel", "Verdict"]
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeModel:

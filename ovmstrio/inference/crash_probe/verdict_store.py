@@ -23,8 +23,6 @@ from platformdirs import user_cache_path
 from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 
-__all__ = ["VerdictStore", "verdicts_folder"]
-
 log = structlog.get_logger(__name__)
 
 _PROCEDURE: Final = 1  # increased when the probe checks more, to invalidate old verdicts

@@ -22,17 +22,6 @@ from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.util.placement import run_load
 
-__all__ = [
-    "CrashProbe",
-    "ProbeCrashed",
-    "ProbeMode",
-    "ProbeWorker",
-    "ProbeWorkerPool",
-    "enable_crash_probe",
-    "probe_model",
-    "probe_model_from_thread",
-]
-
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
 # Signals that a process causes itself; others, such as the OOM killer's, come from outside.
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})

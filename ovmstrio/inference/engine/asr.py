@@ -15,8 +15,6 @@ from ovmstrio.inference.engine.audio_files import SAMPLE_RATE, Samples
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.regular_files import read_regular_bytes
 
-__all__ = ["SpeechRecognizer", "TranscriptionOptions", "WindowTranscript"]
-
 Span = tuple[float, float, str]
 """Start and end in seconds from the start of the window, and the text."""
 

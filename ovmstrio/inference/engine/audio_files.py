@@ -12,8 +12,6 @@ import soxr
 
 from ovmstrio.core.errors import InvalidField
 
-__all__ = ["SAMPLE_RATE", "AudioReader", "AudioWriter", "Samples", "create_audio_writer"]
-
 SAMPLE_RATE: Final = 16_000
 """Sample rate of speech models in Hz."""
 

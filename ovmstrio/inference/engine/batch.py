@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.inference.engine.pipeline import Pipeline
 
-__all__ = ["Batch", "BlockAdmission", "BlockCapacity", "BlockDemand", "StepOutcome"]
-
 
 @dataclass(slots=True)
 class StepOutcome:

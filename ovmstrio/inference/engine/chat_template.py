@@ -21,18 +21,6 @@ from jinja2.visitor import NodeTransformer
 
 from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
-__all__ = [
-    "ChatTemplate",
-    "TemplateBudget",
-    "TemplateBudgetExceeded",
-    "TemplateEnvironment",
-    "TemplateFailure",
-    "TemplateRaised",
-    "TemplateSource",
-    "read_template_source",
-    "tools_as_text",
-]
-
 # ----------------------------------------------------------------------
 # Budget
 # ----------------------------------------------------------------------

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.isolation.packets import Message
 
-__all__ = ["ChunkWorker", "run_process"]
-
 _OpenedT = TypeVar("_OpenedT")
 
 

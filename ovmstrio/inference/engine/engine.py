@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.prompts import PromptTokenizer
     from ovmstrio.inference.engine.template_process import TemplateProcess
 
-__all__ = ["Engine", "Limits", "TokenizeQueue"]
-
 _PACE_WEIGHT: Final = 0.2
 _MAX_RETRY_SECONDS: Final = 60.0
 _SEEDS: Final = 2**32

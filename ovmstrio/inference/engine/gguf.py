@@ -18,8 +18,6 @@ from ovmstrio.util.truncation import cut
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["GgufError", "read_header"]
-
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

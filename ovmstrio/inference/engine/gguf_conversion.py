@@ -19,8 +19,6 @@ from ovmstrio.inference.engine.pipeline import library_error_message
 if TYPE_CHECKING:
     from ovmstrio.isolation.blocking_channel import BlockingChannel
 
-__all__ = ["convert"]
-
 
 def convert(channel: BlockingChannel, number: int, value: list[str]) -> None:
     """Write a model with its tokenizers into an empty folder; the library writes them next to a link to the file."""

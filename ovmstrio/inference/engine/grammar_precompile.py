@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.pipeline import Pipeline
     from ovmstrio.inference.engine.sequences import QueuedRequest
 
-__all__ = ["GrammarCompiler", "GrammarCompilerProtocol", "GrammarQueue"]
-
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
 _TOKENS: Final = 2

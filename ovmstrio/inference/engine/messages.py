@@ -22,25 +22,6 @@ from ovmstrio.core.errors import (
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Prompt, Sampling
 from ovmstrio.util.truncation import encode_text
 
-__all__ = [
-    "ACCEPTED",
-    "CANCELLED",
-    "CONTEXT_FILE",
-    "FAILED",
-    "FINISH_REASONS",
-    "LOADED",
-    "PART",
-    "REJECTED",
-    "TOKENS",
-    "VOICE_FILES",
-    "decode_failure",
-    "decode_request",
-    "decode_texts",
-    "encode_failure",
-    "encode_request",
-    "encode_texts",
-]
-
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
 

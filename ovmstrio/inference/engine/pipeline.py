@@ -13,8 +13,6 @@ import openvino_genai as genai
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
 from ovmstrio.inference.engine.sampling import configure_generation
 
-__all__ = ["GIB", "Pipeline", "PipelineOptions", "library_error_message"]
-
 GIB: Final = 2**30
 _BLOCK_TOKENS: Final = 32
 _GPU_BLOCK_TOKENS: Final = 16

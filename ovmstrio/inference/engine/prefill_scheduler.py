@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.pipeline import Pipeline
     from ovmstrio.inference.engine.sequences import RunningSequence
 
-__all__ = ["PartialBlocks", "PrefillScheduler", "PrefixCacheModel", "block_keys"]
-
 
 def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield the end and the chained hash of each block of a sequence; the last block may be partial."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.isolation.blocking_channel import BlockingChannel
     from ovmstrio.isolation.packets import Message
 
-__all__ = ["EngineProgram", "serve"]
-
 _CANCEL: Final = "cancel"
 _UNSOLICITED: Final = 0  # number of messages that are no answer, or need none
 _RECEIVE_SECONDS: Final = 0.05  # time limit for receiving messages between two steps

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.pipeline import Pipeline
     from ovmstrio.inference.engine.sequences import QueuedRequest
 
-__all__ = ["PromptRenderer", "PromptScorer", "PromptTokenizer", "choose_renderer", "context_length"]
-
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _FIELD: Final = "messages"

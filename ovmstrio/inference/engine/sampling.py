@@ -11,8 +11,6 @@ from ovmstrio.core.generation import Grammar, GrammarKind
 if TYPE_CHECKING:
     from ovmstrio.core.generation import Sampling
 
-__all__ = ["NO_TOP_K", "configure_generation"]
-
 DEFAULT_TOP_K: Final = 40
 
 

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import Pipeline
 
-__all__ = ["CacheFullError", "QueuedRequest", "RunningSequence", "SequenceDivergedError", "SequenceOutput"]
-
-
 _FINISH_REASONS: Final = {
     GenerationFinishReason.STOP: Finish.STOP,
     GenerationFinishReason.TOOL_CALL: Finish.STOP,

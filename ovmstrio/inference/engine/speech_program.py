@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.tts import Speaker
     from ovmstrio.isolation.blocking_channel import BlockingChannel
 
-__all__ = ["serve"]
-
 _MAX_BUFFERED_SECONDS: Final = 1800  # limit of a file that is buffered to its end, so that its header has the length
 
 

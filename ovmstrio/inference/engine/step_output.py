@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.inference.engine.sequences import QueuedRequest, SequenceOutput
 
-__all__ = ["OutputRows", "TokenWindow"]
-
 _MAX_WINDOW: Final = 24
 _OVERLAP: Final = 6  # tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens
 _UNKNOWN: Final = "�"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Conversation
 
-__all__ = ["RenderQueue", "TemplateProcess"]
-
 _PROGRAM: Final = "ovmstrio.inference.engine.template_program"
 _FIELD: Final = "messages"
 _CPU_SECONDS: Final = 2.0

@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from ovmstrio.inference.engine.chat_template import ChatTemplate, TemplateFailure
 
-__all__ = ["HEADER", "main"]
-
 HEADER: Final = struct.Struct(">Q")
 
 _MAX_ADDRESS_BYTES: Final = 2 * 2**30  # address space; templates fail with MemoryError beyond

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.engine.audio_files import AudioReader
     from ovmstrio.isolation.blocking_channel import BlockingChannel
 
-__all__ = ["serve"]
-
 _UNSOLICITED: Final = 0
 
 

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.inference.engine.audio_files import Samples
 
-__all__ = [
-    "MAX_SENTENCE_CHARACTERS",
-    "InvalidVoice",
-    "PipelineSpeaker",
-    "PiperSpeaker",
-    "Speaker",
-    "split_sentences",
-    "voice_not_found",
-    "without_shape_cache",
-]
-
 # ----------------------------------------------------------------------
 # Speakers
 # ----------------------------------------------------------------------

@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.tensors import State
     from ovmstrio.models.sequences.requests import SequenceControl
 
-__all__ = [
-    "SEQUENCE_EXISTS",
-    "Sequence",
-    "SequenceChanges",
-    "SequenceManager",
-    "SequenceManagers",
-    "SequenceTurn",
-    "clean_sequences",
-    "remove_idle_sequences",
-]
-
 _MISSING: Final = "Sequence with provided ID does not exist"
 SEQUENCE_EXISTS: Final = "Sequence with provided ID already exists"
 """OVMS's message for an id that is in use."""

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array
 
-__all__ = [
-    "SPECIAL_INPUTS",
-    "SequenceControl",
-    "decode_arrays",
-    "decode_outputs",
-    "encode_arrays",
-    "encode_outputs",
-    "owner_index",
-    "read_control",
-]
-
 SPECIAL_INPUTS: Final = (SEQUENCE_ID, SEQUENCE_CONTROL)
 """In the order in which they are validated."""
 

@@ -46,21 +46,6 @@ if TYPE_CHECKING:
     from ovmstrio.inference.tensors import State
     from ovmstrio.models.sequences.manager import SequenceManager, SequenceManagers
 
-__all__ = [
-    "LOCK_FILE",
-    "STORE_FILE",
-    "CorruptStore",
-    "Segment",
-    "SequenceStore",
-    "StoredSegments",
-    "check_worker_count",
-    "lock_folder",
-    "read_segments",
-    "restore_sequences",
-    "stored_worker_counts",
-    "worker_folder",
-]
-
 LOCK_FILE: Final = "sequences.lock"
 _OPTION: Final = "--sequence_store"
 

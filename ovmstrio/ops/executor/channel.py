@@ -19,9 +19,6 @@ import trio
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.observing.hooks import Span, Stage
 
-__all__ = ["Channel", "Result", "Sample", "StageCallback", "StallDetector", "Ticket", "Worker"]
-
-
 _QUIET_SECONDS: Final = 0.01
 """Time without a new request after which a pipeline with room for more counts as stalled."""
 

@@ -51,24 +51,6 @@ from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.stdio import running_code_of
 from ovmstrio.util.truncation import text_of
 
-__all__ = [
-    "GRACE_SECONDS",
-    "MAX_JUMPS",
-    "MAX_REQUEST_SECONDS",
-    "MIN_PACK_SECONDS",
-    "PROFILE_KEY",
-    "Executor",
-    "OpRunner",
-    "OutputCopier",
-    "PackageHooks",
-    "RequestRun",
-    "attributes_set_by_preprocess",
-    "failure_data",
-    "open_executor",
-    "reject_ambiguous_loops",
-    "remove_profile_key",
-]
-
 # Package hooks
 
 PROFILE_KEY: Final = "pipeline.profile"

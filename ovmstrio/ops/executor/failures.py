@@ -12,21 +12,6 @@ from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
 from ovmstrio.ops.values import CustomException, CustomExceptionCode, code_number
 from ovmstrio.util.truncation import MOST_CHARACTERS, cut, text_of
 
-__all__ = [
-    "OpFailure",
-    "abandoned_call_limit",
-    "cause_of",
-    "closed_failure",
-    "deadline_failure",
-    "hook_failure",
-    "process_failure",
-    "product_failure",
-    "returned_failure",
-    "timeout_failure",
-    "unexpected_failure",
-    "worker_exited_failure",
-]
-
 _HIDDEN = "the message is in the log of the server"
 
 

@@ -21,8 +21,6 @@ from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.util.truncation import format_error
 
-__all__ = ["Hook", "OpInstance", "get_hooks", "init_error", "start_instance"]
-
 _IDS: Final = ("data_id", "log_id")
 _ID_ALIASES: Final = {"logid": "log_id", "typical_logid": "data_id", "dataid": "data_id"}
 _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)

@@ -31,8 +31,6 @@ from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.util.stdio import print_whole_lines
 from ovmstrio.util.truncation import format_error
 
-__all__ = ["main"]
-
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     async with WRITER.in_thread(), trio.open_nursery() as nursery:

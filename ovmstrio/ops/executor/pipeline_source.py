@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.graph import OpGraph
     from ovmstrio.ops.predictor.protocol import CreatePredictor
 
-__all__ = [
-    "RECOVER",
-    "BatchReply",
-    "LoadedPipeline",
-    "PipelineSource",
-    "decode_batch",
-    "decode_reply",
-    "encode_batch",
-    "encode_reply",
-    "ensure_sendable",
-    "unsendable_failure",
-]
-
 RECOVER: Final = "recover"
 """Request in place of a batch: the worker process answers when it can work again."""
 

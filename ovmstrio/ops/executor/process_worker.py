@@ -28,8 +28,6 @@ from ovmstrio.ops.executor.pipeline_source import (
 from ovmstrio.ops.executor.stages import report_stages
 from ovmstrio.ops.observing.counters import log_fields_of
 
-__all__ = ["GRACE_SECONDS", "ProcessWorker"]
-
 GRACE_SECONDS: Final = 5.0
 """Time for a cancelled batch to end before its process is killed."""
 

@@ -24,8 +24,6 @@ from ovmstrio.ops.predictor.protocol import FeedTypeError
 from ovmstrio.ops.tensors import LOD_SUFFIX, holds_arrays
 from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
 
-__all__ = ["Feed", "Outcome", "make_channel_data", "process_all", "report_stages", "run_batch"]
-
 # Merging and processing
 
 Row = Mapping[str, Any]

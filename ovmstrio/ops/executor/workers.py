@@ -27,8 +27,6 @@ from ovmstrio.ops.values import CustomExceptionCode
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.truncation import text_of
 
-__all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
-
 GRACE_SECONDS: Final = 5.0
 """Time for a cancelled hook to end before its worker gets a new copy of the Op."""
 

@@ -14,8 +14,6 @@ from ovmstrio.ops.config_file import read_pipeline_config
 from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.util.regular_files import read_regular_text
 
-__all__ = ["Analyst", "OpAnalyst"]
-
 _LINE: Final = re.compile(r"PROFILE\tpid:(\d+)\t(.*)")
 _MARK: Final = re.compile(r"(\S+)#(\S+)_([01]):(\d+)")
 _OP: Final = re.compile(r"\[(.+)\|(.+)\]")

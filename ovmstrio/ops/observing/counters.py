@@ -13,20 +13,6 @@ from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
 from ovmstrio.core.service import NodeCounters
 from ovmstrio.ops.observing.hooks import STAGES, UNKNOWN_CALLER, Caller, ChannelState, OpHooks, Span, Stage
 
-__all__ = [
-    "PIPELINE",
-    "SAMPLES",
-    "CounterWindow",
-    "OpCounters",
-    "PipelineCounters",
-    "RequestCounters",
-    "current_ids",
-    "current_samples",
-    "log_fields_of",
-    "null_node_hooks",
-    "percentile",
-]
-
 SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
 """Data id and log id of the samples that the current task or thread processes, for log lines."""
 

@@ -10,18 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-__all__ = [
-    "NULL_HOOKS",
-    "STAGES",
-    "UNKNOWN_CALLER",
-    "Caller",
-    "ChannelState",
-    "CompositeHooks",
-    "OpHooks",
-    "Span",
-    "Stage",
-]
-
 Caller = tuple[str, str]
 """Client and method of a request; empty if unknown."""
 

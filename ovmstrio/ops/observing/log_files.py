@@ -24,8 +24,6 @@ from ovmstrio.telemetry.log_writer import FileSink, LineFormatter, LogFileHandle
 if TYPE_CHECKING:
     from ovmstrio.ops.settings import LoggingSettings
 
-__all__ = ["DIRECTORY_VARIABLE", "LogFiles", "join_log_files", "log_directory", "open_log_files"]
-
 DIRECTORY_VARIABLE: Final = "SERVING_LOG_PATH"
 """Environment variable with the parent directory of the log directory; default is the current directory."""
 

@@ -54,19 +54,6 @@ if TYPE_CHECKING:
     from ovmstrio.ops.settings import PipelineSettings
     from ovmstrio.util.drawing import Drawing
 
-__all__ = [
-    "BENCHMARK_VARIABLE",
-    "PERCENTS",
-    "OpMetrics",
-    "PipelineObservers",
-    "Timelines",
-    "benchmark_document",
-    "inspect",
-    "open_observers",
-    "snapshot",
-    "tracer_lines",
-]
-
 # Tracer and timelines
 
 

@@ -29,8 +29,6 @@ from ovmstrio.ops.predictor.model_config import check_fetch, read_model_config
 from ovmstrio.ops.predictor.protocol import Feed, FeedMismatch, Predictor
 from ovmstrio.ops.settings import OpSettings
 
-__all__ = ["PredictorFactory"]
-
 
 class SharedModel:
     """Compiled model and its infer requests, shared by all workers on a device."""

@@ -22,8 +22,6 @@ from ovmstrio.ops.predictor.protocol import Feed, FeedTypeError
 from ovmstrio.ops.tensors import LOD_SUFFIX, from_array, to_array
 from ovmstrio.ops.values import add_tensor, tensor_from_message
 
-__all__ = ["Endpoints", "KServePredictor", "PipelinePredictor"]
-
 # gRPC calls
 
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -24,17 +24,6 @@ from ovmstrio.ops.predictor.model_config import ModelConfig, Variable, check, ch
 from ovmstrio.ops.predictor.protocol import Feed
 from ovmstrio.ops.settings import LocalServiceConf
 
-__all__ = [
-    "LocalModel",
-    "compile_plain",
-    "count_workers",
-    "load_local_model",
-    "local_crash_probe",
-    "map_aliases",
-    "plugin_config",
-    "select_device",
-]
-
 # Loading
 
 

@@ -24,8 +24,6 @@ from ovmstrio.ops.predictor.local_model import (
 from ovmstrio.ops.predictor.model_config import Variable
 from ovmstrio.ops.settings import LocalServiceConf
 
-__all__ = ["LocalPredictor"]
-
 log = structlog.get_logger(__name__)
 
 _UNSUPPORTED_OPTIONS = ("use_trt", "use_lite", "use_xpu", "use_ascend_cl", "use_calib")

@@ -19,18 +19,6 @@ from ovmstrio.core.tensor import BYTES, Array, TensorSpec
 from ovmstrio.ops.predictor.protocol import Feed, FeedMismatch, FeedTypeError
 from ovmstrio.util.regular_files import read_regular_text
 
-__all__ = [
-    "CONFIG_FILE",
-    "ModelConfig",
-    "Variable",
-    "check",
-    "check_fetch",
-    "check_names",
-    "check_types",
-    "prepare",
-    "read_model_config",
-]
-
 CONFIG_FILE: Final = "serving_server_conf.prototxt"
 
 _PACKAGE: Final = "paddle_model"

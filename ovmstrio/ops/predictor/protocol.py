@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.ops.settings import OpSettings
 
-__all__ = ["CreatePredictor", "Feed", "FeedMismatch", "FeedTypeError", "Prediction", "Predictor"]
-
 
 class FeedMismatch(InvalidRequest):
     """Mismatch of feed names, feed shapes or requested outputs with the model."""

@@ -11,8 +11,6 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
 
-__all__ = ["AddOne"]
-
 _SHAPE: Final = (1, 10)
 _QUEUES: Final = ("output_queue_size", "info_queue_size")
 

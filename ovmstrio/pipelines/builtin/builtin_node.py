@@ -19,16 +19,6 @@ from ovmstrio.pipelines.native.library import NodeIdentity
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.placement import run_load
 
-__all__ = [
-    "BUILTIN_NAMES",
-    "CLASS_BY_NAME",
-    "BuiltinNode",
-    "BuiltinNodeFunction",
-    "builtin_name",
-    "describe_item",
-    "open_builtin",
-]
-
 log = structlog.get_logger(__name__)
 
 

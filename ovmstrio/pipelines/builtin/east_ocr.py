@@ -16,8 +16,6 @@ from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.images import Box, ImageSettings, crop, to_pixels
 from ovmstrio.pipelines.builtin.parameters import Parameters
 
-__all__ = ["DetectedText", "EastOcr", "suppress_overlaps"]
-
 # Text boxes from EAST detectors: per cell a score, four distances and an angle
 
 _CELL: Final = 4

@@ -21,8 +21,6 @@ from ovmstrio.pipelines.builtin.images import (
 )
 from ovmstrio.pipelines.builtin.parameters import Parameters
 
-__all__ = ["FaceBlur"]
-
 _DETECTIONS: Final = 200
 _LARGEST_KERNEL: Final = 2**15 - 1
 

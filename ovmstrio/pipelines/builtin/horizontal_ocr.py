@@ -13,8 +13,6 @@ from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.images import Box, ImageSettings, crop, to_pixels
 from ovmstrio.pipelines.builtin.parameters import Parameters
 
-__all__ = ["HorizontalOcr"]
-
 _DEFAULT_BATCH: Final = 100
 
 

@@ -14,8 +14,6 @@ from ovmstrio.pipelines.builtin.images import COLOR_CHANNELS, LAYOUTS, from_tens
 from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.custom_node import ItemInfo
 
-__all__ = ["ImageTransformation"]
-
 _ORDERS: Final = ("BGR", "RGB", "GRAY")
 _CONVERSIONS: Final[Mapping[tuple[str, str], int]] = {
     ("BGR", "RGB"): cv2.COLOR_BGR2RGB,

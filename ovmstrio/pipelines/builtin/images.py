@@ -18,25 +18,6 @@ from ovmstrio.pipelines.builtin.builtin_node import describe_item
 from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.custom_node import ItemInfo
 
-__all__ = [
-    "COLOR_CHANNELS",
-    "CONFIDENCE",
-    "COORDINATES",
-    "LABEL",
-    "LAYOUTS",
-    "ROW_LENGTH",
-    "Box",
-    "ImageSettings",
-    "boxes_of",
-    "crop",
-    "from_tensor",
-    "image_shape",
-    "resize",
-    "select_detections",
-    "to_pixels",
-    "to_tensor",
-]
-
 LAYOUTS: Final = ("NCHW", "NHWC")
 COLOR_CHANNELS: Final = 3
 _LARGEST: Final = 2.0**31

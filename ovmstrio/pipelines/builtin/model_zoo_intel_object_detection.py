@@ -22,8 +22,6 @@ from ovmstrio.pipelines.builtin.images import (
 )
 from ovmstrio.pipelines.builtin.parameters import Parameters
 
-__all__ = ["ObjectDetection"]
-
 _DEFAULT_BATCH: Final = 100
 _DEFAULT_QUEUE: Final = 24
 _ALL_LABELS: Final = -1

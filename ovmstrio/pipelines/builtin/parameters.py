@@ -9,8 +9,6 @@ from typing import TypeVar
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["Parameters"]
-
 _T = TypeVar("_T", int, float)
 
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from ovmstrio.core.tensor import BY_NAME, Datatype
 
-__all__ = ["DATATYPES", "FUNCTIONS", "PRECISIONS", "NodeParam", "NodeTensor", "NodeTensorInfo"]
-
 
 class NodeTensor(Structure):
     """``struct CustomNodeTensor``; pointers are plain addresses, because the library owns the memory."""

@@ -19,8 +19,6 @@ from ovmstrio.pipelines.native.library import NodeIdentity, remove_leftovers
 from ovmstrio.pipelines.native.node import check_dtypes
 from ovmstrio.util.backoff import Backoff
 
-__all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
-
 GRACE_SECONDS: Final = 5.0
 """Time limit for abandoned calls and for closing, before the process is killed."""
 

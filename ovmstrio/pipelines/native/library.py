@@ -32,14 +32,6 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.pipelines.native.abi import FUNCTIONS
 from ovmstrio.util.regular_files import open_regular
 
-__all__ = [
-    "NativeLibrary",
-    "NodeIdentity",
-    "load_library",
-    "private_copy",
-    "remove_leftovers",
-]
-
 # Errors
 
 _MESSAGES: Final[Mapping[str, str]] = {

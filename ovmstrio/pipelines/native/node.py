@@ -24,13 +24,6 @@ from ovmstrio.pipelines.custom_node import MAX_CONCURRENT_CALLS, ItemInfo, creat
 from ovmstrio.pipelines.native.abi import DATATYPES, PRECISIONS, NodeParam, NodeTensor, NodeTensorInfo
 from ovmstrio.pipelines.native.library import NativeLibrary, NodeIdentity, load_library
 
-__all__ = [
-    "GRACE_SECONDS",
-    "NativeNode",
-    "check_dtypes",
-    "open_native_node",
-]
-
 # Initialized nodes and library memory
 
 log = structlog.get_logger(__name__)

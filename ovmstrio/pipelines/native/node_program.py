@@ -19,8 +19,6 @@ from ovmstrio.pipelines.native.node import NativeNode, open_native_node
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.logs import configure_logs
 
-__all__ = ["main"]
-
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     path, name, params = (first.value[key] for key in ("path", "name", "params"))

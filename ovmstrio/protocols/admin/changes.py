@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.core.http_messages import HttpRequest
 
-
-__all__ = [
-    "AdminChanges",
-    "check_is_local",
-    "cross_origin",
-    "cross_site",
-    "is_from_browser",
-    "is_local",
-    "is_local_host_name",
-]
-
 # Request origin
 
 

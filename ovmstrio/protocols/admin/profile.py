@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.profiling import ProfiledModel, ServerProfile
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["merge_profiles", "profile_rules"]
-
 # Document
 
 

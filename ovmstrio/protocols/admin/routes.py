@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["admin_rules", "metrics_rules"]
-
 _GZIP_LEVEL: Final = 1
 _FILE_MISSING: Final = "Config file not found or cannot open."
 _FILE_FAILED: Final = "Reloading config file failed. Check server logs for more info"

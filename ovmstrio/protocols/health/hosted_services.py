@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.transport.grpc.call import Call
 
-__all__ = ["DynamicServices"]
-
 
 class DynamicServices:
     """gRPC services of user code and pipelines, as loaded now; ``root`` answers pipeline calls without a name."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.grpc.call import Call
     from ovmstrio.transport.grpc.server import GrpclibService
 
-__all__ = ["ReflectionService"]
-
 _VERSIONS: Final = {"v1": v1, "v1alpha": v1alpha}
 _SERVER_DESCRIPTORS: Final = Descriptors(FILES, POOL)
 

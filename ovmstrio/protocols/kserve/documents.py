@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane, ModelMetadata
     from ovmstrio.telemetry.call_statistics import VersionStatistics
 
-__all__ = [
-    "IndexEntry",
-    "config_document",
-    "config_message",
-    "repository_index",
-    "server_extensions",
-    "server_version",
-    "statistics_document",
-    "statistics_message",
-]
-
 # Model configuration
 
 _BACKEND: Final = "openvino"

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = ["encode_error_event", "encode_event", "generate_document", "generate_rules", "read_generate_request"]
-
 _PARAMETERS: Final = "parameters"
 _ID: Final = "id"
 _INT64: Final = range(-(2**63), 2**63)

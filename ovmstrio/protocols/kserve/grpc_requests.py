@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import Buffer, ParameterValue
 
-__all__ = ["RequestTemplateCache", "decode_request", "read_elements"]
-
 # Request templates
 
 _MAX_SIZES: Final = 256

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import SharedMemoryLocation
     from ovmstrio.encoding.raw_contents import WrittenMessage
 
-__all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
-
 _Response: Final = message_class("inference.ModelInferResponse")
 
 _ID_TAG: Final = b"\x1a"

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.shared_memory import ClientRegion
     from ovmstrio.transport.grpc.call import Call
 
-__all__ = ["NO_CUDA", "InferenceService"]
-
 # Streams of single requests
 
 _MAX_IN_FLIGHT: Final = 16

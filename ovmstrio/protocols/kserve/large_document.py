@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.encoding.number_arrays import NumberKind
 
-__all__ = ["LARGE_BYTES", "LargeData", "count_lists", "read_large_document", "read_large_member"]
-
 LARGE_BYTES: Final = 4096
 """Minimum body size for which this parser is faster."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.broadcast_changes import ServerModelControl
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["load_parameters", "model_control", "unload_parameters"]
-
 _CONFIG: Final = "config"
 _FILE: Final = "file:"
 _DEPENDENTS: Final = "unload_dependents"

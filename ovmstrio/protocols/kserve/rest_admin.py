@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["observation_rules", "repository_rules", "shared_memory_rules"]
-
 # Repository extension
 
 

@@ -39,25 +39,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
     from ovmstrio.encoding.number_arrays import NumberKind
 
-__all__ = [
-    "INPUT_UNREADABLE",
-    "NUMBER_KINDS",
-    "TOO_DEEP",
-    "JsonTemplateCache",
-    "check_count",
-    "document_in_slices",
-    "json_errors",
-    "json_kind",
-    "parse_document",
-    "read_contents",
-    "read_document",
-    "read_id",
-    "read_infer_request",
-    "read_large_infer_request",
-    "read_plain_request",
-    "split_body",
-]
-
 # Plain documents: flat data, no parameters
 
 _MAX_DIM: Final = 2**31 - 1  # Maximum size of a dimension

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.kserve.rest_requests import JsonTemplateCache
     from ovmstrio.serving.data_plane import DataPlane
 
-__all__ = ["HEAD_LENGTH", "InferTarget", "answer_infer", "check_version", "encode_infer_response"]
-
 _PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
 _MAX_ONE_CALL_BYTES: Final = 64 * 1024  # Output size that takes about a millisecond to print
 _MAX_JOINED_BYTES: Final = 256 * 1024  # Output size up to which one copy is cheaper than a vectored write

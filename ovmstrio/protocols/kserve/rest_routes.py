@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import BodyView, Rule
 
-__all__ = ["health_rules", "kserve_rules", "model_paths"]
-
 
 def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Return the routes over one data plane."""

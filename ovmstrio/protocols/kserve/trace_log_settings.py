@@ -12,8 +12,6 @@ from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupporte
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels, parse_log_levels
 from ovmstrio.util.truncation import cut, shown
 
-__all__ = ["TRACE_SETTINGS", "change_log_settings", "check_trace_settings", "log_settings", "set_log_level"]
-
 log = structlog.get_logger(__name__)
 
 TRACE_SETTINGS: Final = {"trace_level": ["OFF"], "trace_rate": ["0"], "trace_count": ["0"], "log_frequency": ["0"]}

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule, View
 
-__all__ = ["PREFIXES", "Body", "OpenAIApi", "model_name", "read_document"]
-
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Path prefixes: OVMS's, OpenAI's, and an intermediate one of OVMS."""
 

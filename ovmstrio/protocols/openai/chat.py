@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
-__all__ = ["Chat"]
-
 # Responses
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import GenerationChunk, TokenLogprob
 
-__all__ = ["DONE", "ChoiceText", "encode_event"]
-
 DONE: Final = b"data: [DONE]\n\n"
 
 

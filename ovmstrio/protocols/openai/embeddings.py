@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["embedding_rules"]
-
 _MAX_INPUTS: Final = 500
 _TOKEN_ID_LIMIT: Final = 2**31
 _FORMATS: Final = ("float", "base64")

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http_messages import HttpAnswer
 
-__all__ = ["ERROR_FORMATS", "ErrorFormat", "OpenAIErrors"]
-
 _MAX_MESSAGE_CHARACTERS: Final = 4096
 _FAILURE: Final = "internal error; the server's log has the details"
 _CLIENT_ERROR: Final = "invalid_request_error"

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import ErrorList
     from ovmstrio.core.generation import GenerationLimits
 
-__all__ = [
-    "MAX_NAME_CHARACTERS",
-    "MAX_PROMPT_TOKENS",
-    "Fields",
-    "PromptSize",
-    "are_token_ids",
-    "check_ignored_fields",
-    "check_ignored_responses_fields",
-    "check_length",
-    "type_of",
-]
-
 _UNSIGNED: Final = range(2**32)  # OVMS's range of unsigned integers
 
 _MAX_LEVELS: Final = 64  # Maximum nesting of values that are passed on unparsed

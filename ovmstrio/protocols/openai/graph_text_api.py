@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, TextEndpoint
 
-__all__ = ["TEXT_ENDPOINTS", "OpenAITextApi"]
-
 _JSON: Final = "application/json"
 _DATA: Final = b"data: "
 _END: Final = b"[DONE]"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["model_document", "model_rules", "openai_status_fields"]
-
 _OWNER: Final = "OVMS"
 _STARTED: Final = int(time.time())
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = ["accepts_raw_requests", "answer_raw_request"]
-
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
 _TEXTS: Final = ("/chat/completions", "/completions")

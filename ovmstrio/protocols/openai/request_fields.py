@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
 
-__all__ = [
-    "content_text",
-    "make_request",
-    "read_max_tokens",
-    "read_messages",
-    "read_response_format",
-    "read_role",
-    "read_stream_options",
-    "read_tools",
-]
-
 # Sampling
 
 _MAX_STOPS: Final = 16

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["rerank_rules"]
-
 _MAX_DOCUMENTS: Final = 500
 _VERSION: Final = "2"  # Version of Cohere's API
 

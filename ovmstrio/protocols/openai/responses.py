@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import Body
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
-__all__ = ["Responses"]
-
 # Input items
 
 _IGNORED_ITEMS: Final = frozenset({"reasoning"})

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["openai_rules"]
-
 # Health
 
 

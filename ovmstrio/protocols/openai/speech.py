@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = ["speech_rules"]
-
 _PATH: Final = "/audio/speech"
 _TYPES: Final[Mapping[AudioFormat, str]] = {
     AudioFormat.WAV: "audio/wav",

@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = [
-    "ChunkStream",
-    "ParsedRequest",
-    "ResponseBuilder",
-    "TextEndpoint",
-    "Usage",
-    "generate_all",
-    "is_stream",
-    "parse_off_loop",
-    "response_head",
-    "text_rules",
-]
-
 _T = TypeVar("_T")
 
 _MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the event loop

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["tokenize_rules"]
-
 _MAX_INLINE_TOKENS: Final = 50_000  # Token count that is encoded within a few milliseconds
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
 
-__all__ = ["transcription_rules"]
-
 # Request form
 
 _MULTIPART: Final = "multipart/form-data"

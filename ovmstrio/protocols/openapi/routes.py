@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["documentation_rules"]
-
 # Examples
 
 _MAX_ELEMENTS: Final = 1024  # Maximum elements of an example

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.transport.grpc.call import Call
 
-__all__ = ["ModelService", "PredictRequest", "PredictionService", "decode_predict", "encode_predict"]
-
 # Messages
 
 _NAME: Final = "tensorflow.serving.PredictRequest"

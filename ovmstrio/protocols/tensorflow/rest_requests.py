@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from ovmstrio.encoding.number_arrays import NumberKind
     from ovmstrio.protocols.kserve.large_document import LargeData
 
-__all__ = ["PredictBody", "flatten", "read_large_predict", "read_large_predict_body", "read_predict_body"]
-
 # Large numeric bodies
 
 _MAX_LEVELS: Final = 32

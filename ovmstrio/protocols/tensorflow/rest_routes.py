@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane, ModelMetadata
     from ovmstrio.transport.http.router import Rule
 
-__all__ = ["encode_predict_response", "tensorflow_rules"]
-
 # Predict responses
 
 NOT_JSON: Final = "Response parsing to JSON error"

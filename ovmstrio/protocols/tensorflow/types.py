@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype, TensorSpec
     from ovmstrio.serving.data_plane import ModelMetadata
 
-__all__ = ["BY_DATATYPE", "BY_NUMBER", "TensorFlowType", "describe_signature"]
-
 
 def describe_signature(model: ModelMetadata) -> pb.SignatureDefMap:
     """Return the signature of a model."""

@@ -12,8 +12,6 @@ from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.patterns import check_pattern
 from ovmstrio.text.grammars.schemas import check_schema, read_schema
 
-__all__ = ["check_grammar", "check_structural_tag"]
-
 _MAX_DEPTH: Final = 16
 _MAX_PARTS: Final = 1000
 

@@ -13,16 +13,6 @@ from typing import Any, Final
 from ovmstrio.core.generation import Grammar, GrammarKind
 from ovmstrio.text.grammars.schemas import read_schema, resolve_reference, without_wide_bounds
 
-__all__ = [
-    "INTEGER",
-    "NUMBER",
-    "compact_json_rules",
-    "integer_range_rule",
-    "integral_bound",
-    "number_range_rule",
-    "to_compact_json",
-]
-
 # ----------------------------------------------------------------------
 # Number ranges
 # ----------------------------------------------------------------------

@@ -8,8 +8,6 @@ from typing import Final, NoReturn
 
 from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
-__all__ = ["check_ebnf"]
-
 _ROOT: Final = "root"
 _MAX_DEPTH: Final = 50
 _MAX_RULES: Final = 2000

@@ -7,8 +7,6 @@ from typing import Final
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.util.truncation import cut
 
-__all__ = ["MAX_GRAMMAR_CHARACTERS", "MAX_REPETITIONS", "GrammarRefused", "check_repetition"]
-
 MAX_GRAMMAR_CHARACTERS: Final = 256 * 1024
 """Maximum characters of a schema, pattern or grammar."""
 

@@ -7,8 +7,6 @@ from typing import Final, NoReturn
 
 from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 
-__all__ = ["check_pattern"]
-
 _COUNT: Final = re.compile(r"\{(\d{1,15})(,(\d{1,15})?)?\}")
 _NAME: Final = re.compile(r"<[A-Za-z]+>")
 _HEX: Final = re.compile(r"u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|c[A-Za-z]|U[0-9A-Fa-f]{8}")

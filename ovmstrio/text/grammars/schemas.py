@@ -9,8 +9,6 @@ from typing import Any, Final, NoReturn
 from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
 from ovmstrio.text.grammars.patterns import check_pattern
 
-__all__ = ["check_schema", "check_termination", "read_schema", "resolve_reference", "without_wide_bounds"]
-
 # ----------------------------------------------------------------------
 # Recursion without end
 # ----------------------------------------------------------------------

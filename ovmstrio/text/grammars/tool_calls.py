@@ -13,8 +13,6 @@ from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.schemas import check_schema, without_wide_bounds
 from ovmstrio.util.truncation import size_of
 
-__all__ = ["ForcedCalls", "tool_call_grammar"]
-
 _ANY_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "additionalProperties": True}
 
 

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Final
 
 from ovmstrio.text.parsing.parser import BoundedText, Brackets, MalformedText, Markers, Steps, StreamingParser
 
-__all__ = ["GemmaParser", "LiquidParser", "LiteralParser", "Notation"]
-
 _MAX_DEPTH: Final = 64
 _BLANKS: Final = re.compile(r"\s*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.])")

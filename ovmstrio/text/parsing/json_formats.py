@@ -7,17 +7,6 @@ from typing import ClassVar, Final
 
 from ovmstrio.text.parsing.parser import BoundedText, Brackets, MalformedText, Markers, Steps, StreamingParser
 
-__all__ = [
-    "JSON_BRACKETS",
-    "DeepSeekParser",
-    "GenericParser",
-    "HermesParser",
-    "JsonCallParser",
-    "LlamaParser",
-    "MistralParser",
-    "PhiParser",
-]
-
 JSON_BRACKETS: Final = Brackets("{[", "}]", ('"',), escapes=True)
 _ENDS: Final = frozenset(",]} \t\r\n")
 _STRING_END: Final = Markers(('"', "\\"))

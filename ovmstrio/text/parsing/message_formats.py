@@ -8,8 +8,6 @@ from typing import ClassVar, Final
 from ovmstrio.text.parsing.parser import MalformedText, Markers, Steps, StreamingParser
 from ovmstrio.text.parsing.tagged_formats import TagFormat, TaggedParser
 
-__all__ = ["HarmonyParser", "OnyxParser"]
-
 _MESSAGE: Final = Markers(("<|message|>",))
 _RECIPIENT: Final = re.compile(r"to=([^\s<]+)")
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")

@@ -15,21 +15,6 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from ovmstrio.core.generation import ToolCallDelta
 
-__all__ = [
-    "BoundedText",
-    "Brackets",
-    "Cursor",
-    "Delta",
-    "DeltaCollector",
-    "MalformedText",
-    "Markers",
-    "OnText",
-    "ParserInputs",
-    "ReasoningMarkers",
-    "Steps",
-    "StreamingParser",
-]
-
 # ----------------------------------------------------------------------
 # Cursor
 # ----------------------------------------------------------------------

@@ -20,8 +20,6 @@ from ovmstrio.text.parsing.message_formats import HarmonyParser, OnyxParser
 from ovmstrio.text.parsing.parser import ParserInputs, ReasoningMarkers, StreamingParser
 from ovmstrio.text.parsing.tagged_formats import MiniCpmParser, QwenCoderParser
 
-__all__ = ["REASONING_PARSERS", "TOOL_PARSERS", "make_parser", "opens_reasoning", "select_parsers"]
-
 _TOOLS: Final[Mapping[str, type[StreamingParser]]] = {
     "none": StreamingParser,
     "generic": GenericParser,

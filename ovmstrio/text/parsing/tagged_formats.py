@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Final
 
 from ovmstrio.text.parsing.parser import MalformedText, Markers, OnText, ParserInputs, Steps, StreamingParser
 
-__all__ = ["MiniCpmParser", "QwenCoderParser", "TagFormat", "TaggedParser"]
-
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:

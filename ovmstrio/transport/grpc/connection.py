@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.transport.grpc.http2 import StreamState
 
-__all__ = ["NO_ROUTES", "CancelPacer", "Connection", "Routes", "StallWatch", "close_stream"]
-
 # -- Blocked senders ---------------------------------------------------------------------------------------------------
 
 

@@ -6,32 +6,6 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-__all__ = [
-    "FRAME_HEADER",
-    "FRAME_HEADER_BYTES",
-    "MAX_FRAME_BYTES",
-    "MAX_RECEIVED_DATA_BYTES",
-    "MAX_SENT_DATA_BYTES",
-    "MAX_STREAM_ID",
-    "MAX_WINDOW",
-    "PREFACE",
-    "ConnectionFault",
-    "ErrorCode",
-    "Flag",
-    "FrameType",
-    "Setting",
-    "check_frame_size",
-    "goaway",
-    "header_frames",
-    "parse_setting",
-    "ping",
-    "rst_stream",
-    "settings",
-    "settings_ack",
-    "strip_padding",
-    "window_update",
-]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 MAX_FRAME_BYTES: Final = 16_384

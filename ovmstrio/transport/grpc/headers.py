@@ -25,25 +25,6 @@ from hpack.exceptions import HPACKError
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.util.truncation import text_of
 
-__all__ = [
-    "OK_TRAILERS",
-    "RESPONSE_HEADERS",
-    "TABLE_SIZE_ZERO",
-    "ErrorMapper",
-    "FailureTranslator",
-    "HeaderDecoder",
-    "HeaderList",
-    "MalformedRequest",
-    "RequestHead",
-    "Wakeup",
-    "check_trailers",
-    "http_refusal_block",
-    "metadata_block",
-    "parse_request_head",
-    "trailers_block",
-    "trailers_only_block",
-]
-
 # -- Encoding ----------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)

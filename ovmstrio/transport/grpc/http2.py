@@ -37,26 +37,6 @@ from ovmstrio.transport.grpc.headers import (
 from ovmstrio.transport.grpc.limits import RateLimit, TransportLimits
 from ovmstrio.transport.grpc.messages import MessageBuffer
 
-__all__ = [
-    "DEFAULT_WINDOW",
-    "SETTING_BYTES",
-    "DataReceived",
-    "Event",
-    "GoAwayReceived",
-    "Http2Core",
-    "PartialData",
-    "PartialHeaderBlock",
-    "PeerSettings",
-    "PingAcknowledged",
-    "RequestStarted",
-    "SendWindows",
-    "StreamReset",
-    "StreamState",
-    "WindowOpened",
-    "server_preface",
-    "window_update_error",
-]
-
 # -- Partial frames ----------------------------------------------------------------------------------------------------
 
 

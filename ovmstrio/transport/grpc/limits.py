@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-__all__ = ["RateLimit", "TransportLimits"]
-
 
 class RateLimit:
     """Rate limit of ``limit`` events per second, in windows that start with an event."""

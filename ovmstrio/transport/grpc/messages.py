@@ -26,8 +26,6 @@ from ovmstrio.encoding.inflate import (
 from ovmstrio.transport.send_budget import ByteBudget
 from ovmstrio.util.aligned_memory import memory_to_fill
 
-__all__ = ["ACCEPTED_ENCODINGS", "PREFIX_BYTES", "Inflater", "MessageBuffer", "message_prefix"]
-
 # -- Reassembly --------------------------------------------------------------------------------------------------------
 
 PREFIX_BYTES: Final = 5

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-__all__ = ["ReusableScope"]
-
-
 class ReusableScope:
     """Cancel scope that a task enters once and uses for consecutive calls.
 

@@ -17,8 +17,6 @@ from ovmstrio.util.buffers import PiecedMessage
 if TYPE_CHECKING:
     from ovmstrio.transport.grpc.http2 import StreamState
 
-__all__ = ["BlockedSenders"]
-
 _MAX_STALE_ENTRIES: Final = 64
 """Stale heap entries that are allowed in addition to one per waiting sender."""
 

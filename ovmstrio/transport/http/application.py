@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Route, Router
     from ovmstrio.transport.http.shutdown import ShutdownState
 
-__all__ = ["PEER", "RECEIVE_UNTIL", "ApplicationServer", "create_application_server"]
-
 # -- hypercorn connection ----------------------------------------------------------------------------------------------
 
 PEER: Final = "ovmstrio.peer"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpAnswer
     from ovmstrio.core.request import Buffer
 
-__all__ = ["PrefixedStream", "send_bounded", "send_response"]
-
 # -- Sending -----------------------------------------------------------------------------------------------------------
 
 _PIECE_BYTES: Final = 64 * 1024

@@ -12,8 +12,6 @@ from ovmstrio.core.errors import InvalidField
 if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
 
-__all__ = ["request_deadline"]
-
 _HEADER: Final = "x-request-timeout"
 _MAX_SECONDS: Final = 86_400.0
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.transport.http.router import RoutedRequest, Router
 
-__all__ = ["FastPathConnection"]
-
 # -- Request heads -----------------------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-__all__ = ["METHODS", "RequestHead", "parse_head"]
-
 METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 

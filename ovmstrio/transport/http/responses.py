@@ -27,21 +27,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http_messages import Headers
 
-__all__ = [
-    "JSON",
-    "JSON_TYPE",
-    "Cors",
-    "body_too_large_error",
-    "encode_plain_json",
-    "encode_response_head",
-    "error_response",
-    "has_bare_line_feed",
-    "json_response",
-    "request_timeout_error",
-    "retry_after_headers",
-    "with_auth_challenge",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Cors:

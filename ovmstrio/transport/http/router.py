@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.heads import RequestHead
     from ovmstrio.transport.http.responses import Cors
 
-__all__ = [
-    "BodyView",
-    "MissingRouteResponses",
-    "Mounts",
-    "RequestEvents",
-    "Route",
-    "RoutedRequest",
-    "Router",
-    "Rule",
-    "rule",
-]
-
 # -- Request observation -----------------------------------------------------------------------------------------------
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.shutdown import ClosableConnection
     from ovmstrio.transport.listeners import Listener
 
-__all__ = ["HttpFrontEnd"]
-
 log = structlog.get_logger(__name__)
 
 HANDSHAKE_SECONDS: Final = 10.0

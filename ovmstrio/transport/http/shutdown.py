@@ -9,8 +9,6 @@ import trio
 
 from ovmstrio.transport.accept_loop import DeadlineSpread
 
-__all__ = ["IDLE_GRACE_SECONDS", "ClosableConnection", "Handshake", "ShutdownState"]
-
 IDLE_GRACE_SECONDS: Final = 1.0
 """Time that connections without a request get at shutdown, because a request may be in transit."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http_messages import Headers, HttpRequest
 
-__all__ = ["NO_PROXY_BUFFERING", "EventSink", "stream_events"]
-
 log = structlog.get_logger(__name__)
 
 NO_PROXY_BUFFERING: Final = ("x-accel-buffering", "no")
