@@ -1,4 +1,4 @@
-"""What can be installed beside the server, and the command that does it: for programs that need an extra."""
+"""Optional dependencies of the server and their installation command."""
 
 from ovmstrio.util.extras import Extra, way_to_install
 

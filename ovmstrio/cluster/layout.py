@@ -184,7 +184,7 @@ _START_SECONDS: Final = 120
 
 
 def drain_seconds(callees: Iterable[int]) -> int:
-    """Give the time of a group, in seconds, by those of the groups that it calls.
+    """Return the drain time of a group in seconds, from the drain times of the groups that it calls.
 
     All groups are replaced at the same time.  What has been asked of a group with one replica waits there until the
     old one has ended and a new one has started, and so does the caller that has asked, which must not be killed before.

@@ -112,7 +112,7 @@ class WireRequest:
         return self.peer.client(self.headers)
 
     @property
-    def told(self) -> WireRequest:
+    def record(self) -> WireRequest:
         """As :class:`CurrentRequest`."""
         return self
 
@@ -215,7 +215,7 @@ class CurrentRequest(Protocol):
     event: CallEvent | None
 
     @property
-    def told(self) -> WireRequest | None:
+    def record(self) -> WireRequest | None:
         """The record for observers; None if no observer needs it before the end of the request."""
 
 
@@ -267,7 +267,7 @@ current_request: Final[ContextVar[CurrentRequest | None]] = ContextVar("current_
 def current_wire_request() -> WireRequest | None:
     """Return the record of the running task's request, or None."""
     request = current_request.get()
-    return None if request is None else request.told
+    return None if request is None else request.record
 
 
 def set_failure(reason: str = "", *, code: str = "", node: str = "") -> None:

@@ -133,7 +133,7 @@ class ThreadPlaces:
                 thread.gate.release()
 
     def close(self) -> int:
-        """Give places to all returning threads; return the number of threads."""
+        """Assign places to all returning threads; return the number of threads."""
         with self._lock:
             self._is_closed = True
             while self._returning:
@@ -318,7 +318,7 @@ class WorkerThreads:
         idle_seconds: idle time after which a thread ends; None for never.
         is_strict: a thread that does not return keeps its place, so that there are never more than ``limit`` threads.
         refusal: may refuse calls because of abandoned ones.
-        told_of_leaving: called with the number of abandoned calls when it increases.
+        on_abandoned: called with the number of abandoned calls when it increases.
         names: log fields of printed output; default: those of the caller's context.
 
     Attributes:
@@ -334,14 +334,14 @@ class WorkerThreads:
         *,
         is_strict: bool = False,
         refusal: RefusalCheck | None = None,
-        told_of_leaving: Callable[[int], object] | None = None,
+        on_abandoned: Callable[[int], object] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.abandoned = 0
         self.names = names
         self._owner = current_owner.get()
         self._refusal = refusal
-        self._on_leave = told_of_leaving
+        self._on_leave = on_abandoned
         self._is_strict = is_strict
         self._limit = limit
         self.grace_seconds = grace_seconds

@@ -214,7 +214,7 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
             yield ServerTraces()
             return
         # Requests are not observed here, as that has a cost per request.
-        tracing = CallTracing(ALWAYS, [recent], is_failure=_is_failure, is_told_of_requests=False)
+        tracing = CallTracing(ALWAYS, [recent], is_failure=_is_failure, observes_requests=False)
         yield ServerTraces(recent, (WatchedCallTracing(tracing, recent),))
         return
     warn_unsupported_propagators(os.environ)

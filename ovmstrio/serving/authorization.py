@@ -63,44 +63,44 @@ class AuthorizingDataPlane(DataPlane):
         return {name: versions for name, versions in every.items() if caller.may_infer(name)}
 
     def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
-        """See the base class; requires ``Permission.ABOUT``."""
+        """Require ``Permission.ABOUT``; otherwise as in the base class."""
         self._require(Permission.ABOUT, name)
         return super().model_ready(name, version, door)
 
     def model_status(self, name: str, version: int, door: ApiInterface) -> list[VersionStatus]:
-        """See the base class; requires ``Permission.ABOUT``."""
+        """Require ``Permission.ABOUT``; otherwise as in the base class."""
         self._require(Permission.ABOUT, name)
         return super().model_status(name, version, door)
 
     def model_metadata(self, name: str, version: str, door: ApiInterface) -> ModelMetadata:
-        """See the base class; requires ``Permission.ABOUT``."""
+        """Require ``Permission.ABOUT``; otherwise as in the base class."""
         self._require(Permission.ABOUT, name)
         return super().model_metadata(name, version, door)
 
     def statistics(self, name: str, version: str, door: ApiInterface) -> list[tuple[str, str, VersionStatistics]]:
-        """See the base class; requires ``Permission.ABOUT`` for one service, ``Permission.READ`` for all."""
+        """Require ``Permission.ABOUT`` for one service, ``Permission.READ`` for all."""
         self._require(Permission.ABOUT if name else Permission.READ, name)
         return super().statistics(name, version, door)
 
     def sequences(self, name: str, version: str, door: ApiInterface) -> list[SequenceInfo]:
-        """See the base class; requires ``Permission.ABOUT``."""
+        """Require ``Permission.ABOUT``; otherwise as in the base class."""
         self._require(Permission.ABOUT, name)
         return super().sequences(name, version, door)
 
     async def describe(self, name: str, version: str, door: ApiInterface) -> CallSignature:
-        """See the base class; requires ``Permission.ABOUT``."""
+        """Require ``Permission.ABOUT``; otherwise as in the base class."""
         self._require(Permission.ABOUT, name)
         return await super().describe(name, version, door)
 
     async def takes_streams(self, name: str) -> bool:
-        """See the base class; requires ``Permission.INFER``."""
+        """Require ``Permission.INFER``; otherwise as in the base class."""
         self._require(Permission.INFER, name)
         return await super().takes_streams(name)
 
     async def admit(
         self, name: str, version: str, door: ApiInterface, method: str = "", arrival: ArrivalTicket | None = None
     ) -> AdmissionTicket | None:
-        """See the base class; requires ``Permission.INFER``."""
+        """Require ``Permission.INFER``; otherwise as in the base class."""
         self._require(Permission.INFER, name)
         return await super().admit(name, version, door, method, arrival)
 
@@ -110,7 +110,7 @@ class AuthorizingDataPlane(DataPlane):
         door: ApiInterface,
         render: Callable[[InferResponse], tuple[Any, int]] | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """See the base class; requires ``Permission.INFER``, checked at the call and not when awaited."""
+        """Require ``Permission.INFER``, checked at the call and not when awaited."""
         caller = current_caller.get()
         if caller is None or not caller.may_infer(request.model_name):
             self._require(Permission.INFER, request.model_name)
@@ -127,7 +127,7 @@ class AuthorizingDataPlane(DataPlane):
         is_stream: bool = False,
         is_free: bool = False,
     ) -> ObservedCall:
-        """See the base class; requires ``Permission.INFER``, except for free calls, which the front end checked."""
+        """Require ``Permission.INFER``, except for free calls, which the front end checked."""
         if not is_free:
             self._require(Permission.INFER, name)
         return await super().call(
@@ -136,7 +136,7 @@ class AuthorizingDataPlane(DataPlane):
 
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, door: ApiInterface) -> AsyncIterator[OpenStream]:
-        """See the base class; requires ``Permission.INFER``."""
+        """Require ``Permission.INFER``; otherwise as in the base class."""
         self._require(Permission.INFER, first.model_name)
         async with super().open_stream(first, door) as stream:
             yield stream

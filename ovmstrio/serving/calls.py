@@ -40,7 +40,7 @@ class ObservedCall:
         self._is_handed_over = False
 
     def hand_over(self) -> Callable[[], None]:
-        """Let the call outlive its block, such as for the rest of a response; the returned function ends the call."""
+        """Keep the call open after its block, for the rest of a response; the returned function ends it."""
         self._is_handed_over = True
         self._release_reservation(0)
         return self._finish

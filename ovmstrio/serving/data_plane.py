@@ -89,7 +89,7 @@ class CallObservers:
         current_event.set(event)
         request = current_request.get()
         if request is not None:
-            event.request, request.event = request.told, event
+            event.request, request.event = request.record, event
         for notify in self._started:
             notify(event)
 

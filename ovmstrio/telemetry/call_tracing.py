@@ -157,7 +157,7 @@ class CallTracing(CallObserver):
         of_server: receive spans of the server's own requests.
         user: bridge to the instrumentation of user code, or None.
         has_user_code: returns whether services of a kind run user code; called once per kind.
-        is_told_of_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
+        observes_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class CallTracing(CallObserver):
         trace_server_request: Sequence[SpanSink] = (),
         user: UserContext | None = None,
         has_user_code: Callable[[str], bool] = bool,
-        is_told_of_requests: bool = True,
+        observes_requests: bool = True,
     ) -> None:
         self._sampling = sampling
         self._share = sampling.share
@@ -178,12 +178,12 @@ class CallTracing(CallObserver):
         self._is_failure = is_failure
         self._user = user
         self._user_of = cache(lambda kind: user if has_user_code(kind) else None)
-        self._is_told_of_requests = is_told_of_requests
+        self._observes_requests = observes_requests
 
     def call_started(self, event: CallEvent) -> None:
         """Start the span of a call; calls that are not recorded have none, unless user code or a parent needs ids."""
         request = event.request
-        if request is None and self._is_told_of_requests and current_request.get() is not None:
+        if request is None and self._observes_requests and current_request.get() is not None:
             # The front end has asked :meth:`samples` and got False.
             parent, is_recorded = None, False
         else:
@@ -204,7 +204,7 @@ class CallTracing(CallObserver):
             if parent is not None:
                 return parent, self._sampling.records(parent.trace_id, parent)
             # Without request observation, ``is_sampled`` is the decision of another observer.
-            if request.is_sampled is not None and self._is_told_of_requests:
+            if request.is_sampled is not None and self._observes_requests:
                 return None, request.is_sampled
         return None, random() < self._share  # noqa: S311 - no secret
 
@@ -232,7 +232,7 @@ class CallTracing(CallObserver):
         elif event.code == OK or event.method in QUERY_METHODS:
             return
         ends_later = current_request.get() is not None if request is None else not request.is_stream
-        if not (ends_later and self._is_told_of_requests):
+        if not (ends_later and self._observes_requests):
             self._end(event, None)
 
     @property

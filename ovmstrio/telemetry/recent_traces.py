@@ -55,7 +55,9 @@ class FinishedSpan:
             "began": str(self.began),
             "ended": str(self.ended),
             "attributes": dict(self.attributes),
-            "events": [{"name": name, "at": str(at), "attributes": dict(told)} for name, at, told in self.events],
+            "events": [
+                {"name": name, "at": str(at), "attributes": dict(attributes)} for name, at, attributes in self.events
+            ],
             "links": [{"trace_id": trace, "span_id": span} for trace, span in self.links],
             "failure": self.failure,
         }

@@ -70,7 +70,7 @@ class TextEncoderService:
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> Sequence[TokenRow]:
-        """See :class:`ovmstrio.core.generation.Tokenizer`."""
+        """Implement :class:`ovmstrio.core.generation.Tokenizer`."""
         return await self._texts.tokenize(
             texts, add_special_tokens=add_special_tokens, max_length=max_length, padding=padding
         )

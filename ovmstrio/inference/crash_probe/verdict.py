@@ -1,4 +1,4 @@
-"""What a crash probe runs and its result, without OpenVINO."""
+"""Models and results of crash probes, without OpenVINO."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class PipelineSpeaker:
         self.voices = tuple(self._embeddings)
 
     def check(self, voice: str, language: str, speed: float) -> None:
-        """See :meth:`Speaker.check`."""
+        """Implement :meth:`Speaker.check`."""
         if voice and voice not in self._embeddings:
             raise voice_not_found(voice, self.voices)
         if not self._is_kokoro:
@@ -100,7 +100,7 @@ class PipelineSpeaker:
             raise InvalidField(message, field="language", got=repr(language[:40]))
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
-        """See :meth:`Speaker.say`."""
+        """Implement :meth:`Speaker.say`."""
         options = {"speed": speed, "language": language.lower() or _KOKORO_LANGUAGES[0]} if self._is_kokoro else {}
         if self._is_kokoro and not voice:
             voice = self.voices[0]
@@ -173,7 +173,7 @@ class PiperSpeaker:
         self.say("a.", "", "", 1.0)
 
     def check(self, voice: str, language: str, speed: float) -> None:
-        """See :meth:`Speaker.check`."""
+        """Implement :meth:`Speaker.check`."""
         del speed
         if voice and voice not in self.voices:
             raise voice_not_found(voice, self.voices)
@@ -182,7 +182,7 @@ class PiperSpeaker:
             raise InvalidField(message, field="language", got=repr(language[:40]))
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
-        """See :meth:`Speaker.say`."""
+        """Implement :meth:`Speaker.say`."""
         del language
         most = max(_MIN_PHONEMES, int(_MAX_PHONEMES * min(1.0, speed)))
         runs = _runs_of(self._without_unknown(self._phonemize(sentence)), most)

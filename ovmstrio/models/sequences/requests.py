@@ -170,10 +170,10 @@ def owner_index(identity: int | str, owners: int) -> int:
 def encode_arrays(arrays: Iterable[tuple[str, str, Array]]) -> tuple[list[Any], list[Any]] | None:
     """Encode arrays, each with its name and a text that is passed through; return None if an array contains objects."""
     heads, buffers = [], []
-    for name, told, array in arrays:
+    for name, entry, array in arrays:
         if array.dtype.hasobject:
             return None
-        heads.append([name, told, array.dtype.str, array.shape])
+        heads.append([name, entry, array.dtype.str, array.shape])
         buffers.append(array.tobytes())
     return heads, buffers
 
@@ -185,13 +185,13 @@ def decode_arrays(heads: Sequence[Sequence[Any]], tail: Any) -> Iterator[tuple[s
         ValueError: ``tail`` is too short.
     """
     at = 0
-    for name, told, kind, shape in heads:
+    for name, entry, kind, shape in heads:
         dtype = np.dtype(kind)
         count = math.prod(shape)
         # Copied: the result must be aligned and writable.
         yield (
             name,
-            told,
+            entry,
             np.frombuffer(tail, dtype, count, at).reshape(shape).copy() if count else np.empty(shape, dtype),
         )
         at += count * dtype.itemsize
@@ -202,6 +202,6 @@ def encode_outputs(outputs: Sequence[Tensor | RawTensor]) -> list[list[Any]]:
     return [[each.name, each.datatype_name, each.array] for each in outputs if isinstance(each, Tensor)]
 
 
-def decode_outputs(told: Sequence[Sequence[Any]]) -> list[Tensor | RawTensor]:
+def decode_outputs(entry: Sequence[Sequence[Any]]) -> list[Tensor | RawTensor]:
     """Decode outputs encoded by :func:`encode_outputs`."""
-    return [Tensor(name, BY_NAME[datatype], np.asarray(array)) for name, datatype, array in told]
+    return [Tensor(name, BY_NAME[datatype], np.asarray(array)) for name, datatype, array in entry]

@@ -157,7 +157,7 @@ class Ticket:
         await self.changed.wait()
 
     def leave(self) -> None:
-        """Give up the place; idempotent."""
+        """Release the place; idempotent."""
         self._channel.leave(self)
 
 

@@ -159,7 +159,7 @@ class PackageHooks:
             self._packing.discard(scope)
         return _failed_response(failures.deadline_failure())
 
-    def hurry(self) -> None:
+    def limit_deadlines(self) -> None:
         """Limit all pack hooks to the least time from now on."""
         self._is_closing = True
         soon = trio.current_time() + MIN_PACK_SECONDS
@@ -810,7 +810,7 @@ class Executor:
             self._is_aborted = True
             for scope in list(self._running):
                 scope.cancel()
-            self._package_hooks.hurry()
+            self._package_hooks.limit_deadlines()
             await self._wait_until_idle()
 
     async def _wait_until_idle(self) -> None:

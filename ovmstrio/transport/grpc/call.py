@@ -102,7 +102,7 @@ class Call:
         handler: the request handler; it may replace itself before anything is received.
         received: bytes of received messages; ``sent`` likewise.
         event: the call event; None before it exists and after its end.
-        told: the request as seen by observers; None if no observer needs it before its end.
+        record: the request as seen by observers; None if no observer needs it before its end.
     """
 
     __slots__ = (
@@ -127,9 +127,9 @@ class Call:
         "handler",
         "path",
         "received",
+        "record",
         "sent",
         "state",
-        "told",
     )
 
     def __init__(self, host: CallHost, state: StreamState, handler: Handler) -> None:
@@ -148,7 +148,7 @@ class Call:
         self._reusable_scope: ReusableScope | None = None
         self.failure: GRPCError | None = None
         self.event: CallEvent | None = None
-        self.told: WireRequest | None = None
+        self.record: WireRequest | None = None
         self._readable: Wakeup | None = None
         self._requests = 0
         self._inflated = 0
@@ -509,7 +509,7 @@ class Call:
 
     def _create_record(self, *, is_sampled: bool | None) -> WireRequest:
         head = self.state.head
-        record = self.told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
+        record = self.record = WireRequest("gRPC", "POST", self.path, head.headers, self._host.peer)
         record.traceparent = head.traceparent
         record.is_stream = self.handler.cardinality.client_streaming
         record.is_sampled = None if record.is_stream else is_sampled
@@ -517,7 +517,7 @@ class Call:
 
     def _notify_end(self, observer: RequestObserver) -> None:
         """Notify the observer, also of a failed call that it did not need before its end."""
-        record, event = self.told, self.event
+        record, event = self.record, self.event
         if record is None:
             if event is None or (self._status == _OK and event.code == OK):
                 return

@@ -179,7 +179,7 @@ class _Connection(TCPServer):
     def _is_idle(self) -> bool:
         return self._http.connection.their_state is h11.IDLE and not self._http.has_more
 
-    def hurry(self) -> None:
+    def apply_shutdown_deadline(self) -> None:
         self._set_deadline()
 
     async def run(self) -> None:
@@ -187,7 +187,7 @@ class _Connection(TCPServer):
         self._idle_since = trio.current_time()
         self._feeding = trio.CancelScope()
         self._task_group = TaskGroup()
-        # Before the first checkpoint: from then on ``hurry`` may be called.
+        # Before the first checkpoint: from then on ``apply_shutdown_deadline`` may be called.
         self._http = self._make_protocol(given)
         self.protocol = self._http  # type: ignore[assignment]
         try:

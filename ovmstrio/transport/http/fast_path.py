@@ -166,7 +166,7 @@ class FastPathConnection:
         """Allow time for the next request, regardless of the shutdown state."""
         self._grace_until = self._now() + IDLE_GRACE_SECONDS
 
-    def hurry(self) -> None:
+    def apply_shutdown_deadline(self) -> None:
         """Apply the shutdown deadline, if the connection has no request."""
         if self._phase is _IDLE and self._scope is not None:
             self._set_deadline(min(self._deadline, max(self._ending.next_close_time(), self._grace_until)))

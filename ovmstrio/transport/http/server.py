@@ -123,7 +123,7 @@ class HttpFrontEnd(AddressFrontEnd):
         self.begin_drain()
         self._ending.idle_until = trio.current_time() + min(IDLE_GRACE_SECONDS, grace_seconds)
         for connection in self._open.values():
-            connection.hurry()
+            connection.apply_shutdown_deadline()
         self._accepting.stop()
         with trio.move_on_after(grace_seconds):
             await self._wait_closed()

@@ -46,7 +46,7 @@ class ClosableConnection(Protocol):
         """Whether an unanswered request has arrived, at least in part."""
         ...
 
-    def hurry(self) -> None:
+    def apply_shutdown_deadline(self) -> None:
         """Apply the changed shutdown deadline."""
         ...
 
@@ -61,7 +61,7 @@ class Handshake:
         self._ending = ending
         self._grace_until = now + IDLE_GRACE_SECONDS
         self._scope = trio.CancelScope(deadline=now + seconds)
-        self.hurry()
+        self.apply_shutdown_deadline()
 
     async def perform(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
         """Perform the handshake; return False after a timeout. Raises ``BrokenResourceError`` if it failed."""
@@ -70,6 +70,6 @@ class Handshake:
             return True
         return False
 
-    def hurry(self) -> None:
+    def apply_shutdown_deadline(self) -> None:
         """Limit the handshake to the time of an idle connection."""
         self._scope.deadline = min(self._scope.deadline, max(self._ending.idle_until, self._grace_until))

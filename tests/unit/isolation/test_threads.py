@@ -323,7 +323,7 @@ async def test_calls_are_refused_while_too_many_are_abandoned() -> None:
     def refusal(abandoned: int) -> Exception | None:
         return TimeoutError(f"{abandoned} do not end") if abandoned >= 2 else None
 
-    async with _pool(limit=2, is_strict=True, refusal=refusal, told_of_leaving=counts.append) as threads:
+    async with _pool(limit=2, is_strict=True, refusal=refusal, on_abandoned=counts.append) as threads:
         for _ in range(2):
             await _begin_and_cancel(threads, gate.wait, may_leave=True)
         assert (counts, threads.abandoned, threads.is_busy) == ([1, 2], 2, True)
