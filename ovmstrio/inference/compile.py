@@ -419,8 +419,8 @@ def _build(
     alone_config = _one_stream(config, max(1, threads // max(1, streams)))
     blocking = InferMode.SYNCHRONOUS
     if may_fail and threads <= 1:
-        is_told = source.spec.target_device == "CPU" and failure_marks(signature) is not None
-        blocking = InferMode.MARKED if is_told else InferMode.QUEUED
+        marks_failures = source.spec.target_device == "CPU" and failure_marks(signature) is not None
+        blocking = InferMode.MARKED if marks_failures else InferMode.QUEUED
     if any(spec.datatype is BYTES for spec in signature.outputs):
         blocking = InferMode.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
     # The thread's CPU time excludes other models that load at the same time; valid if this thread does all the work.

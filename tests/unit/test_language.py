@@ -24,23 +24,27 @@ SOURCES = sorted(
 )
 
 
-def _docstrings(path: Path) -> Iterator[tuple[str, int, str]]:
-    """List the kind, line and text of each docstring."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                yield "function" if is_function else "noun", getattr(node, "lineno", 1), text
+def _docstrings(path: Path) -> Iterator[tuple[set[str], int, str]]:
+    """List the forbidden first words, the line and the text of each docstring."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node)
+        if text is None:
+            continue
+        forbidden = QUESTION_WORDS
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
+            forbidden = QUESTION_WORDS | INDIRECT_VERBS if not is_property else QUESTION_WORDS - {"Whether", "Why"}
+        yield forbidden, getattr(node, "lineno", 1), text
 
 
 def test_docstrings_begin_with_a_noun_or_an_imperative_verb() -> None:
     wrong = []
     for path in SOURCES:
-        for kind, line, text in _docstrings(path):
+        for forbidden, line, text in _docstrings(path):
             first = re.split(r"[\s,.:]", text, maxsplit=1)[0]
-            if first in (QUESTION_WORDS | INDIRECT_VERBS if kind == "function" else QUESTION_WORDS):
+            if first in forbidden:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {first}")
     assert not wrong
 
