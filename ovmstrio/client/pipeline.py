@@ -18,6 +18,8 @@ from ovmstrio.ops.values import PipelineTensor, add_tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+__all__ = ["PipelineClient", "PredictFuture"]
+
 PROFILE_KEY: Final = "pipeline.profile"
 
 _MAX_MESSAGE_BYTES: Final = 512 * 2**20

@@ -108,7 +108,7 @@ class InvalidField(InvalidRequest):
         return made
 
 
-class ContextLengthExceeded(InvalidField):
+class ContextExceeded(InvalidField):
     """Prompt and completion together exceed the context length."""
 
     def __init__(self, message: str, *, field: str = "", code: str = "context_length_exceeded", got: str = "") -> None:

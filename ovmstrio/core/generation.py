@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from ovmstrio.core.errors import ContextLengthExceeded, InvalidField
+from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.service import Service
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 
@@ -262,7 +262,7 @@ def prompt_too_long(limits: GenerationLimits, field: str, characters: int) -> In
         return InvalidField(message, field=field, got=str(characters))
     most = f"This model's maximum context length is {limits.context_length} tokens"
     tokens = characters * limits.context_length // limits.max_characters
-    return ContextLengthExceeded(
+    return ContextExceeded(
         f"{most}, and {field} has at least {characters} characters, which are at least {tokens} tokens", field=field
     )
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Array = np.ndarray[Any, Any]
+"""An array of any shape and element type."""
 
 
 class Dim(NamedTuple):
@@ -47,6 +48,7 @@ class Dim(NamedTuple):
 _LENGTH_BYTES: Final = 4
 
 ANY_SIZE = Dim(0, -1)
+"""A dimension that accepts every size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ _DATATYPES: Final = (
 )
 
 BY_NAME: Final[Mapping[str, Datatype]] = {row.name: row for row in _DATATYPES}
+"""Datatypes by their KServe names, such as ``FP32``."""
 
 BY_OPENVINO_NAME: Final[Mapping[str, Datatype]] = {row.openvino: row for row in _DATATYPES}
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ovmstrio.core.errors import ConfigError, ContextLengthExceeded, ErrorList, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import ConfigError, ContextExceeded, ErrorList, InvalidField, Overloaded, Problem
 from ovmstrio.core.generation import Padding, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.tensor import Array
@@ -396,11 +396,11 @@ class RowBuilder:
                     errors.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
             errors.tell()
 
-    def _too_long(self, each: str | TokenIds, field: str) -> ContextLengthExceeded:
+    def _too_long(self, each: str | TokenIds, field: str) -> ContextExceeded:
         what, length = "", len(each)
         if isinstance(each, str) and self.max_length is not None:
             what, length = "of at least ", length * self.max_length // max_characters(self.max_length)
-        return ContextLengthExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
+        return ContextExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
 
     def _with_special_tokens(self, text: TokenArray) -> TokenArray:
         single = self.tokens.special_tokens.single
@@ -419,7 +419,7 @@ class RowBuilder:
             # Only the beginning of a much longer text was tokenized.
             at_least = "of at least " if has_enough_tokens(len(ids), self.max_length) else ""
             message = f"Input length {at_least}{len(ids)} longer than allowed {self.max_length}"
-            raise ContextLengthExceeded(message, field=field)
+            raise ContextExceeded(message, field=field)
         if not len(ids):
             raise InvalidField(f"{field} has no tokens; send a text that is not empty", field=field)
         known = self._vocabulary_size

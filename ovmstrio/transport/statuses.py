@@ -32,7 +32,7 @@ ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.InvalidRequest: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MalformedJson: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.InvalidField: StatusPair(Status.INVALID_ARGUMENT, 400),
-    errors.ContextLengthExceeded: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.ContextExceeded: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MalformedPayload: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
     errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),

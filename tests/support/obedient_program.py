@@ -40,7 +40,7 @@ async def _obey(request: WorkRequest) -> None:
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     what: Any = first.value
-    if what == "exit_now":
+    if what == "leave":
         return
     if what == "exit":
         sys.exit(3)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from ovmstrio.core.errors import (
-    ContextLengthExceeded,
+    ContextExceeded,
     InvalidField,
     InvalidRequest,
     ModelFailure,
@@ -139,7 +139,7 @@ def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
 
 _FAILURES: Final[dict[str, type[ServerError]]] = {
     each.__name__: each
-    for each in (ContextLengthExceeded, InvalidField, InvalidRequest, ModelFailure, NotSupported, Overloaded)
+    for each in (ContextExceeded, InvalidField, InvalidRequest, ModelFailure, NotSupported, Overloaded)
 }
 _DETAILS: Final = ("field", "code", "retry_after_seconds")
 

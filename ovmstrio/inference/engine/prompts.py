@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ovmstrio.core.errors import ContextLengthExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
 from ovmstrio.inference.engine.messages import CONTEXT_FILE
@@ -164,9 +164,9 @@ class PromptTokenizer:
         if len(tokens) > most:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
 
-    def _exceeded(self, why: str) -> ContextLengthExceeded:
+    def _exceeded(self, why: str) -> ContextExceeded:
         most = f"This model's maximum context length is {self._most} tokens, its answer included"
-        return ContextLengthExceeded(f"{most}; {why}", field=_FIELD)
+        return ContextExceeded(f"{most}; {why}", field=_FIELD)
 
 
 def _without_surrogates(text: str) -> str:

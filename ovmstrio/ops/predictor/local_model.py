@@ -188,9 +188,7 @@ def _numbers(settings: LocalServiceConf) -> tuple[str, ...]:
     numbers = settings.device_ids
     if not all(number.isdecimal() for number in numbers):
         expected, found = "comma-separated numbers", repr(settings.devices)
-        raise ConfigError(
-            [Problem("malformed list of devices", path="available_devices", expected=expected, found=found)]
-        )
+        raise ConfigError([Problem("malformed list of devices", path="devices", expected=expected, found=found)])
     return numbers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ContextLengthExceeded, ErrorList
+from ovmstrio.core.errors import ContextExceeded, ErrorList
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, check_length, shown
 from ovmstrio.protocols.openai.request_fields import make_request, read_max_tokens, read_stream_options
 from ovmstrio.protocols.openai.text_endpoint import ChunkStream, ParsedRequest, ResponseBuilder, response_head
@@ -181,7 +181,7 @@ def _read_tokens(
     most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
     if len(prompt) > most_tokens:
         message = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
-        errors.add(ContextLengthExceeded(message, field=name))
+        errors.add(ContextExceeded(message, field=name))
         return []
     most = limits.vocabulary_size or 2**31
     if not are_token_ids(prompt, most):

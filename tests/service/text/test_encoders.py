@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.core.errors import ConfigError, ContextLengthExceeded, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.inference.network import Network
@@ -144,7 +144,7 @@ async def test_concurrent_requests_share_batches(load: Load, embedder_folder: Pa
     ("text", "count"), [("the " * LONGEST, LONGEST + 2), ((5,) * (LONGEST + 1), LONGEST + 1)], ids=["text", "tokens"]
 )
 async def test_too_long_input_is_refused_by_its_place(embedder: Any, text: Any, count: int) -> None:
-    with pytest.raises(ContextLengthExceeded, match=f"^Input length {count} longer than allowed {LONGEST}$") as caught:
+    with pytest.raises(ContextExceeded, match=f"^Input length {count} longer than allowed {LONGEST}$") as caught:
         await embedder.embed(["fits", text])
     assert caught.value.field == "input[1]"
 
@@ -230,7 +230,7 @@ async def test_context_length_is_the_least_of_the_files(
     (copied_folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     async with load(copied_folder) as service:
         assert (await service.embed([(5,) * longest])).tokens == longest
-        with pytest.raises(ContextLengthExceeded):
+        with pytest.raises(ContextExceeded):
             await service.embed([(5,) * (longest + 1)])
 
 
@@ -266,7 +266,7 @@ async def test_text_of_too_many_characters_is_refused_untokenized(
         ([text] * 500, r"^Input length of at least \d+ longer.*24 more, and the rest"),
         ([(5,) * 1_000_000], "Input length 1000000 longer than allowed"),
     ):
-        with pytest.raises(ContextLengthExceeded, match=message):
+        with pytest.raises(ContextExceeded, match=message):
             await embedder.embed(inputs)
     assert counted.characters == 0
 
@@ -276,7 +276,7 @@ async def test_text_of_too_many_tokens_is_refused_by_its_beginning(
     embedder: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = _CountedCharacters(monkeypatch)
-    with pytest.raises(ContextLengthExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
+    with pytest.raises(ContextExceeded, match=rf"^Input length of at least \d+ longer than allowed {LONGEST}$"):
         await embedder.embed([text_of(kind, 200_000)])
     assert counted.characters == FIRST_PREFIX
 

@@ -141,7 +141,7 @@ def test_limits_are_counted_by_name(processes: _Processes) -> None:
 
 
 def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_memory, "ACCOUNTS", 2)
+    monkeypatch.setattr(ledger_memory, "MAX_COUNTER_ROWS", 2)
     one, other = processes.ledgers
     (first, second), theirs = (one.account(name) for name in "ab"), other.account("a")
     with one.locked():
@@ -172,7 +172,7 @@ def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch
 def test_recently_used_buckets_keep_their_room(
     processes: _Processes, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
+    monkeypatch.setattr(ledger_memory, "MAX_COUNTER_ROWS", 1)
     one, other = _allowances(processes, tokens_per_minute=60)
     one.spend_tokens(600)
     with pytest.raises(NotSupported):
@@ -187,7 +187,7 @@ def test_recently_used_buckets_keep_their_room(
 async def test_callers_beyond_the_capacity_keep_the_known_ones(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
+    monkeypatch.setattr(ledger_memory, "MAX_COUNTER_ROWS", 1)
     file = tmp_path / "keys.json"
     entry = CallerEntry("ann", ALL_SCOPES, sha256="0" * 64, concurrency=1)
     write_key_file(file, [entry])

@@ -14,7 +14,7 @@ import trio.testing
 
 from ovmstrio.core.errors import (
     ConfigError,
-    ContextLengthExceeded,
+    ContextExceeded,
     DeadlineExceeded,
     InvalidField,
     InvalidRequest,
@@ -120,12 +120,12 @@ async def test_tokens_of_many_texts_are_those_of_each_alone(model: TextModel) ->
 async def test_prompt_that_leaves_no_room_is_refused_with_the_numbers(model: TextModel) -> None:
     assert model.limits.context_length == CONTEXT
     assert model.limits.vocabulary_size == len(VOCABULARY)
-    with pytest.raises(ContextLengthExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
+    with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens") as caught:
         await made(model, greedy((5,) * CONTEXT, 1))
     assert f"the prompt has {CONTEXT}, and at most {CONTEXT - 1} fit" in str(caught.value)
     pieces = await made(model, greedy((5,) * (CONTEXT - 3), 100))
     assert sum(piece.tokens for piece in pieces) == 3
-    with pytest.raises(ContextLengthExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
+    with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
         await made(model, greedy("the " * 10_000_000, 1))
 
 

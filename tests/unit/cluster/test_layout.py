@@ -298,9 +298,9 @@ def test_requests_without_sequences_go_to_the_first_shard() -> None:
 def test_sequences_without_an_id_or_over_other_interfaces_are_refused() -> None:
     started = _infer_request("/v2/models/m/infer", sequence_start=True)
     sequences = HttpRequest("GET", "", target="/v2/models/m/sequences")
-    with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
+    with pytest.raises(InvalidRequest, match="missing sequence_id: the model is sharded by sequence id"):
         grpc_shard(INFER, _message(0, 1), "m", 2)
-    with pytest.raises(InvalidRequest, match=r"clients choose them \(sequence_id\)"):
+    with pytest.raises(InvalidRequest, match="missing sequence_id: the model is sharded by sequence id"):
         http_shard(started, "m", 2)
     with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
         grpc_shard(PREDICT, b"", "m", 2)

@@ -80,7 +80,7 @@ def test_the_first_of_repeated_keys_counts_and_the_others_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("string_value", "line", "message", "suggestion"),
+    ("text", "line", "message", "suggestion"),
     [
         ('{\n"a": 1,\n}', 3, "trailing comma before", "remove the comma"),
         ('{"a": 1\n"b": 2}', 2, 'expected ","', ""),
@@ -135,7 +135,7 @@ def test_tabs_and_too_many_aliases_are_refused() -> None:
     assert (caught.value.line, caught.value.suggestion) == (2, "indent with spaces")
 
 
-@pytest.mark.parametrize("string_value", ["node {", "a = 1", "[x", 'a: "', "}"])
+@pytest.mark.parametrize("text", ["node {", "a = 1", "[x", 'a: "', "}"])
 def test_invalid_proto_text_has_a_line(text: str) -> None:
     with pytest.raises(InvalidSyntax) as caught:
         parse_proto(text)

@@ -484,11 +484,11 @@ async def test_a_generator_whose_closing_fails_is_logged(tmp_path: Path) -> None
 
 async def test_models_are_leased_to_the_end_of_a_stream(tmp_path: Path) -> None:
     code = """
-        from ovmstrio.handlers.models.model_cache import current_call
+        from ovmstrio.handlers.models.model_cache import current_leases
         class Handler:
             released = 0
             def handle_get(self, query_params):
-                current_call().hold("model", self.release)
+                current_leases().hold("model", self.release)
                 for number in range(query_params):
                     yield number
             def release(self, held):

@@ -217,7 +217,7 @@ def test_incompatible_exporter_packages_are_reported_once_and_calls_go_on(
     monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
     done = []
     for number in range(3):
-        with fresh.following_trace("call", PARENT) as fail:
+        with fresh.propagated_span("call", PARENT) as fail:
             done.append(number)
             fail("reason")
     assert done == [0, 1, 2]

@@ -16,7 +16,7 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Dim, Tensor, TensorSpec
 from ovmstrio.encoding.raw_contents import buffer_of
-from ovmstrio.models import images as image_files
+from ovmstrio.models import image_files
 from ovmstrio.models import tensor_contents as strings
 from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator

@@ -174,14 +174,14 @@ def test_a_wrong_feed_is_refused_with_the_expected_one(
 def test_workers_take_the_devices_in_turn(
     monkeypatch: pytest.MonkeyPatch, conf: dict[str, Any], chosen: list[str]
 ) -> None:
-    monkeypatch.setattr(devices, "devices", lambda: ["CPU", "GPU.0", "GPU.1"])
+    monkeypatch.setattr(devices, "available_devices", lambda: ["CPU", "GPU.0", "GPU.1"])
     settings = LocalServiceConf(**conf)
     assert [select_device(settings, worker) for worker in range(4)] == chosen
     assert count_workers(chosen[0], settings, 3) == chosen[:3].count(chosen[0])
 
 
 def test_the_cpu_replaces_a_missing_gpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "devices", lambda: ["CPU", "GPU.0"])
+    monkeypatch.setattr(devices, "available_devices", lambda: ["CPU", "GPU.0"])
     with capture_logs() as logs:
         assert select_device(LocalServiceConf(device_type=1, devices="9"), 0) == "CPU"
     assert [(line["log_level"], line["wanted"]) for line in logs] == [("warning", "GPU.9")]

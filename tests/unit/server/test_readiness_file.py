@@ -69,7 +69,7 @@ def test_fifo_is_neither_written_nor_removed(tmp_path: Path) -> None:
 
 def test_default_file_is_used_if_its_folder_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = tmp_path / "workspace" / "api_readiness.txt"
-    monkeypatch.setattr(readiness_file, "USUAL_FILE", usual)
+    monkeypatch.setattr(readiness_file, "DEFAULT_FILE", usual)
     ReadinessFile(default_file()).show(ready=True)
     assert not usual.parent.exists()
     usual.parent.mkdir()

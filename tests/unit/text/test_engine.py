@@ -18,7 +18,7 @@ import trio.testing
 from openvino_genai.py_openvino_genai import GenerationStatus
 from trio.testing import MockClock
 
-from ovmstrio.core.errors import ContextLengthExceeded, ModelFailure, NotReady
+from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.batch import Batch
@@ -78,7 +78,7 @@ class _CountingTokenizer:
 def test_at_most_a_prefix_of_a_too_long_prompt_is_tokenized(characters: int, step: int, read: int) -> None:
     tokenizer = _CountingTokenizer(step)
     prompts = PromptTokenizer(tokenizer, str, CONTEXT)
-    with pytest.raises(ContextLengthExceeded, match=f"length is {CONTEXT} tokens.*the prompt has at least"):
+    with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens.*the prompt has at least"):
         prompts.tokenize_prompt("a" * characters)
     assert tokenizer.characters == read
 

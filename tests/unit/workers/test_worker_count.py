@@ -139,7 +139,7 @@ async def test_signal_while_workers_are_measured_ends_the_server_gently(
 
     monkeypatch.setattr("ovmstrio.workers.auto_workers.choose_workers", measure)
     # This process does not belong to the server.
-    monkeypatch.setattr("ovmstrio.server.process_main.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("ovmstrio.server.process_main.configure_malloc", lambda: None)
     monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, readiness_file=ready)
     plan = await read_plan(settings)

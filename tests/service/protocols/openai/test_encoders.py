@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.core.errors import ContextLengthExceeded, Overloaded
+from ovmstrio.core.errors import ContextExceeded, Overloaded
 from ovmstrio.core.generation import Padding
 from tests.service.protocols.openai.servers import CHAT, PREFIXES, WORDS, service_of
 from tests.unit.protocols.servers import Serving
@@ -62,7 +62,7 @@ async def test_large_answers_of_vectors_are_written_in_a_thread(serving: Serving
 @pytest.mark.parametrize(
     ("refusal", "status", "retry_after", "param", "code"),
     [
-        (ContextLengthExceeded("too long", field="input[1]"), 400, None, "input[1]", "context_length_exceeded"),
+        (ContextExceeded("too long", field="input[1]"), 400, None, "input[1]", "context_length_exceeded"),
         (Overloaded("too long"), 429, "1", None, "rate_limit_exceeded"),
     ],
 )
