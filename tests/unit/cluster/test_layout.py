@@ -302,8 +302,8 @@ def test_sequences_without_an_id_or_over_other_interfaces_are_refused() -> None:
         grpc_shard(INFER, _message(0, 1), "m", 2)
     with pytest.raises(InvalidRequest, match="missing sequence_id: the model is sharded by sequence id"):
         http_shard(started, "m", 2)
-    with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
+    with pytest.raises(NotSupported, match="require KServe's ModelInfer"):
         grpc_shard(PREDICT, b"", "m", 2)
     for request in (_infer_request("/v1/models/m:predict"), sequences):
-        with pytest.raises(NotSupported, match="by KServe's ModelInfer"):
+        with pytest.raises(NotSupported, match="require KServe's ModelInfer"):
             http_shard(request, "m", 2)
