@@ -218,7 +218,7 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         yield ServerTraces(recent, (WatchedCallTracing(tracing, recent),))
         return
     warn_unsupported_propagators(os.environ)
-    export = await trio.to_thread.run_sync(otel.Export, os.environ, recent)
+    export = await trio.to_thread.run_sync(otel.SpanExport, os.environ, recent)
     tracing = CallTracing(
         sampler_from_environ(os.environ),
         [recent, export],

@@ -21,7 +21,7 @@ from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from quart import Response as Response_quart
+from quart import Response as QuartResponse
 from quart import request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -376,7 +376,7 @@ class _Application(QuartTrio):
     def create_url_adapter(self, _request: Any) -> None:
         """Disable Quart's routing, which fails on invalid host names."""
 
-    async def dispatch_request(self, request_context: Any = None) -> Response_quart:
+    async def dispatch_request(self, request_context: Any = None) -> QuartResponse:
         del request_context
         scope: Any = request.scope
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -412,10 +412,10 @@ class _Application(QuartTrio):
         return request_timeout_error(self.receive_seconds)
 
 
-def _respond(answer: HttpAnswer) -> Response_quart:
+def _respond(answer: HttpAnswer) -> QuartResponse:
     request.scope[_ANSWER] = answer  # type: ignore[typeddict-unknown-key]
     body: Any = answer.content if answer.stream is None else answer.stream
-    response = Response_quart(b"" if answer.status in STATUSES_WITHOUT_BODY else body, answer.status)
+    response = QuartResponse(b"" if answer.status in STATUSES_WITHOUT_BODY else body, answer.status)
     response.headers.clear()
     for name, value in answer.headers:
         response.headers.add(name, value)

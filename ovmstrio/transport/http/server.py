@@ -206,7 +206,7 @@ class HttpFrontEnd(AddressFrontEnd):
         application = await import_aside(_APPLICATION)
         if self._application is None:
             options = self._ending, self._max_body_bytes, self._receive_seconds
-            self._application = application.serve_application(self._router, *options)
+            self._application = application.create_application_server(self._router, *options)
         return self._application
 
     async def _complete_handshake(self, stream: trio.SSLStream[trio.SocketStream], address: ClientAddress) -> bool:
